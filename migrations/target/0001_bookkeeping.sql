@@ -342,6 +342,9 @@ create table streamer.script (
         check (state in ('waiting', 'error', 'missed', 'done', 'skipped')),
     -- The transaction's number at the source, in 64 bits.
     source_xid bigint,
+    -- The server and the timeline that gave the number; null if the role may not read them.
+    system_identifier text,
+    timeline int,
     -- Where that transaction commits in the stream, once the target has run the script.
     lsn pg_lsn,
     -- Why the target refuses the script.

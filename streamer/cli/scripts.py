@@ -35,10 +35,11 @@ def execute(
     ] = 60,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Have the target run FILE for a script that waits."),
+        typer.Option("--replace", help="Have the target run FILE in place of a script."),
     ] = False,
     skip: Annotated[
-        bool, typer.Option("--skip", help="Have the target go on without a script that waits.")
+        bool,
+        typer.Option("--skip", help="Have the target go on without a script."),
     ] = False,
     list_all: Annotated[
         bool, typer.Option("--list", help="List the scripts and their states.")
@@ -54,7 +55,8 @@ def execute(
     the same id the command does nothing again. A script that fails leaves nothing behind.
 
     A script for the target stops the stream of its source while it fails there. --replace and
-    --skip let the stream go on.
+    --skip let the stream go on. A script in state missed, which a new slot leaves out or a failover
+    lost, needs --skip.
     """
     settings, mapping = load(needs_sources=True)
     address = TargetAddress.parse(settings.target.url)

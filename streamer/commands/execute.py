@@ -36,9 +36,19 @@ from streamer.progress.scripts import (
     set_script_xid,
 )
 from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.runtime.missed_scripts import missed
 from streamer.source.catalog import read_relation_names, read_relations
 from streamer.source.connection import Connection, connection, translating
-from streamer.source.scripts import ScriptRun, begin_script, current_xid, has_committed, run_script
+from streamer.source.scripts import (
+    ScriptOrigin,
+    ScriptRun,
+    begin_script,
+    current_xid,
+    has_committed,
+    read_origin,
+    run_script,
+    unknown_outcome,
+)
 from streamer.source.stream import MESSAGES_VERSION
 from streamer.target.connection import TargetAddress
 
@@ -147,6 +157,9 @@ async def change(
             else:
                 has_changed = await replace_script(bookkeeping, source_id, script_id, text)
             if not has_changed:
+                for record in await read_scripts(bookkeeping, source_id, script_id):
+                    if record.state is ScriptState.MISSED:
+                        raise missed(record, source.database, source.sid)
                 raise ScriptError(
                     f'no script "{script_id}" of source "{source.label}" waits',
                     hint="`streamer execute --list` shows all of them",
@@ -211,22 +224,39 @@ class _Execution:
         )
         failpoint("execute.stored")
         self._check_same(record)
-        if record.has_ended:
+        if record.has_ended or record.state is ScriptState.MISSED:
             return False
         async with connection(source) as plain:
             self._check_version(plain)
+            origin = await read_origin(plain)
             await begin_script(plain, script.id)
             record = await self._read()
-            if record.has_ended:
+            if record.has_ended or record.state is ScriptState.MISSED:
                 return False
-            if record.source_xid is not None and await has_committed(plain, record.source_xid):
-                is_new = False
-            else:
-                await self._commit(plain)
-                is_new = True
+            is_new = not await self._has_committed(plain, record, origin)
+            if is_new:
+                await self._commit(plain, origin)
         if script.side is ScriptSide.SOURCE:
             await end_script(self._bookkeeping, self._source_id, script.id, ScriptState.DONE)
         return is_new
+
+    async def _has_committed(
+        self, plain: Connection, record: ScriptRecord, origin: ScriptOrigin
+    ) -> bool:
+        """Return whether an earlier command has committed the script at the source.
+
+        After a failover the number of its transaction can belong to another one. The stream then
+        brings the script, or the process finds that none will. Raises ScriptError for a script of
+        the source alone.
+        """
+        if record.source_xid is None:
+            return False
+        former = record.system_identifier, record.timeline
+        if former == origin or None in (*former, *origin):
+            return await has_committed(plain, record.source_xid)
+        if record.side is ScriptSide.SOURCE:
+            raise unknown_outcome(record.source_xid)
+        return True
 
     async def until_ended(self, seconds: float) -> ScriptRecord:
         """Wait until the script has ended or the target refuses it, at most *seconds*."""
@@ -264,11 +294,10 @@ class _Execution:
                 hint="pause the writers, run `streamer wait`, and run the script with psql",
             )
 
-    async def _commit(self, plain: Connection) -> None:
+    async def _commit(self, plain: Connection, origin: ScriptOrigin) -> None:
         script = self._script
-        await set_script_xid(
-            self._bookkeeping, self._source_id, script.id, await current_xid(plain)
-        )
+        xid = await current_xid(plain)
+        await set_script_xid(self._bookkeeping, self._source_id, script.id, xid, origin)
         failpoint("execute.announced")
         run = ScriptRun(
             script.id,
@@ -318,10 +347,7 @@ def describe(result: ScriptResult) -> str:
         at = "" if record.lsn is None else f", at {record.lsn} of the stream"
         return f"{where} {'is done' if result.is_new else 'was done before'}{at}"
     if record.state is ScriptState.MISSED:
-        return (
-            f"{where} never reaches the target: {record.error}; run it there with psql, then run "
-            "`streamer execute` with this --id and --skip"
-        )
+        return str(missed(record, result.database, result.sid))
     if record.state is ScriptState.ERROR:
         return record.error or f"{where} failed at the target"
     return f"{where} waits for its place in the stream: is `streamer run` running?"

@@ -13,6 +13,7 @@ from typing import Final
 from streamer.lsn import Lsn
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import CHANNEL
+from streamer.source.scripts import ScriptOrigin
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetConnection
 
@@ -28,7 +29,7 @@ class ScriptSide(enum.StrEnum):
 class ScriptState(enum.StrEnum):
     """``waiting`` until the last side has run it; ``error`` while the target refuses it.
 
-    ``missed``: a new slot begins behind its place, so the stream never brings it.
+    ``missed``: the stream never brings it (`streamer.runtime.missed_scripts`).
     """
 
     WAITING = "waiting"
@@ -43,7 +44,8 @@ ENDED: Final = (ScriptState.DONE, ScriptState.SKIPPED)
 
 @dataclass(frozen=True, slots=True)
 class ScriptRecord:
-    """A row of streamer.script. ``source_xid``: the 64-bit number of its source transaction.
+    """A row of streamer.script. ``source_xid``: the 64-bit number of its source transaction, which
+    the server ``system_identifier`` gave it on ``timeline``; these are None if they are not known.
 
     ``replacement``: the text for the target in place of ``script``, if an operator gave one.
     """
@@ -55,8 +57,16 @@ class ScriptRecord:
     side: ScriptSide
     state: ScriptState
     source_xid: int | None
+    system_identifier: str | None
+    timeline: int | None
     lsn: Lsn | None
     error: str | None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the target waits for the stream to bring it."""
+        is_open = self.state in (ScriptState.WAITING, ScriptState.ERROR)
+        return is_open and self.side is not ScriptSide.SOURCE and self.source_xid is not None
 
     @property
     def target_script(self) -> str:
@@ -72,7 +82,8 @@ class ScriptRecord:
 
 
 _READ_SQL: Final = """
-select source_id, id, script, replacement, side, state, source_xid, lsn::text as lsn, error
+select source_id, id, script, replacement, side, state, source_xid, system_identifier, timeline,
+    lsn::text as lsn, error
 from streamer.script where source_id = $1 and ($2::text is null or id = $2)
 order by requested_at, id
 """
@@ -117,16 +128,30 @@ async def read_scripts(
     return [_record(row) for row in rows]
 
 
+async def oldest_timeline(
+    bookkeeping: Bookkeeping, source_id: int, timeline: int | None
+) -> int | None:
+    """Return the oldest of *timeline* and those of the scripts that the target awaits.
+
+    It is None for a source without a known timeline.
+    """
+    records = await read_scripts(bookkeeping, source_id)
+    awaited = (record.timeline for record in records if record.is_awaited)
+    return timeline and min([timeline, *filter(None, awaited)])
+
+
 async def set_script_xid(
-    bookkeeping: Bookkeeping, source_id: int, script_id: str, xid: int
+    bookkeeping: Bookkeeping, source_id: int, script_id: str, xid: int, origin: ScriptOrigin
 ) -> None:
     """Store the source transaction that is about to carry a script, before it commits."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.script set source_xid = $3 where source_id = $1 and id = $2",
+            "update streamer.script set source_xid = $3, system_identifier = $4, timeline = $5"
+            " where source_id = $1 and id = $2",
             source_id,
             script_id,
             xid,
+            *origin,
         )
 
 
@@ -164,16 +189,16 @@ async def replace_script(
 
 
 async def set_scripts_missed(
-    bookkeeping: Bookkeeping, source_id: int, script_ids: list[str]
+    bookkeeping: Bookkeeping, source_id: int, script_ids: list[str], reason: str
 ) -> None:
     """Record that no stream will bring these scripts to the target."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.script set state = 'missed',"
-            " error = 'the slot of the source is new and begins behind this script'"
+            "update streamer.script set state = 'missed', error = $3"
             " where source_id = $1 and id = any ($2::text[]) and state in ('waiting', 'error')",
             source_id,
             script_ids,
+            reason,
         )
 
 

@@ -36,6 +36,7 @@ from streamer.progress.relations import (
 )
 from streamer.progress.requests import take_requests
 from streamer.progress.schema import read_installation
+from streamer.progress.scripts import oldest_timeline
 from streamer.progress.sources import read_source_record, set_source_state
 from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.dispatch import Dispatcher
@@ -219,7 +220,8 @@ class _Opening:
         try:
             with translating(source.label):
                 server = await read_server(replication)
-                history = await read_history(replication, server, record.timeline)
+                known = await oldest_timeline(bookkeeping, self._source_id, record.timeline)
+                history = await read_history(replication, server, known)
             if not server.in_recovery:
                 await replication.close()
             check_ready(server, source)

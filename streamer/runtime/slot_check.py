@@ -14,7 +14,6 @@ import structlog
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.errors import (
-    ScriptError,
     SlotInUseError,
     SlotInvalidatedError,
     SlotMissingError,
@@ -23,29 +22,23 @@ from streamer.errors import (
     SourceError,
 )
 from streamer.failpoints import failpoint
-from streamer.hints import command, resync_source
+from streamer.hints import resync_source
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import require_resync_of_source
-from streamer.progress.scripts import (
-    ScriptSide,
-    ScriptState,
-    read_scripts,
-    set_scripts_missed,
-)
 from streamer.progress.sources import (
     SourceRecord,
     reset_acknowledged,
     set_source_identity,
     set_source_state,
 )
+from streamer.runtime.missed_scripts import MissedScripts
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import SourceServer, check_same_history
 from streamer.source.connection import Connection
 from streamer.source.journal.files import Journal
 from streamer.source.journal.stream import JournalStream
-from streamer.source.scripts import seen_by
 from streamer.source.slot import (
     ExportedSnapshot,
     Slot,
@@ -91,6 +84,7 @@ class SlotCheck:
         self._record = record
         self._relations = relations
         self._reported = Reported()
+        self._scripts = MissedScripts(source, server, bookkeeping, record.source_id)
 
     def _synced(self) -> list[MappedRelation]:
         """Return the relations that need no further copy."""
@@ -166,7 +160,8 @@ class SlotCheck:
 
         Raises an error that names the tables to resync.
         """
-        await self._refuse_missed_scripts()
+        await self._scripts.find_forked(self._record.acknowledged_lsn, self._history)
+        await self._scripts.refuse()
         name, record, synced = self._source.slot, self._record, self._synced()
         slot = await read_slot(plain, name)
         require_own(slot, self._source, self._server)
@@ -273,7 +268,7 @@ class SlotCheck:
         )
         failpoint("sync.slot_created")
         try:
-            await self._find_missed_scripts(snapshot)
+            await self._scripts.find_left_out(snapshot)
             await set_source_identity(
                 self._bookkeeping,
                 self._record.source_id,
@@ -284,41 +279,8 @@ class SlotCheck:
                 self._bookkeeping, self._record.source_id, snapshot.consistent_point
             )
             failpoint("sync.slot_stored")
-            await self._refuse_missed_scripts()
+            await self._scripts.refuse()
         except BaseException:
             await snapshot.close()
             raise
         return snapshot.consistent_point, snapshot
-
-    # ---- scripts -------------------------------------------------------------------------------
-
-    async def _find_missed_scripts(self, snapshot: ExportedSnapshot) -> None:
-        """Record the scripts that the new slot leaves out, before its position counts: an attempt
-        that dies between makes the slot again.
-        """
-        source_id = self._record.source_id
-        waiting = {
-            record.source_xid: record.id
-            for record in await read_scripts(self._bookkeeping, source_id)
-            if record.side is not ScriptSide.SOURCE
-            and record.state in (ScriptState.WAITING, ScriptState.ERROR)
-            and record.source_xid is not None
-        }
-        if waiting:
-            seen = await seen_by(snapshot.snapshot_name, self._source, list(waiting))
-            missed = [waiting[xid] for xid in seen]
-            await set_scripts_missed(self._bookkeeping, source_id, missed)
-
-    async def _refuse_missed_scripts(self) -> None:
-        """Raise ScriptError while the target lacks a script that no stream will bring."""
-        for record in await read_scripts(self._bookkeeping, self._record.source_id):
-            if record.state is ScriptState.MISSED:
-                database, sid = self._source.database, self._source.sid
-                name = ("--id", record.id)
-                skip = command("execute", None, *name, "--skip", database=database, sid=sid)
-                raise ScriptError(
-                    f'script "{record.id}" has not run at the target, and never will: the slot '
-                    "of the source is new and begins behind it",
-                    hint="run its text at the target with psql, unless the target needs nothing of "
-                    f"it; then run `{skip}`, and the source goes on",
-                )

@@ -17,6 +17,7 @@ from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.postgres.quoting import quote_literal
 from streamer.postgres.scripts import AFTER_SCRIPT_SQL, line_of, script_sql
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one, translate
+from streamer.source.place import PLACE_SQL, place_of
 
 _LOCK_SQL: Final = """
 select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 14))
@@ -40,6 +41,10 @@ order by 1, 2
 """
 
 
+ScriptOrigin = tuple[str | None, int | None]
+"""System identifier and timeline of the server that gave a script its transaction."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
     """How a script's transaction is made up. ``emits``: the target has to run it as well."""
@@ -60,6 +65,15 @@ async def current_xid(plain: Connection) -> int:
     return int((await fetch_one(plain, "select pg_catalog.txid_current() as xid"))["xid"])
 
 
+async def read_origin(plain: Connection) -> ScriptOrigin:
+    """Return the server's system identifier and timeline; None for each if the role may not."""
+    try:
+        row = await fetch_one(plain, PLACE_SQL)
+    except psycopg.errors.InsufficientPrivilege:
+        return None, None
+    return place_of(row["systemid"], row["segment"], 0, ("", 0, 0))[:2]
+
+
 async def has_committed(plain: Connection, xid: int) -> bool:
     """Return whether the source has committed transaction *xid*, which is no longer running.
 
@@ -67,11 +81,16 @@ async def has_committed(plain: Connection, xid: int) -> bool:
     """
     row = await fetch_one(plain, "select pg_catalog.txid_status(%s::int8) as status", xid)
     if row["status"] is None:
-        raise ScriptError(
-            f"the source no longer knows whether transaction {xid} of this script has committed",
-            hint="look whether the script took effect there, then use another --id",
-        )
+        raise unknown_outcome(xid)
     return bool(row["status"] == "committed")
+
+
+def unknown_outcome(xid: int) -> ScriptError:
+    """Return the error for a script whose transaction *xid* the source does not know. Pure."""
+    return ScriptError(
+        f"the source no longer knows whether transaction {xid} of this script has committed",
+        hint="look whether the script took effect there, then use another --id",
+    )
 
 
 async def seen_by(snapshot: str, source: SourceMapping, xids: list[int]) -> set[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from streamer.commands import execute
 from streamer.commands.check.capture import check_capture
 from streamer.commands.check.command import examine
 from streamer.commands.check.source_facts import read_source
@@ -19,6 +20,7 @@ from streamer.source.connection import connection
 from streamer.source.publication import ensure_publications
 from streamer.source.slot import create_slot
 from streamer.source.teardown import teardown_source
+from streamer.target.connection import TargetAddress
 from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
 from tests.support.standby import OnEither, Standby, standby
@@ -95,8 +97,21 @@ async def test_a_failover_slot_lets_streaming_go_on(
         assert target.value("select state from streamer.relation") == "ready"
     finally:
         await streamer.stop()
+    # The old primary died with the transaction of this script.
+    target.execute(
+        "insert into streamer.script (source_id, id, script, side, source_xid, system_identifier,"
+        " timeline) select id, 'lost', 'select 1', 'both', 2000000000, system_identifier, 1"
+        " from streamer.source"
+    )
     streamer = configured(tmp_path, source, target, "failover: false")
     streamer.start()
+
+    async def names_script() -> bool:
+        return "another history" in str((await streamer.status())["error"])
+
+    await streamer.eventually(names_script)
+    address = TargetAddress.parse(streamer.settings.target.url)
+    await execute.change(address, streamer.mapping.sources, "lost", None)
     await streamer.caught_up(SECONDS)
     await streamer.stop()
     assert second.execute(is_failover) == [(False,)]

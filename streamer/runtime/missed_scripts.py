@@ -1,0 +1,119 @@
+"""Finds scripts of ``streamer execute`` that no stream will bring to the target.
+
+A new slot begins behind the transactions that its snapshot sees, so its stream leaves out their
+scripts. A failover or a restored server can lose the transaction of a script, and its number then
+belongs to another transaction, or to none. In both cases the script would wait for ever.
+
+The source stops instead, with a `ScriptError`. It does not run the script itself: the place in the
+stream is past, and copies may already have its rows.
+"""
+
+from typing import Final
+
+from streamer.errors import ScriptError
+from streamer.hints import command
+from streamer.lsn import Lsn
+from streamer.mapping.rules import SourceMapping
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.scripts import ScriptRecord, ScriptState, read_scripts, set_scripts_missed
+from streamer.source.catalog import SourceServer
+from streamer.source.scripts import seen_by
+from streamer.source.slot import ExportedSnapshot
+from streamer.source.timeline import parse_fork
+
+LEFT_OUT: Final = "the slot of the source is new and begins behind this script"
+OTHER_HISTORY: Final = "the source has another history than the one in which this script ran"
+
+
+class MissedScripts:
+    """The scripts of one source, for one attempt to stream it."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        server: SourceServer,
+        bookkeeping: Bookkeeping,
+        source_id: int,
+    ) -> None:
+        self._source = source
+        self._server = server
+        self._bookkeeping = bookkeeping
+        self._source_id = source_id
+
+    async def find_forked(self, acknowledged_lsn: Lsn, history: str) -> None:
+        """Record the scripts whose transactions a failover lost, once the target has everything
+        from before the fork.
+
+        *history*: the source's timeline history since the oldest of them.
+        """
+        await self._set_missed(
+            [
+                record.id
+                for record in await self._awaited()
+                if is_behind_fork(record, self._server.timeline, history, acknowledged_lsn)
+            ],
+            OTHER_HISTORY,
+        )
+
+    async def find_left_out(self, snapshot: ExportedSnapshot) -> None:
+        """Record the scripts that a new slot leaves out, before its position counts: an attempt
+        that dies between makes the slot again.
+        """
+        awaited = await self._awaited()
+        origin = self._server.system_identifier, self._server.timeline
+        others = [each.id for each in awaited if is_of_another_server(each, *origin)]
+        await self._set_missed(others, OTHER_HISTORY)
+        # A number that another server gave out means nothing to this snapshot.
+        by_xid = {each.source_xid: each.id for each in awaited if each.id not in others}
+        if by_xid:
+            xids = [xid for xid in by_xid if xid is not None]
+            seen = await seen_by(snapshot.snapshot_name, self._source, xids)
+            await self._set_missed([by_xid[xid] for xid in seen], LEFT_OUT)
+
+    async def refuse(self) -> None:
+        """Raise ScriptError while the target lacks a script that no stream will bring."""
+        for record in await read_scripts(self._bookkeeping, self._source_id):
+            if record.state is ScriptState.MISSED:
+                source = self._source
+                raise missed(record, source.database, source.sid)
+
+    async def _awaited(self) -> list[ScriptRecord]:
+        records = await read_scripts(self._bookkeeping, self._source_id)
+        return [record for record in records if record.is_awaited]
+
+    async def _set_missed(self, script_ids: list[str], reason: str) -> None:
+        if script_ids:
+            await set_scripts_missed(self._bookkeeping, self._source_id, script_ids, reason)
+
+
+def is_of_another_server(record: ScriptRecord, system_identifier: str, timeline: int) -> bool:
+    """Return whether a script ran on another server or timeline than the one of a new slot.
+
+    The slot leaves it out in any case: the transaction is older than the slot, or lost. Pure.
+    """
+    if record.system_identifier is None:
+        return False
+    return (record.system_identifier, record.timeline) != (system_identifier, timeline)
+
+
+def is_behind_fork(
+    record: ScriptRecord, timeline: int, history: str, acknowledged_lsn: Lsn
+) -> bool:
+    """Return whether a script ran on a former timeline, behind the point where that ended.
+
+    *history*: the timeline history file of *timeline*, or empty if it is not known. Pure.
+    """
+    if record.timeline is None or record.timeline >= timeline or not history:
+        return False
+    fork_lsn = parse_fork(history, record.timeline)
+    return fork_lsn is None or acknowledged_lsn >= fork_lsn
+
+
+def missed(record: ScriptRecord, database: str, sid: str | None) -> ScriptError:
+    """Return the error for a script that never reaches the target. Pure."""
+    skip = command("execute", None, "--id", record.id, "--skip", database=database, sid=sid)
+    return ScriptError(
+        f'script "{record.id}" never reaches the target: {record.error}',
+        hint="look on both sides for its effect, and run its text with psql where that is missing; "
+        f"then run `{skip}`, and the source goes on",
+    )
