@@ -58,6 +58,8 @@ _SEE: Final = {
     "mapping_database": "../guides/mapping-database-and-page.md",
     "sources[].max_retained_wal": "../runbooks/source-disk-fills.md",
     "sources[].on_max_retained_wal": "../runbooks/target-away.md",
+    "sources[].ddl": "../guides/definitions.md",
+    "sources[].on_ddl": "../guides/definitions.md",
     "sources[].forward_origins": "../guides/databases-that-feed-each-other.md",
     "sources[].failover": "../runbooks/failover.md",
     "sources[].tables.*.type": "#types-of-tables",

@@ -15,6 +15,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.objects import Objects, Tables, translate_types
 from streamer.apply.quarantine.definition_changes import follow_changes
 from streamer.apply.sql.definition import DefinitionTranslator, Translation
+from streamer.apply.sql.generated import GeneratedFacts
 from streamer.apply.sql.partitions import PartitionTranslator
 from streamer.apply.sql.type_changes import columns_of
 from streamer.errors import (
@@ -51,7 +52,13 @@ from streamer.progress.ddl import (
     store_former_labels,
 )
 from streamer.target.add_columns import store_known
-from streamer.target.catalog import TargetRelation, holds_rows, read_partitions, read_relation
+from streamer.target.catalog import (
+    TargetRelation,
+    holds_rows,
+    read_expressions,
+    read_partitions,
+    read_relation,
+)
 from streamer.target.connection import TargetConnection
 from streamer.target.unfilled import read_unfilled
 
@@ -187,9 +194,10 @@ class TableChange:
         try:
             translation = await self._translate(target, changes, decision)
             stops = [c for c in changes if self._source.on_ddl[c.kind] is OnDdl.STOP]
-            if stops and decision is None and translation.sql:
+            doubts = [doubt for _, doubt in translation.doubts]
+            if decision is None and (doubts or (stops and translation.sql)):
                 tried = None if known is None else known.reason
-                raise _undecided(stops, tried)
+                raise _undecided(stops, doubts, tried)
             is_edited = decision is not None and decision.statements is not None
             await self._run(translation, is_edited=is_edited)
             await self._plan(translation, changes)
@@ -231,9 +239,21 @@ class TableChange:
         ignored = [c for c in changes if on_ddl[c.kind] is OnDdl.IGNORE]
         if decision is not None and decision.state == SKIP:
             # Changes beside those for which the table stopped need no decision.
-            stopped = [c for c in changes if on_ddl[c.kind] is OnDdl.STOP]
+            doubted = await self._doubted(target, changes)
+            stopped = [c for c in changes if on_ddl[c.kind] is OnDdl.STOP or c in doubted]
             ignored += stopped or [c for c in changes if c not in ignored]
         return await self._translation(target, changes, ignored)
+
+    async def _doubted(
+        self, target: TargetRelation, changes: list[AnyChange]
+    ) -> list[ColumnChange]:
+        """Return changes for which the table stopped although `on_ddl` applies them."""
+        try:
+            return [change for change, _ in (await self._translation(target, changes, [])).doubts]
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            return []
 
     async def _translation(
         self, target: TargetRelation, changes: list[AnyChange], ignored: Sequence[AnyChange]
@@ -251,6 +271,11 @@ class TableChange:
             sid=mapped.source.sid,
             others=others,
             unfilled=await read_unfilled(self._target, mapped.relation_id),
+            generated=GeneratedFacts(
+                [column.name for column in self._message.definition.columns],
+                await read_expressions(self._target, target),
+                self._target.server_version,
+            ),
         )
         translation = columns.translate([c for c in made if isinstance(c, ColumnChange)])
         left_out = [c for c in ignored if isinstance(c, ColumnChange)]
@@ -371,7 +396,9 @@ def _renamed_labels(changes: Sequence[AnyChange]) -> dict[int, dict[str, str]]:
     return renamed
 
 
-def _undecided(stops: Sequence[AnyChange], tried: str | None) -> TargetSchemaError:
+def _undecided(
+    stops: Sequence[AnyChange], doubts: Sequence[str], tried: str | None
+) -> TargetSchemaError:
     """Say why a change waits. *tried*: the reason that is stored, as of a decision that failed."""
-    listed = ", ".join(map(str, stops))
-    return TargetSchemaError(tried or f"on_ddl is stop for {listed}")
+    listed = [f"on_ddl is stop for {', '.join(map(str, stops))}"] if stops else []
+    return TargetSchemaError(tried or "; ".join([*listed, *doubts]))

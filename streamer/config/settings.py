@@ -99,6 +99,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "set_not_null": "a column becomes NOT NULL",
         "drop_not_null": "a column may be null",
         "set_default": "a default is set, changed or dropped",
+        "set_expression": "another expression of a generated column, which the target computes "
+        "anew, too",
         "attach_partition": "a partition that was attached with rows in it; without `apply` the "
         "table goes on, and shows that it lacks them",
         "detach_partition": "a partition that was detached or dropped: its rows leave the target's "

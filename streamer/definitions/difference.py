@@ -8,12 +8,16 @@ level. Objects that only the target has are named if they may refuse rows of the
 and unique indexes. An index for readers is the operator's own affair, and so are further columns.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from streamer.definitions.model import ColumnDefinition, TableDefinition
+from streamer.definitions.names import (
+    UnclearExpressionError,
+    rename_columns,
+    without_needless_quotes,
+)
 from streamer.definitions.partitions import key_renderer, partition_by
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
 from streamer.definitions.render import Renderer, other_name
@@ -115,12 +119,25 @@ def _columns(
             if not place.mapping.is_optional(column.name):
                 yield DefinitionDifference("column", name, _type(column), None)
             continue
-        if _type(column) != _type(found):
-            yield DefinitionDifference("column", name, _type(column), _type(found))
+        own, its = _computed(column, source, place), _computed(found, target, as_it_is(target.name))
+        if without_needless_quotes(own) != without_needless_quotes(its):
+            yield DefinitionDifference("column", name, own, its)
         if column.not_null != found.not_null and (is_alone or found.not_null):
             own, its = (("not null" if c.not_null else "null") for c in (column, found))
             if found.name not in _primary_columns(target):
                 yield DefinitionDifference("column", name, own, its)
+
+
+def _computed(column: ColumnDefinition, table: TableDefinition, place: TargetPlace) -> str:
+    """Return the type of a column, and its expression over the target's columns."""
+    if column.expression is None:
+        return _type(column)
+    names = {each.name: place.column(each.name) or each.name for each in table.columns}
+    try:
+        text = rename_columns(column.expression, names)
+    except UnclearExpressionError:
+        text = column.expression
+    return f"{_type(column)} generated always as ({text})"
 
 
 def _type(column: ColumnDefinition) -> str:
@@ -216,12 +233,8 @@ def _objects(
             yield DefinitionDifference(extra.kind, extra.name, None, _text(extra))
 
 
-_QUOTED: Final = re.compile(r'"([a-z_][a-z0-9_]*)"')
-
-
 def _plain(statements: Iterable[str]) -> list[str]:
-    """Return statements without needless quotes, which a renamed column has in expressions."""
-    return [_QUOTED.sub(r"\1", each) for each in statements]
+    return [without_needless_quotes(each) for each in statements]
 
 
 def _is_left_out(planned: Planned, place: TargetPlace) -> bool:

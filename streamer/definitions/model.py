@@ -23,8 +23,8 @@ class SequenceDefinition:
 class ColumnDefinition:
     """A column without the part that CREATE TABLE gives it: type, collation, NOT NULL.
 
-    ``default``: the expression, None for generated and identity columns. ``sequence``: the sequence
-    that the column owns. ``default_sequences``: other sequences that the default draws from.
+    ``default``: None for generated and identity columns. ``expression``: of a generated column.
+    ``sequence``: the one that the column owns.
     """
 
     name: str
@@ -37,6 +37,7 @@ class ColumnDefinition:
     comment: str | None = None
     collation: str | None = None
     sequence: SequenceDefinition | None = None
+    expression: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

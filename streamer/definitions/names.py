@@ -72,6 +72,22 @@ def rename_columns(text: str, names: Mapping[str, str]) -> str:
     return "".join(renamed)
 
 
+def uses_column(text: str, column: str) -> bool:
+    """Whether an expression uses a column: another name for that would change it.
+
+    Raises UnclearExpressionError for a reference to a whole row.
+    """
+    return rename_columns(text, {column: f"{column}?"}) != text
+
+
+_QUOTED: Final = re.compile(r'"([a-z_][a-z0-9_]*)"')
+
+
+def without_needless_quotes(text: str) -> str:
+    """Return SQL without the quotes that a renamed column has in expressions, to compare it."""
+    return _QUOTED.sub(r"\1", text)
+
+
 def _is_whole_row(tokens: list[_Token], n: int) -> bool:
     return tokens[n].text == "*" and n > 1 and tokens[n - 1].text == "."
 

@@ -82,6 +82,7 @@ def column_of(defined: DefinedColumn) -> ColumnDefinition:
         type=defined.type,
         not_null=defined.not_null,
         default=None if defined.generated else defined.default,
+        expression=defined.default if defined.generated else None,
         identity=defined.identity,
         generated=defined.generated,
         collation=defined.collation,

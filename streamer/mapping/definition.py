@@ -295,7 +295,8 @@ def difference(
     for number, column in present.items():
         if number not in former:
             changes.append(ColumnChange(DdlKind.ADD_COLUMN, None, column))
-    return changes
+    # An expression may use a column that is new.
+    return sorted(changes, key=lambda change: change.kind is DdlKind.SET_EXPRESSION)
 
 
 def _changes_of(
@@ -309,7 +310,9 @@ def _changes_of(
         kind = DdlKind.SET_NOT_NULL if new.not_null else DdlKind.DROP_NOT_NULL
         yield ColumnChange(kind, old, new)
     if (old.default_mark, old.generated) != (new.default_mark, new.generated):
-        yield ColumnChange(DdlKind.SET_DEFAULT, old, new)
+        is_expression = old.generated and new.generated
+        kind = DdlKind.SET_EXPRESSION if is_expression else DdlKind.SET_DEFAULT
+        yield ColumnChange(kind, old, new)
 
 
 _WIDER: Final[dict[str, frozenset[str]]] = {

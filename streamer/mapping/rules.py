@@ -121,6 +121,7 @@ class DdlKind(enum.StrEnum):
     SET_NOT_NULL = "set_not_null"
     DROP_NOT_NULL = "drop_not_null"
     SET_DEFAULT = "set_default"
+    SET_EXPRESSION = "set_expression"
     RENAME_TABLE = "rename_table"
     ATTACH_PARTITION = "attach_partition"
     DETACH_PARTITION = "detach_partition"

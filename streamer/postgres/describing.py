@@ -33,6 +33,8 @@ select pg_catalog.json_agg(pg_catalog.json_build_object(
     'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
     'not_null', a.attnotnull,
     'default', case when a.attgenerated = '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end,
+    'expression', case when a.attgenerated <> '' then
+        pg_catalog.pg_get_expr(d.adbin, d.adrelid) end,
     'identity', a.attidentity,
     'generated', a.attgenerated,
     'statistics', case when a.attstattarget >= 0 then a.attstattarget end,

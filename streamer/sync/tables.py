@@ -19,7 +19,7 @@ from typing import Final
 
 from streamer.apply.plan import two_sids
 from streamer.decode.pgoutput import Column, Relation
-from streamer.definitions.names import UnclearExpressionError, rename_columns
+from streamer.definitions.generated import generation_expression
 from streamer.definitions.table_objects import create_partitions_sql, obstacle_to_partitions
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.mapping.rules import (
@@ -164,25 +164,17 @@ def _generation_expression(
 
     Raises TargetSchemaError if it uses a column that the target does not get.
     """
-    text = column.generation_expression or ""
-    named = f'column "{column.name}" of source table "{relation.name}" is generated'
-    hint = f'exclude "{column.name}", or create target table "{mapping.target}" yourself'
     key, names = _key(relation, mapping), {}
-    try:
-        for each in relation.column_names:
-            there = mapping.target_column(each)
-            if there is not None and (not mapping.is_optional(each) or there in key):
-                names[each] = there
-            elif rename_columns(text, {each: f"{each}?"}) != text:  # the expression has it
-                raise TargetSchemaError(
-                    f'{named} from "{each}", which target table "{mapping.target}" does not get',
-                    hint=hint,
-                )
-        return rename_columns(text, names)
-    except UnclearExpressionError as exc:
-        raise TargetSchemaError(
-            f"{named}, and its expression is unclear: {exc}", hint=hint
-        ) from None
+    for each in relation.column_names:
+        there = mapping.target_column(each)
+        names[each] = there if not mapping.is_optional(each) or there in key else None
+    return generation_expression(
+        column.generation_expression or "",
+        column.name,
+        names,
+        source=relation.name,
+        target=mapping.target,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from streamer.apply.drain import drainer
 from streamer.commands import ddl
 from streamer.commands.check.capture import check_capture
 from streamer.commands.check.source_facts import read_source
@@ -43,6 +44,11 @@ def assert_equal(source: Database, target: Database) -> None:
     names = ", ".join(sorted(quote_identifier(str(row[0])) for row in definition(source)))
     read = f"select {names} from t order by id"
     assert source.execute(read) == target.execute(read)
+
+
+@pytest.fixture(autouse=True)
+def _quick_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drainer, "ERROR_RETRY_SECONDS", 0.3)
 
 
 def both(source: Database, target: Database, sql: str = DDL) -> None:
@@ -302,6 +308,7 @@ async def test_two_tenants_share_a_table(
                 assert own == db.execute(names.format(""))
             assert {row[0] for row in definition(target)} == {"sid", "id", "title", "amount"}
 
+            await one_expression_for_both(streamer, source, second, target)
             await rename_at_once(streamer, source, second, target)
             assert {row[0] for row in definition(target)} == {"sid", "id", "headline", "amount"}
             await join_with_a_column_more(shared_server, streamer, source, target)
@@ -317,6 +324,36 @@ async def test_two_tenants_share_a_table(
             await streamer.eventually(one_stands)
         finally:
             await streamer.stop()
+
+
+async def one_expression_for_both(
+    streamer: Streamer, source: Database, second: Database, target: Database
+) -> None:
+    """An operator decides when a column is computed anew for the rows of both tenants."""
+    if target.value("select current_setting('server_version_num')::int < 170000"):
+        return  # without SET EXPRESSION
+    for db in (source, second):
+        db.execute("alter table t add column twice int generated always as (amount * 2) stored")
+    await streamer.caught_up()
+    changed = "alter table t alter twice set expression as (id * 3), add column beside int"
+    source.execute(changed)
+
+    async def is_in(state: str) -> bool:
+        (own,) = [s for s in await streamer.statuses() if s["sid"] == "a"]
+        error = str(own["tables"][0]["error"])
+        is_told = "in the rows of other sources, too" in error and "set expression as" in error
+        return str(own["tables"][0]["state"]) == state and (is_told or state == "ready")
+
+    await streamer.eventually(lambda: is_in("error"))
+    address = TargetAddress.parse(streamer.settings.target.url)
+    await ddl.store_decision(address, "apply", "t", "shop", "a")
+    await streamer.eventually(lambda: is_in("ready"))
+    second.execute(changed)
+    await streamer.caught_up()
+    assert target.value("select bool_and(twice = id * 3) from t") is True
+    for db in (source, second):
+        db.execute("alter table t drop column twice, drop column beside")
+    await streamer.caught_up()
 
 
 async def rename_at_once(

@@ -18,7 +18,8 @@ SOURCE = """
 create type mood as enum ('sad', 'happy');
 create table p (id int primary key);
 create table t (id int primary key, name varchar(10) not null default 'x', m mood, hidden int,
-                parent int references p on delete set null, total int check (total > 0));
+                parent int references p on delete set null, total int check (total > 0),
+                label text generated always as (name || '!') stored, more int);
 create unique index once on t (name);
 create index sorted on t (lower(name) desc) where total > 1;
 create index on t (hidden);
@@ -67,6 +68,7 @@ async def test_differences_are_listed_as_far_as_create_asks_for_them(
         create table p (sid text, id int, primary key (sid, id));
         create table w (sid text, id int, title varchar(10) not null default 'x', m mood,
                         parent int, total int, own text, primary key (sid, id),
+                        label text generated always as (title || '!') stored, more int,
                         constraint t_total_check check (total > 0));
         create unique index once on w (sid, title);
         create index sorted on w (lower(title) desc) where total > 1;
@@ -79,6 +81,8 @@ async def test_differences_are_listed_as_far_as_create_asks_for_them(
     configure("all")
     assert await differences(path, source, target) == []
     target.execute("""
+        alter table w drop label, add label text generated always as (title || '?') stored,
+            drop more, add more int generated always as (1) stored;
         drop statistics st; drop index sorted; alter type mood add value 'mad'; alter table w alter total type bigint;
         alter table w add constraint more check (total > 5), drop constraint apart,
             drop constraint t_total_check, drop constraint w_pkey, add primary key (id);
@@ -87,6 +91,8 @@ async def test_differences_are_listed_as_far_as_create_asks_for_them(
     starts = [
         'type "public.mood" is enum (sad, happy, mad), and should be enum (sad, happy)',
         'column "total" is bigint, and should be integer',
+        "column \"label\" is text generated always as (((title)::text || '?'::text)), and should be",
+        'column "more" is integer generated always as (1), and should be integer',
         'primary key "w" is (id), and should be (sid, id)',
         'index "sorted" is missing: create index "sorted"',
         'exclusion "apart" is missing: alter table "public"."w" add constraint "apart" exclude',
@@ -96,9 +102,9 @@ async def test_differences_are_listed_as_far_as_create_asks_for_them(
     ]
     assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts
     configure("keys")
-    assert len(await differences(path, source, target)) == 5
+    assert len(await differences(path, source, target)) == 7
     configure("columns")
-    assert len(await differences(path, source, target)) == 3
+    assert len(await differences(path, source, target)) == 5
 
 
 async def test_partitions_are_compared_where_the_rule_asks_for_them(

@@ -1,12 +1,15 @@
 """The difference of two definitions, and its statements for the target."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from streamer.apply.sql.definition import DefinitionTranslator
+from streamer.apply.sql.definition import DefinitionTranslator, Translation
+from streamer.apply.sql.generated import GeneratedFacts
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import DefinedColumn, SourceDefinition, difference, widens
+from streamer.mapping.expressions import parse_expression
 from streamer.mapping.rules import (
     RelationMapping,
     RelationName,
@@ -29,13 +32,41 @@ def table(*columns: DefinedColumn) -> SourceDefinition:
 def target(*columns: DefinedColumn) -> TargetRelation:
     found = {
         c.name: TargetColumn(
-            c.name, c.type, c.type, "=", 25, c.not_null, c.default is not None, False, False
+            *(c.name, c.type, c.type, "=", 25, c.not_null, c.default is not None),
+            generated=bool(c.generated),
+            identity_always=False,
         )
         for c in columns
     }
     return TargetRelation(
         1, NAME_T, False, found, ("id",), (("id",),), frozenset(), False, False, False, True
     )
+
+
+def translation(
+    before: SourceDefinition,
+    after: SourceDefinition,
+    rule: TableRule = RULE,
+    *,
+    sid: str | None = None,
+    others: tuple[SourceDefinition, ...] = (),
+    there: TargetRelation | None = None,
+    expressions: dict[str, str] | None = None,
+    version: int = 18_00_00,
+) -> Translation:
+    columns = list(before.columns)
+    if sid is not None:
+        columns.append(DefinedColumn(99, "sid", "text", not_null=True))
+    translator = DefinitionTranslator(
+        RelationMapping(NAME_T, NAME_T, rule),
+        there or target(*columns),
+        sid=sid,
+        others=others,
+        generated=GeneratedFacts([c.name for c in after.columns], expressions or {}, version),
+    )
+    found = translator.translate(difference(before, after))
+    found.statements = [s.replace('alter table "public"."t" ', "") for s in found.statements]
+    return found
 
 
 def translated(
@@ -47,13 +78,7 @@ def translated(
     others: tuple[SourceDefinition, ...] = (),
     there: TargetRelation | None = None,
 ) -> list[str]:
-    columns = list(before.columns)
-    if sid is not None:
-        columns.append(DefinedColumn(99, "sid", "text", not_null=True))
-    mapping = RelationMapping(NAME_T, NAME_T, rule)
-    translator = DefinitionTranslator(mapping, there or target(*columns), sid=sid, others=others)
-    found = translator.translate(difference(before, after))
-    return [each.replace('alter table "public"."t" ', "") for each in found.statements]
+    return translation(before, after, rule, sid=sid, others=others, there=there).statements
 
 
 @pytest.mark.parametrize(
@@ -165,4 +190,98 @@ def test_tenants_of_one_table() -> None:
     with pytest.raises(TargetSchemaError, match="already, of type text"):
         translated(
             table(ID), table(ID, clash), sid="a", there=target(ID, sid, replace(clash, type="text"))
+        )
+
+
+LOUD = DefinedColumn(3, "loud", "text", default="upper(name)", default_mark="1", generated="s")
+LOUDER = replace(LOUD, default="(upper(name) || '!')", default_mark="2")
+SET = """alter column "loud" set expression as ((upper("title") || '!'))"""
+
+
+def expressed(rule: TableRule = RULE, **facts: Any) -> Translation:
+    """Translate SET EXPRESSION for a target that calls column "name" "title"."""
+    title = replace(NAME, name="title")
+    columns = (("id", "id"), ("name", "title"), ("loud", "loud"))
+    sid = [DefinedColumn(99, "sid", "text")] if "sid" in facts else []
+    facts = {
+        "expressions": {"loud": "upper(title)"},
+        "there": target(ID, title, LOUD, *sid),
+        **facts,
+    }
+    rule = replace(rule, columns=columns)
+    return translation(table(ID, NAME, LOUD), table(ID, NAME, LOUDER), rule, **facts)
+
+
+def test_an_expression_follows_the_source_under_the_names_of_the_target() -> None:
+    found = expressed()
+    assert (found.statements, found.doubts, found.filled) == ([SET], [], [])
+    there = expressed(expressions={"loud": "(upper(title) || '!')"})
+    assert there.statements == []  # another source, or an operator, has made it
+    plain = target(ID, NAME, replace(LOUD, generated=""))
+    assert expressed(there=plain).statements == []
+    with pytest.raises(TargetSchemaError, match=r'"loud" of source .* generated from "name"'):
+        expressed(there=target(ID, LOUD))
+
+
+def test_an_operator_decides_where_an_expression_would_change_other_rows() -> None:
+    other = expressed(sid="a", others=(table(ID, NAME, LOUD),))
+    assert "in the rows of other sources, too" in other.doubts[0][1]
+    history = expressed(replace(RULE, type=TableType.HISTORY))
+    assert "in versions that have ended, too" in history.doubts[0][1]
+    assert other.statements == history.statements == [SET]
+    old = expressed(version=16_00_00)
+    assert "PostgreSQL 16 at the target has no SET EXPRESSION" in old.doubts[0][1]
+    assert old.statements == [
+        'drop column "loud"',
+        """add column "loud" text generated always as ((upper("title") || '!')) stored""",
+    ]
+    same = expressed(version=16_00_00, expressions={"loud": "(upper(title) || '!')"})
+    assert (same.statements, same.doubts) == ([], [])
+
+
+def test_a_generated_column_takes_types_not_null_and_columns_that_are_new() -> None:
+    wide = replace(LOUD, type="character varying", not_null=True)
+    assert translated(table(ID, NAME, LOUD), table(ID, NAME, wide)) == [
+        'alter column "loud" type character varying',
+        'alter column "loud" set not null',
+    ]
+    new = DefinedColumn(4, "new", "text")
+    uses = replace(LOUD, default="new", default_mark="2")
+    assert translated(table(ID, LOUD), table(ID, uses, new)) == [
+        'add column "new" text',
+        'alter column "loud" set expression as (new)',
+    ]
+
+
+def test_a_column_that_the_target_never_computed_gets_its_values() -> None:
+    stored = replace(LOUD, generated="", default=None, default_mark=None, not_null=True)
+    before, after = table(ID, NAME, replace(LOUD, not_null=True)), table(ID, NAME, stored)
+    assert translation(before, after).statements == ['alter column "loud" drop expression']
+    plain = translation(before, after, there=target(ID, NAME, stored))
+    assert (plain.statements, plain.filled) == ([], ["loud"])
+    absent = translation(before, after, there=target(ID, NAME))
+    assert (absent.statements, absent.filled) == (['add column "loud" text'], ["loud"])
+    assert absent.unfinished == [stored]
+
+
+def test_values_that_set_computes_from_a_column_follow_its_type() -> None:
+    rule = replace(
+        RULE, set=(("code", parse_expression("md5(name)")),), exclude=frozenset({"name"})
+    )
+    code, after = DefinedColumn(3, "code", "text"), table(ID, replace(NAME, type="bytea"))
+    found = translation(table(ID, NAME), after, rule, there=target(ID, code))
+    assert (found.statements, found.filled, found.doubts) == ([], ["code"], [])
+    rule = replace(RULE, filter=parse_expression("name > 'b'"))
+    (doubt,) = translation(table(ID, NAME), after, rule).doubts
+    assert '`filter` uses column "name"' in doubt[1]
+
+
+def test_a_rename_of_one_tenant_leaves_no_expression_with_the_former_name() -> None:
+    title = replace(NAME, name="title")
+    with pytest.raises(TargetSchemaError, match=r'"loud" of target .* uses "name", which other'):
+        translation(
+            *(table(ID, NAME), table(ID, title)),
+            sid="a",
+            others=(table(ID, NAME, LOUD),),
+            expressions={"loud": "upper(name)"},
         )

@@ -9,7 +9,9 @@ others, so they are left out there.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from streamer.apply.sql.generated import GeneratedFacts, clause_of, set_expression
 from streamer.apply.sql.objects import ObjectTranslation
+from streamer.definitions.names import uses_column
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import (
     ColumnChange,
@@ -38,6 +40,8 @@ class Translation:
     objects: ObjectTranslation | None = None
     unfinished: list[DefinedColumn] = field(default_factory=list)
     """New columns that get NOT NULL and their sequence when their rows have values."""
+    doubts: list[tuple[ColumnChange, str]] = field(default_factory=list)
+    """Changes for which an operator decides, also where `on_ddl` applies them; and why."""
 
     @property
     def reason(self) -> str | None:
@@ -69,7 +73,8 @@ class DefinitionTranslator:
     """Translates changes for the target of one relation.
 
     *sid*: if the target's rows have one. *others*: the definitions of other sources of the target.
-    *unfilled*: columns of the target whose values existing rows lack.
+    *unfilled*: columns of the target whose values existing rows lack. *generated*: facts about
+    generated columns.
     """
 
     def __init__(
@@ -80,9 +85,11 @@ class DefinitionTranslator:
         sid: str | None,
         others: Sequence[SourceDefinition] = (),
         unfilled: Collection[str] = (),
+        generated: GeneratedFacts | None = None,
     ) -> None:
         self._mapping = mapping
         self._unfilled = unfilled
+        self._generated = generated or GeneratedFacts()
         self._target = target
         self._sid = sid if target.has_sid else None
         self._others = others
@@ -99,9 +106,16 @@ class DefinitionTranslator:
 
     def fill(self, column: DefinedColumn, reason: str, found: Translation) -> None:
         """Have the values of a column of the source brought, if the target gets them."""
+        self._fill_computed(column, reason, found)
         name = self._name(column)
         if name is not None and name in self._columns:
             found.fill(name, reason)
+
+    def _fill_computed(self, column: DefinedColumn, reason: str, found: Translation) -> None:
+        """Have the values brought that `set` computes from a column of the source."""
+        for name, expression in self._mapping.rule.set:
+            if column.name in expression.names and name in self._columns:
+                found.fill(name, f'{reason}, and `set` computes "{name}" from it')
 
     @property
     def _is_history(self) -> bool:
@@ -140,15 +154,23 @@ class DefinitionTranslator:
                 return self._drop(before)
             case DdlKind.RENAME_COLUMN if before is not None and after is not None:
                 return self._rename(before, after, found)
+        assert before is not None
         assert after is not None
+        if change.kind in (DdlKind.WIDEN_TYPE, DdlKind.CHANGE_TYPE):
+            self._note_new_values(change, after, found)
         name = self._name(after)
+        is_stored_now = before.generated and not after.generated
+        if name is not None and is_stored_now and change.kind is DdlKind.SET_DEFAULT:
+            return self._drop_expression(name, after, found)
         if name is None or name not in self._columns:
             return []
-        if self._columns[name].is_generated:
-            return self._drop_expression(change, name)
+        if self._columns[name].is_generated and not after.generated:
+            return []  # the target computes a column that the source has not
         match change.kind:
             case DdlKind.WIDEN_TYPE | DdlKind.CHANGE_TYPE:
                 return self._change_type(change, name, after, found)
+            case DdlKind.SET_EXPRESSION:
+                return self._set_expression(change, name, after, found)
             case DdlKind.SET_NOT_NULL:
                 if name in self._unfilled and not (self._is_shared or self._is_history):
                     found.unfinished.append(after)
@@ -197,7 +219,7 @@ class DefinitionTranslator:
         keeps_default = not (self._is_shared or self._is_history)
         not_null = column.not_null and keeps_default and not column.fills_rows_one_by_one
         if column.generated:
-            parts.append(f"generated always as ({column.default}) stored")
+            parts.append(clause_of(column, self._mapping, self._columns, self._generated))
         elif not self._is_shared and column.constant is not None:
             parts.append(f"default {column.constant}")
         if not_null:
@@ -246,17 +268,27 @@ class DefinitionTranslator:
             return [] if former is None else self._drop_not_null(former)
         if former is None or former not in self._columns:
             return [] if name in self._columns else self._add(after, found)
+        moved = [] if after.generated else [self._move(former, name)]
         if self._is_shared and self._has_others(former):
+            self._refuse_users(former)
             added = [] if name in self._columns else self._add_column(name, after)
-            return [*added, self._move(former, name), *self._drop_not_null(former)]
+            return [*added, *moved, *self._drop_not_null(former)]
         if name in self._columns:  # another tenant added it
             del self._columns[former]
-            dropped = f"{self._alter} drop column {quote_identifier(former)}"
-            return [self._move(former, name), dropped]
+            return [*moved, f"{self._alter} drop column {quote_identifier(former)}"]
         self._columns[name] = self._columns.pop(former)
         return [
             f"{self._alter} rename column {quote_identifier(former)} to {quote_identifier(name)}"
         ]
+
+    def _refuse_users(self, former: str) -> None:
+        """Raise TargetSchemaError if a generated column of the target uses a column."""
+        for name, text in self._generated.expressions.items():
+            if name != former and uses_column(text, former):
+                raise TargetSchemaError(
+                    f'generated column "{name}" of target table "{self._target.name}" uses '
+                    f'"{former}", which other sources of the table still have'
+                )
 
     def _move(self, former: str, name: str) -> str:
         """Return the statement that moves this tenant's values to another column."""
@@ -264,11 +296,26 @@ class DefinitionTranslator:
         own = f"where {quote_identifier(SID)}::text = {quote_literal(self._sid or '')}"
         return f"update {table} set {quote_identifier(name)} = {quote_identifier(former)} {own}"
 
+    def _note_new_values(
+        self, change: ColumnChange, column: DefinedColumn, found: Translation
+    ) -> None:
+        """Note what depends on the values of a column that got another type."""
+        self._fill_computed(column, f'column "{column.name}" got another type', found)
+        condition = self._mapping.rule.filter
+        if change.kind is not DdlKind.CHANGE_TYPE or condition is None:
+            return
+        if column.name in condition.names:
+            reason = (
+                f'`filter` uses column "{column.name}", so rows may have joined or left, and a '
+                "resync with mode `diff` has to follow"
+            )
+            found.doubts.append((change, reason))
+
     def _change_type(
         self, change: ColumnChange, name: str, column: DefinedColumn, found: Translation
     ) -> list[str]:
         there = self._columns[name]
-        if change.kind is DdlKind.CHANGE_TYPE:
+        if change.kind is DdlKind.CHANGE_TYPE and not column.generated:
             reason = f'column "{name}" got another type, which may have changed its values'
             found.fill(name, reason)
         if there.type == column.type:
@@ -285,10 +332,10 @@ class DefinitionTranslator:
                             f'column "{name}" of target table "{self._target.name}" would get type '
                             f"{column.type}, but another source has it with type {own.type}"
                         )
-        self._columns[name] = _Present(column.type, there.not_null, there.has_default)
+        self._columns[name] = replace(there, type=column.type)
         quoted = quote_identifier(name)
         alter = f"{self._alter} alter column {quoted} type {_type(column)}"
-        return [f"{alter} using {quoted}::{column.type}"]
+        return [alter if there.is_generated else f"{alter} using {quoted}::{column.type}"]
 
     def _set_not_null(self, name: str) -> list[str]:
         if self._is_shared or self._is_history or self._columns[name].not_null:
@@ -301,13 +348,38 @@ class DefinitionTranslator:
             return []
         return [f"{self._alter} alter column {quote_identifier(name)} drop not null"]
 
-    def _drop_expression(self, change: ColumnChange, name: str) -> list[str]:
-        """Return the statement that has later rows bring their values of a generated column."""
-        before, after = change.before, change.after
-        if before is None or after is None or not before.generated or after.generated:
+    def _set_expression(
+        self, change: ColumnChange, name: str, column: DefinedColumn, found: Translation
+    ) -> list[str]:
+        if not self._columns[name].is_generated:
+            return []  # no change has brought values of it
+        facts = self._generated
+        clause = clause_of(column, self._mapping, self._columns, facts)
+        statements, doubt = set_expression(self._alter, name, column, clause, facts)
+        if doubt is not None:
+            found.doubts.append((change, doubt))
+        if statements and self._is_shared and self._others:
+            reason = f'column "{name}" would change in the rows of other sources, too'
+            found.doubts.append((change, reason))
+        if statements and self._is_history:
+            reason = f'column "{name}" would change in versions that have ended, too'
+            found.doubts.append((change, reason))
+        return statements
+
+    def _drop_expression(self, name: str, column: DefinedColumn, found: Translation) -> list[str]:
+        """Return the statements that have later rows bring their values of a generated column."""
+        there = self._columns.get(name)
+        if there is not None and there.is_generated:
+            self._columns[name] = replace(there, is_generated=False, has_default=False)
+            return [f"{self._alter} alter column {quote_identifier(name)} drop expression"]
+        found.fill(
+            name, f'column "{name}" is no longer generated, and the target did not compute it'
+        )
+        if there is not None:
             return []
-        self._columns[name] = replace(self._columns[name], is_generated=False, has_default=False)
-        return [f"{self._alter} alter column {quote_identifier(name)} drop expression"]
+        if column.not_null and not (self._is_shared or self._is_history):
+            found.unfinished.append(column)
+        return self._add_column(name, replace(column, not_null=False))
 
     def _set_default(self, name: str, column: DefinedColumn) -> list[str]:
         if self._is_shared or self._is_history or column.generated:

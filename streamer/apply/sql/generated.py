@@ -1,0 +1,70 @@
+"""Generated columns of a source table, as statements for its target. Pure.
+
+Publications leave generated columns out, so the target computes its own. ALTER COLUMN … SET
+EXPRESSION (PostgreSQL 17 and later) rewrites all rows of the source without a change in its stream.
+The same statement rewrites those of the target. One expression serves all rows of a table, so an
+operator decides where rows of other sources, or former versions, would change with it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamer.definitions.generated import generation_expression
+from streamer.definitions.names import without_needless_quotes
+from streamer.mapping.definition import DefinedColumn
+from streamer.mapping.rules import RelationMapping
+from streamer.postgres.quoting import quote_identifier
+
+_SET_EXPRESSION_MIN: Final = 17_00_00
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedFacts:
+    """``source_columns``: the names of all columns of the source. ``expressions``: those of the
+    target's generated columns. ``version``: of the target.
+    """
+
+    source_columns: Sequence[str] = ()
+    expressions: Mapping[str, str] = field(default_factory=dict)
+    version: int = _SET_EXPRESSION_MIN
+
+
+def clause_of(
+    column: DefinedColumn, mapping: RelationMapping, there: Collection[str], facts: GeneratedFacts
+) -> str:
+    """Return the GENERATED clause for a column of the target, which has the columns *there*.
+
+    Raises TargetSchemaError if the expression uses a column that the target does not get.
+    """
+    names = {
+        name: target if (target := mapping.target_column(name)) in there else None
+        for name in facts.source_columns
+    }
+    text = generation_expression(
+        *(column.default or "", column.name, names), source=mapping.source, target=mapping.target
+    )
+    return f"generated always as ({text}) stored"
+
+
+def set_expression(
+    alter: str, name: str, column: DefinedColumn, clause: str, facts: GeneratedFacts
+) -> tuple[list[str], str | None]:
+    """Return the statements that give column *name* of the target the expression of *clause*.
+
+    Nothing, if it has that already. The second part: why an operator decides.
+    """
+    former = facts.expressions.get(name)
+    text = clause.removeprefix("generated always as (").removesuffix(") stored")
+    if former is not None and without_needless_quotes(former) == without_needless_quotes(text):
+        return [], None
+    quoted = quote_identifier(name)
+    if facts.version >= _SET_EXPRESSION_MIN:
+        return [f"{alter} alter column {quoted} set expression as ({text})"], None
+    doubt = (
+        f"PostgreSQL {facts.version // 10000} at the target has no SET EXPRESSION, so column "
+        f'"{name}" would come anew, without its indexes and constraints'
+    )
+    parts = [quoted, column.type, *([f"collate {column.collation}"] if column.collation else [])]
+    parts += [clause, *(["not null"] if column.not_null else [])]
+    return [f"{alter} drop column {quoted}", f"{alter} add column {' '.join(parts)}"], doubt
