@@ -92,7 +92,7 @@ class SparkLauncher:
             await in_thread(_write_job, path, job)
             return await self._run_job(str(path))
         finally:
-            path.unlink(missing_ok=True)
+            await in_thread(path.unlink, True)
 
     async def _run_job(self, path: str) -> list[dict[str, Any]]:
         waiting: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
