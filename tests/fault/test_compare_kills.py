@@ -97,22 +97,26 @@ class Command:
         return code, self._output.read_text(), self._log.read_text()
 
 
-FAILPOINTS = sorted(name for name in NAMES if name.startswith("compare."))
 VICTIMS = ("command", "JVM")
+FAILPOINTS = ("compare.range_done", "compare.keys_read")
+"""In the order of a comparison: all ranges are done when it reads keys."""
+
+
+def test_every_failpoint_is_here() -> None:
+    assert {name for name in NAMES if name.startswith("compare.")} == set(FAILPOINTS)
 
 
 def victims_at(name: str) -> tuple[str, ...]:
     """Return the processes to kill at a failpoint beside a task's. Each costs a start of Spark, so
-    the command dies at the last one only, and in `make nightly` at each.
+    one dies at each failpoint, and in `make nightly` both.
     """
-    has_all = name == FAILPOINTS[-1] or os.environ.get("TEST_COMBINATIONS") == "all"
-    return VICTIMS if has_all else VICTIMS[1:]
+    if os.environ.get("TEST_COMBINATIONS") == "all":
+        return VICTIMS
+    return VICTIMS[:1] if name == FAILPOINTS[0] else VICTIMS[1:]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", FAILPOINTS)
-async def test_a_comparison_killed_at(
-    name: str,
+async def test_killed_at_each_failpoint_the_next_comparison_goes_on(
     stream: MakeStreamer,
     compare: Compare,
     spark_context: SparkContext,
@@ -120,7 +124,7 @@ async def test_a_comparison_killed_at(
     source: Database,
     target: Database,
 ) -> None:
-    """The Python process of a task first, then the command, then Spark's JVM."""
+    """At each, the Python process of a task first, then the command or Spark's JVM."""
     for table in TABLES:
         source.execute(f"create table {table} (id int primary key, v text)")
         source.execute(f"insert into {table} select g, 'v' from generate_series(1, 20) g")
@@ -134,22 +138,24 @@ async def test_a_comparison_killed_at(
             eventually(lambda: not source.value(SESSIONS), what="no session is left")
             counts.append(int(str(target.value(DONE))))
 
-        with monkeypatch.context() as armed:
-            # Spark starts other Python processes for another environment.
-            armed.setitem(spark_context.environment, VARIABLE, f"{name}=kill@1")
-            with pytest.raises(Exception, match="worker exited unexpectedly"):
-                await compare(streamer, jobs=1)
-        await asyncio.to_thread(count)
-        for victim in victims_at(name):
-            with Command(streamer.path, name) as command:
-                code, output, log = await asyncio.to_thread(command.kill, victim)
-            assert (code != 0, output) == (True, ""), log
+        for name in FAILPOINTS:
+            with monkeypatch.context() as armed:
+                # Spark starts other Python processes for another environment.
+                armed.setitem(spark_context.environment, VARIABLE, f"{name}=kill@1")
+                with pytest.raises(Exception, match="worker exited unexpectedly"):
+                    await compare(streamer, jobs=1)
             await asyncio.to_thread(count)
-        left = [*command.temporary.glob("streamer-compare-*")]
-        assert left == [], "the next comparison removes what a killed one leaves"
+            for victim in victims_at(name):
+                with Command(streamer.path, name) as command:
+                    code, output, log = await asyncio.to_thread(command.kill, victim)
+                assert (code != 0, output) == (True, ""), log
+                await asyncio.to_thread(count)
+            if "JVM" in victims_at(name):  # that command ends in order
+                left = [*command.temporary.glob("streamer-compare-*")]
+                assert left == [], "the next comparison removes what a killed one leaves"
         assert counts == sorted(counts), "ranges that are done stay done"
         assert counts[0] > 0
-        results = await compare(streamer)
+        results = await compare(streamer, local=True)
         assert target.value("select count(*) from streamer.comparison") == 0
     assert [result.error for result in results.values()] == [None] * len(TABLES)
     found = {name: (r.missing, r.extra, r.different) for name, r in results.items() if r.differing}

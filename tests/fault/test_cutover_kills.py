@@ -24,7 +24,6 @@ def test_every_failpoint_is_here() -> None:
     assert {name for name in NAMES if name.startswith("cutover.")} == {*STEPS, UNDOING}
 
 
-@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_killed_at_each_step_a_cut_over_goes_on_or_back(
     tmp_path: Path, source: Database, target: Database
@@ -39,7 +38,14 @@ def test_killed_at_each_step_a_cut_over_goes_on_or_back(
     def cut_over(*arguments: str, failpoint: str | None = None) -> tuple[int, str]:
         environment = {} if failpoint is None else {"STREAMER_FAILPOINTS": f"{failpoint}=kill"}
         given = ("--config", str(config), "cutover", "--compare", "counts", "--json", *arguments)
-        done = run("streamer", *given, "--reverse", str(back), environment=environment, seconds=120)
+        done = run(
+            "tests.support.plain_streamer",
+            *given,
+            "--reverse",
+            str(back),
+            environment=environment,
+            seconds=120,
+        )
         return done.returncode, done.stdout + done.stderr
 
     with Process(config, spark=False) as process:

@@ -19,8 +19,8 @@ from rich.console import Console
 from streamer.commands import compare as compare_command
 from streamer.commands import requests
 from streamer.commands.embedded import Server
-from streamer.compare import comparison, spark_program, tasks
-from streamer.compare.comparison import ComparisonScope
+from streamer.compare import comparison, ranges, spark_program, tasks
+from streamer.compare.comparison import ComparisonScope, TableResult
 from streamer.errors import MappingError
 from streamer.mapping.resync import Mode, Resync
 from streamer.target.connection import TargetAddress
@@ -168,11 +168,11 @@ async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_ar
         write_config(path, source, target, TABLES, sid="eu")
         path.write_text(path.read_text() + OTHER_GROUP.format(url=other.url))
         async with running(path) as streamer:
-            before = await compare(streamer)
+            before = await compare(streamer, local=True)
             for sql, _ in PLANTED.values():
                 target.execute(sql or "select")
-            after = await compare(streamer, with_values=True)
-            repaired = await compare(streamer, repairs=True)
+            after: dict[str, TableResult] = {}
+            repaired = await compare(streamer, repairs=True, first=after, with_values=True)
     assert {name: r.is_equal for name, r in before.items()} == dict.fromkeys(PLANTED, True), before
     assert before["eu t"].rows_source == before["eu t"].rows_target == 300
     found = {name: (r.missing, r.extra, r.different) for name, r in after.items()}
@@ -188,7 +188,9 @@ async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_ar
 
 
 LIVE_RUNS = int(os.environ.get("COMPARE_RUNS", "1"))
-"""Comparisons of two tenants with ten tables under writes; `make nightly` makes ten."""
+"""Comparisons of two tenants with ten tables under writes, after one on Spark, by turns without
+and on Spark; `make nightly` makes ten.
+"""
 TENANT_DDL = """
 create table hot (id int primary key, n bigint not null, note text);
 insert into hot select g, 0, 'hot' from generate_series(1, 400) g;
@@ -220,7 +222,7 @@ def write_traffic(database: Database, stop: threading.Event) -> None:
                 update price set amount = {n % 50} where id = {n % 100}; commit;
                 begin; {"truncate short" if n % 40 == 0 else "select"};
                 insert into short values ({n % 40}, 'v{n}') on conflict (id) do update set v = excluded.v; commit;
-                select pg_sleep(0.02)
+                select pg_sleep(0.05)
                 """.encode()
             )
 
@@ -267,7 +269,8 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm(
 ) -> None:
     """Hot rows, keys that move, TRUNCATE, a resync meanwhile; ranges are cut and split."""
     monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
-    monkeypatch.setattr(spark_program, "FETCH_ROWS", 20)
+    for program in (spark_program, ranges):
+        monkeypatch.setattr(program, "FETCH_ROWS", 20)
     stop = threading.Event()
     async with two_tenants(tmp_path, source, target, shared_server) as (streamer, other):
         writing = [
@@ -286,10 +289,11 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm(
                     options=Resync(Mode.DIFF).to_json(),
                 )
             results = await comparing
-            for _ in range(LIVE_RUNS):
+            for n in range(LIVE_RUNS):
                 assert [r for r in results.values() if not r.is_equal] == []
                 assert len(results) == 10
-                results = await compare(streamer)
+                results = await compare(streamer, local=n % 2 == 0)
+            assert [r for r in results.values() if not r.is_equal] == []
         finally:
             stop.set()
             await asyncio.gather(*writing)
@@ -303,14 +307,16 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm(
         )
         report, sql = tmp_path / "report.jsonl", tmp_path / "repair.sql"
         parquet = tmp_path / "report.parquet"
-        eu = await compare(streamer, ComparisonScope(("hot",), sid="eu"), report=parquet)
+        with monkeypatch.context() as whole:
+            whole.setattr(spark_program, "FETCH_ROWS", ranges.RANGE_ROWS)
+            eu = await compare(streamer, ComparisonScope(("hot",), sid="eu"), report=parquet)
         nothing = ComparisonScope(("hot",), database="other")
         with pytest.raises(MappingError, match="no table hot is streamed"):
             await compare(streamer, nothing)
         clones = ComparisonScope(("h*", "bag", "moving", "short"), database="shop")
         results = await compare(streamer, clones, report=report, sql=sql)
         target.execute(sql.read_text())
-        repaired = await compare(streamer, clones)
+        repaired = await compare(streamer, clones, local=True)
     assert [(name, r.missing, r.lsn is None) for name, r in eu.items()] == [("eu hot", 1, False)]
     (row,) = [r.asDict() for r in SparkSession(spark_context).read.parquet(str(parquet)).collect()]
     assert row.items() >= {"sid": "eu", "table": "public.hot", "kind": "missing"}.items()
@@ -331,19 +337,26 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm(
 
 
 @pytest.mark.timeout(600)
-async def test_a_comparison_that_was_interrupted_goes_on_with_the_ranges_that_are_left(
+async def test_an_interrupted_comparison_goes_on_with_the_ranges_left_and_an_error_is_no_equal_part(
     stream: MakeStreamer,
     compare: Compare,
     source: Database,
     target: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With all ranges read, Spark ends before the rows of the one that differs are."""
+    """With all ranges read, Spark ends before the rows of the one that differs are. Later a task
+    reads the sums of a whole range, and fails for its parts.
+    """
     source.execute("create table t (id int primary key, v text); analyze t")
     source.execute("insert into t select g, 'v' from generate_series(1, 400) g; analyze t")
     monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
     started = []
     run = spark_program.run
+    digest_units = tasks.digest_units
+
+    def refuse_parts(rows: Any, *, is_first: bool, **options: Any) -> Iterator[Any]:
+        for row in digest_units(rows, is_first=is_first, **options):
+            yield row if is_first else (*row[:5], 0, 0, "0", "0", "refused in a part")
 
     def count(context: object, job: dict[str, Any], ends: object) -> list[dict[str, Any]]:
         started.append(len(job["units"]))
@@ -365,32 +378,11 @@ async def test_a_comparison_that_was_interrupted_goes_on_with_the_ranges_that_ar
         monkeypatch.setattr(compare_command, "progress_console", lambda: terminal)
         after = await compare(streamer)
         left = target.execute("select * from streamer.comparison")
-    assert (started, done, left) == ([4, 1], 3, [])
+        monkeypatch.setattr(spark_program, "digest_units", refuse_parts)
+        monkeypatch.setattr(spark_program, "FETCH_ROWS", 20)
+        refused = (await compare(streamer))["t"]
+    assert (refused.error, refused.is_equal) == ("refused in a part", False)
+    assert (started, done, left) == ([4, 1, 4], 3, [])
     assert "3/4" in terminal.file.getvalue()  # type: ignore[attr-defined]
     result = after["t"]
     assert (result.different, result.rows_source, result.rows_target) == (1, 400, 400)
-
-
-async def test_an_error_in_a_part_of_a_range_is_no_equal_part(
-    stream: MakeStreamer,
-    compare: Compare,
-    source: Database,
-    target: Database,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A task reads the sums of a whole range, and fails for its parts."""
-    digest_units = tasks.digest_units
-
-    def refuse_parts(rows: Any, *, is_first: bool, **options: Any) -> Iterator[Any]:
-        for row in digest_units(rows, is_first=is_first, **options):
-            yield row if is_first else (*row[:5], 0, 0, "0", "0", "refused in a part")
-
-    monkeypatch.setattr(spark_program, "digest_units", refuse_parts)
-    monkeypatch.setattr(spark_program, "FETCH_ROWS", 20)
-    source.execute("create table t (id int primary key, n int)")
-    source.execute("insert into t select g, g from generate_series(1, 100) g")
-    async with stream("t:") as streamer:
-        await streamer.caught_up()
-        target.execute("update t set n = -1 where id = 4")
-        result = (await compare(streamer))["t"]
-    assert (result.error, result.is_equal) == ("refused in a part", False)

@@ -1,6 +1,7 @@
 """The work of `streamer.sync.spark_job --serve`, in threads instead of Spark: it starts at once.
 
-Everything else of a copy is real: the launcher, a separate process, jobs, events, retried tasks.
+Everything else of a copy is real: the launcher, a separate process, jobs, events, retried tasks. A
+comparison is that of the standing verification.
 """
 
 import json
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from streamer.compare import local_program
 from streamer.sync.parts import CopyEnds, copy_parts
 
 ATTEMPTS_MAX = 4
@@ -37,14 +39,20 @@ def _run_task(path: str, parts: list[dict[str, Any]], ends: CopyEnds) -> list[di
 
 def _run_job(path: str) -> None:
     try:
-        job = json.loads(Path(path).read_text(encoding="utf-8"))
-        ends = CopyEnds.from_json(job["ends"])
-        with ThreadPoolExecutor(4) as pool:
-            done = list(pool.map(lambda parts: _run_task(path, parts, ends), job["tasks"]))
+        result = _find_result(path, json.loads(Path(path).read_text(encoding="utf-8")))
     except Exception as exc:  # noqa: BLE001  # reported to the process that started this one
         emit("failed", job=path, error=f"{type(exc).__name__}: {exc}".splitlines()[0])
     else:
-        emit("finished", job=path, result=[failure for failures in done for failure in failures])
+        emit("finished", job=path, result=result)
+
+
+def _find_result(path: str, job: dict[str, Any]) -> list[dict[str, Any]]:
+    if job.get("program") == "compare":
+        return local_program.run(job)
+    ends = CopyEnds.from_json(job["ends"])
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda parts: _run_task(path, parts, ends), job["tasks"]))
+    return [failure for failures in done for failure in failures]
 
 
 def main() -> None:

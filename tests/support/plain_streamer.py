@@ -1,4 +1,4 @@
-"""`python -m streamer`, with copies that need no Spark: see `tests.support.plain_copies`.
+"""`python -m streamer` without Spark: see `tests.support.plain_copies`.
 
 Small tables have their indexes put off as large ones do.
 """
