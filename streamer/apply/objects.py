@@ -23,11 +23,12 @@ from streamer.mapping.definition import (
 )
 from streamer.mapping.objects import DefinedType, TypeChange
 from streamer.mapping.rules import DdlKind, RelationMapping, RelationName
-from streamer.postgres.describing import NAMED_TYPES_SQL
+from streamer.postgres.describing import NAMED_TYPES_SQL, USED_TYPES
 from streamer.progress.definitions import end_plans, put_plans, read_plans, read_taken
 from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.connection import TargetConnection, may_replace_role
 
+_USED_TYPES_SQL: Final = f"select ({USED_TYPES})::text from pg_catalog.pg_class c where c.oid = $1"
 _TYPES_LOCK: Final = 0x7479706573  # "types"
 _OF_COLUMNS: Final = frozenset({ObjectKind.DEFAULT, ObjectKind.NOT_NULL})
 _VOIDS: Final = frozenset(
@@ -59,6 +60,12 @@ async def translate_types(
     types = map(DefinedType.of, json.loads(found or "[]"))
     there = {each.full_name: each for each in types}
     return TypeTranslator(there, [other.types or () for other in others]).translate(changes)
+
+
+async def read_used_types(target: TargetConnection, table: TargetRelation) -> list[DefinedType]:
+    """Return the types of the columns of a target table, and their parts."""
+    found = await target.fetch_value(_USED_TYPES_SQL, table.oid)
+    return [DefinedType.of(each) for each in json.loads(found or "[]")]
 
 
 class Objects:

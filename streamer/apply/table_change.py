@@ -285,6 +285,8 @@ class TableChange:
             if typed.statements:
                 await self._wait_for_others(types)
             translation.statements[:0] = typed.statements
+            if self._brings_rows:
+                translation.doubts += typed.doubts
             for name, reason in typed.rewritten.items():
                 for column in columns_of(self._message.definition.columns, name):
                     columns.fill(column, reason, translation)

@@ -12,14 +12,15 @@ round begins here again.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.apply.objects import read_used_types
 from streamer.apply.plan import missing_columns
+from streamer.apply.sql.joining import part_of_target
 from streamer.apply.table_change import TableChange, store_waiting
 from streamer.errors import DefinitionStopError, SyncError
 from streamer.mapping.definition import SourceDefinition, all_differences
@@ -83,7 +84,8 @@ class ChangedDefinitions:
     ) -> None:
         """Store the part of the definition that the target has from other sources.
 
-        They may be behind a column that this source has already. It then comes as in the stream.
+        They may be behind a column or a value of an enum that this source has already, or have
+        narrower types. What the target lacks then comes as in the stream.
         """
         table = await read_relation(target, mapped.mapping.target)
         if table is None or not table.has_sid:
@@ -91,11 +93,15 @@ class ChangedDefinitions:
         if not await read_others(target, mapped.relation_id):
             return
         missing = missing_columns(published_relation(relation), mapped.mapping, table)
-        if not missing:
+        there = part_of_target(
+            relation.definition,
+            mapped.mapping,
+            table,
+            await read_used_types(target, table),
+            {name for name, _ in missing},
+        )
+        if there == relation.definition:
             return
-        lacking = {name for name, _ in missing}
-        columns = tuple(c for c in relation.definition.columns if c.name not in lacking)
-        there = replace(relation.definition, columns=columns)
         await store_first_definitions(target, {mapped.relation_id: there})
 
     async def know(self, target: TargetConnection, pairs: Iterable[Pair]) -> None:

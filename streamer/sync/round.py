@@ -78,6 +78,7 @@ from streamer.sync.locked_table import LockedTable
 from streamer.sync.parts import CopyEnds
 from streamer.sync.plan import CopyPart, Heap, cut, group, task_rate
 from streamer.sync.prepare import Pair, Preparation, TableCopy, store_parts
+from streamer.sync.refused_values import way_for_values
 from streamer.sync.reports import CopyReports
 from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look, look_together
 from streamer.sync.stage import create_stage
@@ -643,8 +644,12 @@ class Round:
                     await self._leave_to_next_round(copy, reason)
                 case "refused" if not copy.is_done:
                     copy.is_done = True
-                    refused = ErrorReport.of(SyncError(f'copying "{copy.name}": {error}'))
-                    fail = partial(self._finisher.fail, copy.mapped, refused)
+                    refused = SyncError(f'copying "{copy.name}": {error}')
+                    async with self._context.bookkeeping.connection() as target:
+                        refused.hint = await way_for_values(
+                            target, copy.mapped, copy.relation, copy.target
+                        )
+                    fail = partial(self._finisher.fail, copy.mapped, ErrorReport.of(refused))
                     self._leaving.leave(copy.mapped, then=fail)
         return is_busy
 

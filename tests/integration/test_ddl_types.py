@@ -1,14 +1,16 @@
 """`ddl: capture`: enums, domains and composite types change in their place in the stream."""
 
 import asyncio
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from streamer.commands import ddl
+from streamer.commands.embedded import Server
 from streamer.target.connection import TargetAddress
-from tests.support.postgres import Database, assert_same
-from tests.support.streamer import MakeStreamer
+from tests.support.postgres import Database, assert_same, database
+from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 GROUP = "ddl: capture\non_ddl: {drop_column: apply, drop_attribute: apply}"
 TYPES = """
@@ -138,3 +140,103 @@ async def test_a_transaction_that_began_before_a_label_was_renamed(
         await streamer.caught_up()
         assert_same(source, target, "a")
         assert target.value("select count(*) from a where list[1][1]::text like 'the%'") == 2
+
+
+JOINING = """
+create type mood as enum ('sad', 'happy');
+create domain positive as int constraint above check (value > 0);
+create type place as (street text, number int);
+create table t (id int primary key, m mood not null, d positive, name varchar(5));
+create table u (id int primary key, p place);
+insert into t values (1, 'sad', 1, 'short'); insert into u values (1, row('x', 1));
+"""
+OF_JOINER = """
+create type mood as enum ('calm', 'sad', 'elated', 'happy', 'last');
+create domain positive as int;
+create type place as (street text, number int, zip text);
+create type colour as enum ('red');
+create table t (id int primary key, m mood, d positive, name varchar(50), c colour);
+create table u (id int primary key, p place);
+insert into t values (1, 'calm', -1, 'a long name', 'red'), (2, 'elated', 2, 'x', null),
+                     (3, 'last', null, null, null), (4, null, 1, 'y', 'red');
+insert into u values (1, row('x', 1, 'z'));
+"""
+OF_LAST = """
+create type mood as enum ('happy', 'odd', 'sad');
+create domain positive as int constraint above check (value > 0);
+create type place as (street text, number int);
+create table t (id int primary key, m mood, d positive, name varchar(5));
+create table u (id int primary key, p place);
+insert into t values (1, 'odd', 1, 'x');
+"""
+
+
+async def test_a_tenant_joins_whose_types_have_values_that_the_others_lack(
+    shared_server: Server, source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute(JOINING)
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, "t:\nu:", sid="a", group="ddl: capture")
+    streamer = Streamer(path)
+    streamer.start()
+    mine = f'{{url: "{source.url}", sid: a}}'
+
+    async def states() -> dict[str, dict[str, str]]:
+        return {
+            each["sid"]: {t["source"]: t["state"] for t in each["tables"]}
+            for each in await streamer.statuses()
+        }
+
+    async def error(sid: str, table: str) -> str:
+        async def is_in_error() -> bool:
+            return (await states()).get(sid, {}).get(f"public.{table}") == "error"
+
+        await streamer.eventually(is_in_error, 60)
+        shown = {each["sid"]: each["tables"] for each in await streamer.statuses()}[sid]
+        return str(next(each["error"] for each in shown if each["source"] == f"public.{table}"))
+
+    try:
+        await streamer.caught_up(60)
+        with database(shared_server, "joiner") as joiner, database(shared_server, "last") as last:
+            joiner.execute(OF_JOINER)
+            last.execute(OF_LAST)
+            text = path.read_text()
+            path.write_text(text.replace(mine, f'{mine}, {{url: "{joiner.url}", sid: b}}'))
+            await streamer.apply()
+            # A composite value has all attributes in their order, so the others refuse another one.
+            assert "another source of the table still has it as it was" in await error("b", "u")
+            assert (await states())["a"] == {"public.t": "ready", "public.u": "ready"}
+
+            async def is_copied() -> bool:
+                return (await states())["b"]["public.t"] == "ready"
+
+            await streamer.eventually(is_copied, 60)
+            rows = "select id, m::text, d, name, c::text from t {} order by id"
+            assert target.execute(rows.format("where sid = 'b'")) == joiner.execute(rows.format(""))
+            labels = "select array_agg(e::text) from unnest(enum_range(null::mood)) e"
+            assert target.value(labels) == joiner.value(labels)
+            source.execute("insert into t values (9, 'happy', 1, 'on')")
+            joiner.execute("insert into t (id, m) values (9, 'happy')")
+
+            # The others' order of the values is not this tenant's.
+            path.write_text(text.replace(mine, f'{mine}, {{url: "{last.url}", sid: c}}'))
+            await streamer.apply()
+            told = await error("c", "t")
+            assert "add value if not exists 'odd' before 'sad'" in told
+            assert "in another order" in told
+            address = TargetAddress.parse(streamer.settings.target.url)
+            await ddl.store_decision(address, "apply", "t", "shop", "c")
+            await streamer.caught_up(60)
+            assert target.execute("select m::text from t where sid = 'c'") == [("odd",)]
+
+            # Without capture, and with a change that an operator ignores, the copy says what to do.
+            joiner.execute("alter type mood add value 'worst' before 'calm'")
+            joiner.execute("insert into t (id, m) values (10, 'worst')")
+            other = text.replace("ddl: capture", "ddl: off").replace("sid: a", "sid: d")
+            path.write_text(other.replace(source.url, joiner.url).replace("    u:", ""))
+            await streamer.apply()
+            told = await error("d", "t")
+            assert 'alter type "public"."mood" add value if not exists \'worst\' before' in told
+            assert "then run `streamer resync public.t --database shop --sid d`" in told
+    finally:
+        await streamer.stop()

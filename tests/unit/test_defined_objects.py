@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from streamer.apply.sql.joining import part_of_target
 from streamer.apply.sql.type_changes import TypeTranslator
 from streamer.definitions.difference import table_difference
 from streamer.definitions.difference import type_difference as compared
@@ -30,6 +31,7 @@ from streamer.mapping.rules import (
     RelationPattern,
     TableRule,
 )
+from streamer.target.catalog import TargetColumn, TargetRelation
 
 INDEX = DefinedObject(1, "i", "by_name", "m")
 CHECK = DefinedObject(2, "c", "positive", "m")
@@ -226,3 +228,74 @@ def test_types_are_compared_by_their_values() -> None:
     assert compared([MOOD, PLACE], [replace(MOOD, oid=1)]) == []
     (found,) = compared([MOOD], [replace(MOOD, labels=((1, "sad"),))])
     assert str(found) == 'type "public.mood" is enum (sad), and should be enum (sad, happy)'
+
+
+def test_a_source_joins_with_the_part_of_its_definition_that_the_target_has() -> None:
+    place = replace(PLACE, attributes=(*PLACE.attributes, (9, "zip", "text")))
+    more = replace(MOOD, labels=((7, "calm"), *MOOD.labels, (8, "last")))
+    columns = (
+        DefinedColumn(1, "id", "integer", not_null=True),
+        DefinedColumn(2, "name", "character varying(20)"),
+        DefinedColumn(3, "own", "text"),
+    )
+    here = SourceDefinition(columns, (), (more, place, replace(POSITIVE, checks=())))
+    there = target_table({"id": ("integer", True), "name": ("character varying(9)", True)})
+    mapping = RelationMapping(
+        RelationName("public", "t"), there.name, TableRule(RelationPattern("public", "t"))
+    )
+    types = [replace(MOOD, oid=99), PLACE, POSITIVE]
+    part = part_of_target(here, mapping, there, types, {"own"})
+    assert sorted(str(change) for change in all_differences(part, here)) == [
+        'add_attribute "public.place" "zip"',
+        'add_column "own"',
+        'add_enum_value "public.mood" "calm"',
+        'add_enum_value "public.mood" "last"',
+        'change_domain "public.positive"',
+        'drop_not_null "name"',
+        'widen_type "name"',
+    ]
+    assert part_of_target(here, mapping, there, here.types or (), ()) != here  # "name"
+    wide = target_table({"id": ("integer", True), "name": ("text", False), "own": ("text", False)})
+    assert part_of_target(here, mapping, wide, here.types or (), ()) == here
+
+
+def test_a_value_without_a_certain_place_is_a_conflict() -> None:
+    turned = replace(MOOD, labels=(MOOD.labels[1], MOOD.labels[0]))
+    after = replace(turned, labels=(*turned.labels, (9, "odd")))
+    changes = type_difference([turned], [after])
+    found = TypeTranslator({MOOD.full_name: MOOD}).translate(changes)
+    assert found.statements == [f"{MOOD_SQL} add value if not exists 'odd'"]
+    assert "in another order" in found.doubts[0][1]
+    assert not TypeTranslator({MOOD.full_name: turned}).translate(changes).doubts
+
+
+MOOD_SQL = 'alter type "public"."mood"'
+
+
+def target_table(columns: dict[str, tuple[str, bool]]) -> TargetRelation:
+    return TargetRelation(
+        name=RelationName("public", "t"),
+        oid=1,
+        columns={
+            name: TargetColumn(
+                name,
+                kind,
+                kind,
+                "=",
+                0,
+                not_null=not_null,
+                has_default=False,
+                generated=False,
+                identity_always=False,
+            )
+            for name, (kind, not_null) in columns.items()
+        },
+        primary_key=("id",),
+        unique_keys=(),
+        leading_index_columns=frozenset(),
+        is_partitioned=False,
+        has_row_triggers=False,
+        has_ordinary_triggers=False,
+        is_referenced=False,
+        is_writable=True,
+    )

@@ -14,6 +14,7 @@ from streamer.apply.sql.objects import ObjectTranslation
 from streamer.definitions.names import uses_column
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import (
+    AnyChange,
     ColumnChange,
     DefinedColumn,
     SourceDefinition,
@@ -30,8 +31,8 @@ class Translation:
     """The statements for one difference.
 
     ``filled``: columns of the target to bring for existing rows, because no statement gives them
-    the source's values. ``reason``: why. ``objects``: of indexes and constraints, whose statements
-    are among these, too.
+    the source's values. ``reason``: why. ``objects``: of
+    indexes and constraints, whose statements are among these, too.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -40,7 +41,7 @@ class Translation:
     objects: ObjectTranslation | None = None
     unfinished: list[DefinedColumn] = field(default_factory=list)
     """New columns that get NOT NULL and their sequence when their rows have values."""
-    doubts: list[tuple[ColumnChange, str]] = field(default_factory=list)
+    doubts: list[tuple[AnyChange, str]] = field(default_factory=list)
     """Changes for which an operator decides, also where `on_ddl` applies them; and why."""
 
     @property

@@ -20,11 +20,12 @@ from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qua
 @dataclass(slots=True)
 class TypeTranslation:
     """``statements``: to run in place. ``rewritten``: types whose values in rows from before differ
-    at the target, with the reason.
+    at the target, with the reason. ``doubts``: changes that an operator should see first, and why.
     """
 
     statements: list[str] = field(default_factory=list)
     rewritten: dict[str, str] = field(default_factory=dict)
+    doubts: list[tuple[TypeChange, str]] = field(default_factory=list)
 
 
 class TypeTranslator:
@@ -107,6 +108,12 @@ class TypeTranslator:
         if label in present:
             return
         wanted = [text for _, text in change.after.labels]
+        if [e for e in wanted if e in present] != [e for e in present if e in wanted]:
+            reason = (
+                f'value "{label}" of "{change.after.full_name}" has no certain place, because the '
+                "target has the other values in another order"
+            )
+            found.doubts.append((change, reason))
         behind = next((each for each in wanted[wanted.index(label) :] if each in present), None)
         place = "" if behind is None else f" before {quote_literal(behind)}"
         found.statements.append(f"{alter} add value if not exists {quote_literal(label)}{place}")

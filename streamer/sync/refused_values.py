@@ -1,0 +1,41 @@
+"""The way on for a copy that the target refuses, if its types do not take all values of the source.
+
+With `ddl: capture`, a source that comes to a table of others brings such values as changes of its
+definition (`streamer.sync.changed_definitions`). Otherwise an operator makes them.
+"""
+
+from streamer.apply.lane import MappedRelation
+from streamer.apply.objects import read_used_types
+from streamer.apply.sql.joining import joining_statements
+from streamer.errors import TargetSchemaError
+from streamer.hints import command
+from streamer.progress.ddl import read_others
+from streamer.source.catalog import SourceRelation
+from streamer.target.catalog import TargetRelation
+from streamer.target.connection import TargetConnection
+
+
+async def way_for_values(
+    target: TargetConnection,
+    mapped: MappedRelation,
+    relation: SourceRelation,
+    table: TargetRelation,
+) -> str | None:
+    """Return a hint with the statements for the target; None if its types take all values."""
+    source = mapped.source
+    others = await read_others(target, mapped.relation_id) if table.has_sid else []
+    try:
+        statements = joining_statements(
+            relation.definition,
+            mapped.mapping,
+            table,
+            await read_used_types(target, table),
+            sid=source.sid,
+            others=others,
+        )
+    except TargetSchemaError as exc:
+        return exc.message
+    if not statements:
+        return None
+    again = command("resync", str(relation.name), database=source.database, sid=source.sid)
+    return f"run at the target: {'; '.join(statements)}; then run `{again}`"
