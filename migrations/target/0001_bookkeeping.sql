@@ -462,6 +462,8 @@ create table streamer.purge (
     blocks bigint,
     began_at timestamptz,
     finished_at timestamptz,
+    -- The columns that the source filled, by its own names.
+    columns text[] not null default '{}',
     primary key (database, sid, target)
 );
 

@@ -213,6 +213,8 @@ def purge_tenant(
     else:
         total = sum(record.rows_deleted for record in records)
         typer.echo(f"purged: {total:,} rows in {len(records)} tables")
+        drift_of = command("tenants drift", database=database)
+        typer.echo(f"columns that only this tenant had stay; `{drift_of}` names them", err=True)
 
 
 def purge_line(record: "PurgeRecord") -> str:

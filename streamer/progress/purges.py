@@ -29,6 +29,40 @@ on conflict (database, sid, target) do update set
 """
 
 
+# A source without known columns may have any.
+_KEEP_COLUMNS_SQL: Final = """
+update streamer.purge p set columns = array(
+    select c.key from streamer.relation r, pg_catalog.jsonb_each_text(r.columns) c
+     where r.source_id = s.id and r.target = p.target and c.value::int > 0)
+from streamer.source s
+where s.id = $1 and (p.database, p.sid) = (s.database, s.sid)
+  and exists (select from streamer.relation r where r.source_id = s.id and r.target = p.target)
+"""
+_LEFT_COLUMNS_SQL: Final = """
+select p.target, c.name, pg_catalog.min(p.database) as database,
+       pg_catalog.min(p.sid) filter (where p.finished_at is null) as unpurged_sid
+from streamer.purge p, unnest(p.columns) c (name)
+where exists (select from streamer.relation r where r.target = p.target)
+  and not exists (select from streamer.relation r
+                   where r.target = p.target
+                     and (r.columns is null or coalesce((r.columns ->> c.name)::int, 0) > 0))
+group by 1, 2 order by 1, 2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftColumn:
+    """A column that only removed sources had, by its name there.
+
+    ``unpurged_sid``: one of these sources whose rows may still be in the target.
+    """
+
+    target: str
+    name: str
+    database: str
+    unpurged_sid: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class PurgeRecord:
     """A row of streamer.purge. ``next_block``: no row of the source is left before this block."""
@@ -62,6 +96,16 @@ async def read_purges(bookkeeping: Bookkeeping) -> list[PurgeRecord]:
 async def read_targets(connection: TargetConnection, database: str) -> set[str]:
     """Return the target tables of all sources of *database* that streamer knows."""
     return {row["target"] for row in await connection.fetch(_TARGETS_SQL, database)}
+
+
+async def keep_columns(connection: TargetConnection, source_id: int) -> None:
+    """Store the columns of a source that is about to be forgotten, where its rows are left."""
+    await connection.execute(_KEEP_COLUMNS_SQL, source_id)
+
+
+async def read_left_columns(connection: TargetConnection) -> list[LeftColumn]:
+    """Return the columns that removed sources had, and no other source of the target table has."""
+    return [LeftColumn(**dict(row)) for row in await connection.fetch(_LEFT_COLUMNS_SQL)]
 
 
 async def find_other_writer(

@@ -14,6 +14,7 @@ from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.purges import keep_columns
 from streamer.source.history import Landmark
 from streamer.target.claim import LOCK_CLASS, Claim
 from streamer.target.connection import transaction
@@ -216,4 +217,5 @@ async def forget_source(bookkeeping: Bookkeeping, source_id: int) -> None:
     """Remove a source and its relations. A purge still knows the tables that hold rows of it."""
     async with bookkeeping.connection() as connection, transaction(connection):
         await connection.execute(_KEEP_TARGETS_SQL, source_id)
+        await keep_columns(connection, source_id)
         await connection.execute("delete from streamer.source where id = $1", source_id)

@@ -102,6 +102,11 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
             )
             assert ("public.log", "check", "CHECK ((id > 0))") in unequal
 
+            # A column of its own, which the target has when the tenant is gone.
+            target.execute("alter table log add column own int")
+            us.execute("alter table log add column own int; insert into log values (900, 'v', 1)")
+            await streamer.caught_up(60)
+
             # Rows that are wanted, or on their way, are not deleted.
             code, said = await tenants(path, "purge", "shop", "--sid", "us", "--yes")
             assert code == 2
@@ -135,7 +140,13 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
             assert code == 2
             assert "tenants purge shop --sid us --yes" in said
 
+            assert await remedies(path) == ["run first: streamer tenants purge shop --sid us --yes"]
             await purged_despite_kills(path, target)
+            assert await remedies(path) == [
+                'run at the target: alter table "public"."log" drop column "own"'
+            ]
+            target.execute("alter table log drop column own")
+            assert await remedies(path) == []
             assert (await read_tenants(address, mapping))[1:] == []
             source.execute("insert into orders values (0, 'new')")
             await streamer.caught_up(60)
@@ -145,10 +156,16 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
             await streamer.stop()
 
 
+async def remedies(config: Path) -> list[str]:
+    """Return the remedies for columns that only a removed tenant had."""
+    _, drift = await tenants(config, "drift", "log")
+    return [item["remedy"] for item in drift["items"] if item["remedy"] is not None]
+
+
 async def purged_despite_kills(config: Path, target: Database) -> None:
     """Kill purges before and after their commits: no deleted row is uncounted, and none remains."""
     deleted = "select coalesce(sum(rows_deleted), 0) from streamer.purge"
-    before = 2600
+    before = 2601
     for failpoint in ("purge.deleted=kill", "purge.stored=kill", "purge.deleted=kill@2"):
         code, _ = await tenants(
             config, "purge", "shop", "--sid", "us", "--yes", failpoints=failpoint

@@ -2,7 +2,8 @@
 
 Each source's definitions come from its catalogs. An item is a column, a primary key or another
 constraint of a table. The definition that most tenants have is the common one; a tenant that has
-another, or none, deviates. The target deviates if it lacks a column, or has it with another type.
+another, or none, deviates. The target deviates if it lacks a column, has it with another type, or
+has one that only removed tenants had.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from streamer.commands.scope import Scope
 from streamer.definitions.model import TableDefinition
 from streamer.definitions.read import definition_of, definitions_sql
 from streamer.errors import MappingError, SourceError
+from streamer.hints import command
 from streamer.mapping.rules import (
     Mapping,
     RelationMapping,
@@ -25,6 +27,8 @@ from streamer.mapping.rules import (
     SourceMapping,
     TableType,
 )
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.progress.purges import LeftColumn, read_left_columns
 from streamer.runtime.relations import resolve_at
 from streamer.source.connection import connection, fetch_all
 from streamer.target.catalog import TargetRelation, read_relations
@@ -67,6 +71,8 @@ class Drift:
     target: str | None
     deviating: dict[str, str | None]
     target_deviates: bool
+    remedy: str | None = None
+    """What to run, for a column that only removed tenants had."""
 
     @property
     def is_equal(self) -> bool:
@@ -127,7 +133,9 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
     names = sorted({table.mapping.target for table in found}, key=str)
     async with target_connection(address, "streamer drift") as target:
         targets = await read_relations(target, names)
-    items = list(judge(found, targets))
+        is_known = await target.fetch_value("select pg_catalog.to_regclass('streamer.purge')")
+        left = await read_left_columns(target) if is_known else []
+    items = list(judge(found, targets, left))
     labels = [source.label for source in sources]
     return DriftReport(labels, items, dict(sorted(unreachable.items())))
 
@@ -145,17 +153,24 @@ async def _read_source(source: SourceMapping, namespace: str) -> list[TenantTabl
 
 
 def judge(
-    tables: Iterable[TenantTable], targets: dict[RelationName, TargetRelation]
+    tables: Iterable[TenantTable],
+    targets: dict[RelationName, TargetRelation],
+    left: Sequence[LeftColumn] = (),
 ) -> Iterator[Drift]:
     """Yield the items of all tables. Tenants of a group share a table if their sources' tables and
     their targets have the same names. Pure.
+
+    *left*: columns that only removed tenants had.
     """
     groups: dict[tuple[str, str, str], list[TenantTable]] = {}
     for table in tables:
         key = (table.database, str(table.mapping.source), str(table.mapping.target))
         groups.setdefault(key, []).append(table)
     for _, group in sorted(groups.items(), key=lambda item: item[0]):
-        yield from _judge_table(group, targets.get(group[0].mapping.target))
+        there = targets.get(group[0].mapping.target)
+        yield from _judge_table(group, there)
+        if there is not None:
+            yield from _judge_left(group, there, left)
 
 
 def _judge_table(group: Sequence[TenantTable], target: TargetRelation | None) -> Iterator[Drift]:
@@ -182,6 +197,36 @@ def _judge_table(group: Sequence[TenantTable], target: TargetRelation | None) ->
             target=here,
             deviating={label: value for label, value in values.items() if value != common},
             target_deviates=is_wanted and _deviates(mapping, item, common, here),
+        )
+
+
+def _judge_left(
+    group: Sequence[TenantTable], target: TargetRelation, left: Sequence[LeftColumn]
+) -> Iterator[Drift]:
+    mapping = group[0].mapping
+    known = {item for table in group for item in items_of(table.definition)}
+    for column in left:
+        name = mapping.target_column(column.name)
+        found = target.columns.get(name) if name is not None else None
+        if column.target != str(target.name) or found is None or ("column", column.name) in known:
+            continue
+        table = quote_qualified(target.name.namespace, target.name.name)
+        remedy = (
+            f"run at the target: alter table {table} drop column {quote_identifier(found.name)}"
+        )
+        if column.unpurged_sid is not None:  # its rows may have values
+            sid = column.unpurged_sid
+            remedy = f"run first: {command('tenants purge', column.database, '--yes', sid=sid)}"
+        yield Drift(
+            table=str(mapping.source),
+            target_table=str(mapping.target),
+            kind="column",
+            name=column.name,
+            common=None,
+            target=found.type,
+            deviating={},
+            target_deviates=True,
+            remedy=remedy,
         )
 
 
@@ -264,6 +309,12 @@ def render(report: DriftReport, console: Console, *, everything: bool) -> None:
             table.add_row(item.table, name, common, here, who)
     if count:
         console.print(table)
+    for item in report.items:
+        if item.remedy is not None:
+            text = (
+                f"no tenant has column {item.name} of {item.target_table} any more; {item.remedy}"
+            )
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
     for label, number in report.deviating.items():
         console.print(f"{label}: {number} deviations", markup=False, highlight=False)
     for label, reason in report.unreachable.items():

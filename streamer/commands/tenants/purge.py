@@ -35,6 +35,7 @@ from streamer.progress.purges import (
     begin_purge,
     find_other_writer,
     finish_purge,
+    keep_columns,
     move_purge,
     read_purges,
     read_targets,
@@ -199,6 +200,7 @@ async def _purge_all(
         )
     async with _under(claim, target):
         await begin_purge(target, database, sid, relations)
+        await keep_columns(target, claim.source_id)
         # From here on rows are missing: a source that comes back has to be copied.
         await target.execute(_FORGET_SQL.format("former_relation"), claim.source_id)
         await target.execute(_FORGET_SQL.format("relation"), claim.source_id)
