@@ -244,9 +244,7 @@ class TableChange:
             ignored += stopped or [c for c in changes if c not in ignored]
         return await self._translation(target, changes, ignored)
 
-    async def _doubted(
-        self, target: TargetRelation, changes: list[AnyChange]
-    ) -> list[ColumnChange]:
+    async def _doubted(self, target: TargetRelation, changes: list[AnyChange]) -> list[AnyChange]:
         """Return changes for which the table stopped although `on_ddl` applies them."""
         try:
             return [change for change, _ in (await self._translation(target, changes, [])).doubts]

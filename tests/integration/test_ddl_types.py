@@ -229,7 +229,7 @@ async def test_a_tenant_joins_whose_types_have_values_that_the_others_lack(
             await streamer.caught_up(60)
             assert target.execute("select m::text from t where sid = 'c'") == [("odd",)]
 
-            # Without capture, and with a change that an operator ignores, the copy says what to do.
+            # Without capture, the error of the copy names the statements.
             joiner.execute("alter type mood add value 'worst' before 'calm'")
             joiner.execute("insert into t (id, m) values (10, 'worst')")
             other = text.replace("ddl: capture", "ddl: off").replace("sid: a", "sid: d")

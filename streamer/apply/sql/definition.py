@@ -31,8 +31,8 @@ class Translation:
     """The statements for one difference.
 
     ``filled``: columns of the target to bring for existing rows, because no statement gives them
-    the source's values. ``reason``: why. ``objects``: of
-    indexes and constraints, whose statements are among these, too.
+    the source's values. ``reason``: why. ``objects``: of indexes and
+    constraints, whose statements are among these, too.
     """
 
     statements: list[str] = field(default_factory=list)
