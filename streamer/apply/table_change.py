@@ -56,6 +56,7 @@ from streamer.target.catalog import (
     TargetRelation,
     holds_rows,
     read_expressions,
+    read_identities,
     read_partitions,
     read_relation,
 )
@@ -272,6 +273,7 @@ class TableChange:
             generated=GeneratedFacts(
                 [column.name for column in self._message.definition.columns],
                 await read_expressions(self._target, target),
+                await read_identities(self._target, target),
                 self._target.server_version,
             ),
         )

@@ -98,7 +98,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "change_type": "any other type, or one whose values the statement computes",
         "set_not_null": "a column becomes NOT NULL",
         "drop_not_null": "a column may be null",
-        "set_default": "a default is set, changed or dropped",
+        "set_default": "a default, or an identity with `create: all`, is set, changed or dropped",
         "set_expression": "another expression of a generated column, which the target computes "
         "anew, too",
         "attach_partition": "a partition that was attached with rows in it; without `apply` the "

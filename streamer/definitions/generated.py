@@ -1,10 +1,21 @@
-"""Expressions of generated columns, over the columns of the target. Pure."""
+"""Generated and identity columns, as the target has them. Pure."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from streamer.definitions.names import UnclearExpressionError, rename_columns, uses_column
 from streamer.errors import TargetSchemaError
 from streamer.mapping.rules import RelationName
+
+IDENTITIES: Final = {"a": "always", "d": "by default"}
+
+
+def identity_of(identity: str, *, is_key: bool) -> str:
+    """Return the identity of a target's column, as `IDENTITIES` has them.
+
+    No UPDATE can write a column that is GENERATED ALWAYS. A changed key is deleted and inserted.
+    """
+    return identity if is_key else "d"
 
 
 def generation_expression(

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from streamer.definitions.generated import IDENTITIES, identity_of
 from streamer.definitions.model import (
     ColumnDefinition,
     ConstraintDefinition,
@@ -147,7 +148,12 @@ class Renderer:
         sequence = column.sequence
         statements: list[str] = []
         if column.identity:
-            how = "always" if column.identity == "a" else "by default"
+            is_key = any(
+                column.name in each.columns
+                for each in self._definition.constraints
+                if each.kind == "p"
+            )
+            how = IDENTITIES[identity_of(column.identity, is_key=is_key)]
             options = f" ({sequence.options})" if sequence else ""
             statements = [f"{alter} add generated {how} as identity{options}"]
             if self._is_clone and not self._place.has_sid:

@@ -313,6 +313,8 @@ def _changes_of(
         is_expression = old.generated and new.generated
         kind = DdlKind.SET_EXPRESSION if is_expression else DdlKind.SET_DEFAULT
         yield ColumnChange(kind, old, new)
+    elif old.identity != new.identity:
+        yield ColumnChange(DdlKind.SET_DEFAULT, old, new)
 
 
 _WIDER: Final[dict[str, frozenset[str]]] = {

@@ -23,7 +23,8 @@ select pg_catalog.json_build_object(
   join pg_catalog.pg_sequence s on s.seqrelid = sc.oid
  where p.classid = 'pg_catalog.pg_class'::regclass
    and p.refclassid = 'pg_catalog.pg_class'::regclass
-   and p.refobjid = c.oid and p.refobjsubid = a.attnum and p.deptype in ('a', 'i')
+   and p.refobjid = c.oid and p.refobjsubid = a.attnum
+   and p.deptype = case a.attidentity when '' then 'a' else 'i' end
  order by p.objid limit 1
 """
 

@@ -280,6 +280,12 @@ async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
     quoted = quote_identifier(record.name)
     table = quote_qualified(place.namespace, place.name)
     try:
+        rows = await target.fetch(_FACTS_SQL, place.namespace, place.name, record.name)
+        if record.is_identity and rows and rows[0]["has_default"]:
+            await target.execute(f"set lock_timeout = '{QUEUED_SECONDS}s'")
+            await target.execute(
+                f"alter table {table} alter column {quoted} drop identity if exists"
+            )
         if record.kind in _CONSTRAINTS:
             await target.execute(f"set lock_timeout = '{QUEUED_SECONDS}s'")
             await target.execute(f"alter table {table} drop constraint if exists {quoted}")

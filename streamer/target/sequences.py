@@ -45,7 +45,8 @@ with wanted as (
      and not a.attisdropped
     join pg_catalog.pg_depend d on d.refobjid = t.oid and d.refobjsubid = a.attnum
      and d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
-     and d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.deptype in ('a', 'i')
+     and d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+     and d.deptype = case a.attidentity when '' then 'a' else 'i' end
     join pg_catalog.pg_class c on c.oid = d.objid and c.relkind = 'S'
 )
 select f.number, c.oid::int8 as oid, n.nspname::text as namespace, c.relname::text as name,

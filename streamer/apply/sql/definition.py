@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from streamer.apply.sql.generated import GeneratedFacts, clause_of, set_expression
 from streamer.apply.sql.objects import ObjectTranslation
+from streamer.definitions.generated import IDENTITIES, identity_of
 from streamer.definitions.names import uses_column
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import (
@@ -20,7 +21,7 @@ from streamer.mapping.definition import (
     SourceDefinition,
     widens,
 )
-from streamer.mapping.rules import DdlKind, RelationMapping, TableType
+from streamer.mapping.rules import Create, DdlKind, RelationMapping, TableType
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.target.catalog import TargetRelation
 from streamer.target.conventions import SID
@@ -180,7 +181,7 @@ class DefinitionTranslator:
             case DdlKind.DROP_NOT_NULL:
                 return self._drop_not_null(name)
             case _:
-                return self._set_default(name, after)
+                return self._set_default(name, before, after, found)
 
     def _name(self, column: DefinedColumn) -> str | None:
         """Return the target's name of a column; None if the target does not get it."""
@@ -382,15 +383,42 @@ class DefinitionTranslator:
             found.unfinished.append(column)
         return self._add_column(name, replace(column, not_null=False))
 
-    def _set_default(self, name: str, column: DefinedColumn) -> list[str]:
+    def _set_default(
+        self, name: str, before: DefinedColumn, column: DefinedColumn, found: Translation
+    ) -> list[str]:
         if self._is_shared or self._is_history or column.generated:
             return []
-        quoted, default = quote_identifier(name), column.own_default
+        alter = f"{self._alter} alter column {quote_identifier(name)}"
+        statements = self._set_identity(alter, name, before, column, found)
+        if (before.default_mark, before.generated) == (column.default_mark, column.generated):
+            return statements
+        default = column.own_default
         if default is not None:
-            return [f"{self._alter} alter column {quoted} set default {default}"]
-        if self._columns[name].has_default:
-            return [f"{self._alter} alter column {quoted} drop default"]
-        return []
+            statements.append(f"{alter} set default {default}")
+        elif self._columns[name].has_default and name not in self._generated.identities:
+            statements.append(f"{alter} drop default")
+        return statements
+
+    def _set_identity(
+        self,
+        alter: str,
+        name: str,
+        before: DefinedColumn,
+        column: DefinedColumn,
+        found: Translation,
+    ) -> list[str]:
+        """Return the statements for the identity of a column that is there; an addition waits."""
+        if before.identity == column.identity or self._mapping.rule.create is not Create.ALL:
+            return []
+        there = self._generated.identities.get(name)
+        if column.identity and not before.identity and there is None:
+            found.unfinished.append(column)
+        if there is None:
+            return []  # a plan that is still to be made follows the change
+        if not column.identity:
+            return [f"{alter} drop identity"]
+        wanted = identity_of(column.identity, is_key=name in self._target.primary_key)
+        return [] if wanted == there else [f"{alter} set generated {IDENTITIES[wanted]}"]
 
 
 def _type(column: DefinedColumn) -> str:

@@ -22,11 +22,13 @@ _SET_EXPRESSION_MIN: Final = 17_00_00
 @dataclass(frozen=True, slots=True)
 class GeneratedFacts:
     """``source_columns``: the names of all columns of the source. ``expressions``: those of the
-    target's generated columns. ``version``: of the target.
+    target's generated columns. ``identities``: its identity columns, 'a' for always or 'd' for by
+    default. ``version``: of the target.
     """
 
     source_columns: Sequence[str] = ()
     expressions: Mapping[str, str] = field(default_factory=dict)
+    identities: Mapping[str, str] = field(default_factory=dict)
     version: int = _SET_EXPRESSION_MIN
 
 
