@@ -21,7 +21,7 @@ from tests.support.postgres import SETTINGS, running, versions
 CASES_AT_A_TIME = 4
 # A profile takes three seconds of processor time. Those that are not here differ from one that is
 # in their SQL, and `make nightly` runs them.
-NAMES = {"insert", "sources", "history", "pgbench", "huge", "latency", "load", "copy-tables"}
+NAMES = {"insert", "sources", "history", "latency", "load", "copy-tables"}
 CHOSEN = [
     case for case in CASES if case.name in NAMES or os.environ.get("TEST_COMBINATIONS") == "all"
 ]

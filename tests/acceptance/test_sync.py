@@ -254,7 +254,7 @@ def test_twenty_kills_under_mixed_load_end_equal(
     stop = threading.Event()
     with Process(config, spark=False) as process:
         caught_up(process)
-    with Writer(source, WRITES, pause=0.001):
+    with Writer(source, WRITES, pause=0.01):
         for _ in range(20):
             with Process(config, spark=False) as process:
                 stop.wait(0.2 + generator.random())

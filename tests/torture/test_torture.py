@@ -13,7 +13,7 @@ from tests.torture.world import Options
 def test_nothing_is_lost_or_doubled(server_directory: Path) -> None:
     version = os.environ.get("TEST_POSTGRES", "18")
     options = Options(
-        seconds=8,
+        seconds=5,
         seed=1,
         sessions=1,
         source_version=version,
