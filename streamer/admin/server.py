@@ -65,8 +65,9 @@ class AdminServer:
         events.start()
         return events
 
-    def add_routes(self, app: FastAPI, events: Events) -> None:
+    async def add_routes(self, app: FastAPI, events: Events) -> None:
         """Let *app* serve the API and the page."""
+        await asyncio.to_thread(load)
         install(app, self._service, self._access, events)
 
     def is_known(self, request: Request) -> bool:
@@ -135,7 +136,6 @@ async def opened_admin(
         token = getattr(settings.admin, name)
         if token is not None and len(token.reveal()) < TOKEN_LENGTH_MIN:
             log.warning("a token is too short: an attacker could guess it", setting=f"admin.{name}")
-    await asyncio.to_thread(load)
     service = await open_service(settings, config, mapping)
     try:
         # Without its users the server might accept every client.

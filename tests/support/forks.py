@@ -185,6 +185,9 @@ def _import_program() -> None:
 
     import streamer.cli.main
     import streamer.cli.run  # noqa: F401
+    from streamer.admin.page.render import load
+
+    load()
 
 
 if __name__ == "__main__":
