@@ -38,6 +38,9 @@ def stages(target: Database) -> list[Any]:
     return target.execute(r"select relname from pg_class where relname ~ '^copy_\d'")
 
 
+READ_SECONDS = 0.002
+
+
 @contextlib.contextmanager
 def reading(db: Database, sql: str) -> Iterator[list[Any]]:
     """Run a query over and over meanwhile; yield its results."""
@@ -46,7 +49,7 @@ def reading(db: Database, sql: str) -> Iterator[list[Any]]:
 
     def read() -> None:
         with db.connect() as connection:
-            while not ended.is_set():
+            while not ended.wait(READ_SECONDS):
                 seen.append(connection.execute(sql.encode()).fetchone())
 
     thread = threading.Thread(target=read)
