@@ -4,8 +4,6 @@ change exactly once, in its place.
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.definitions import described
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up, status
@@ -37,8 +35,9 @@ def change(source: Database, number: int) -> None:
         source.execute(f"alter table t drop column {new}")
 
 
-@pytest.mark.parametrize("name", ["ddl.applied", "apply.before_commit", "apply.after_commit"])
-def test_killed_at(name: str, tmp_path: Path, source: Database, target: Database) -> None:
+def test_killed_at_each_step_of_a_change(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
     for db in (source, target):
         db.execute(DDL)
     config = tmp_path / "config.yaml"
@@ -48,13 +47,13 @@ def test_killed_at(name: str, tmp_path: Path, source: Database, target: Database
         caught_up(process)
         process.kill()
     number = 0
-    for _ in range(2):
+    for name in ("ddl.applied", "apply.before_commit", "apply.after_commit") * 2:
         with Process(config, environment={"STREAMER_FAILPOINTS": f"{name}=kill@3"}) as process:
             while not process.process.ends_within(0.1):
-                assert number < 100, "the failpoint was not reached"
+                assert number < 300, f"{name} was not reached"
                 change(source, number)
                 number += 1
-            assert process.process.returncode == -9
+            assert process.process.returncode == -9, name
     run_to_the_end(config)
     columns = (
         "select attname from pg_attribute where attrelid = 't'::regclass"
@@ -108,9 +107,8 @@ def change_objects(source: Database, number: int) -> None:
         source.execute(f"alter table t drop constraint c{before}")
 
 
-@pytest.mark.parametrize("name", ["definitions.before_make", "definitions.part_made"])
 def test_killed_while_an_index_or_a_constraint_is_made(
-    name: str, tmp_path: Path, source: Database, target: Database
+    tmp_path: Path, source: Database, target: Database
 ) -> None:
     for db in (source, target):
         db.execute(DDL)
@@ -121,14 +119,15 @@ def test_killed_while_an_index_or_a_constraint_is_made(
         caught_up(process)
         process.kill()
     number = 0
-    for count in (2, 3):
-        environment = {"STREAMER_FAILPOINTS": f"{name}=kill@{count}"}
-        with Process(config, environment=environment) as process:
-            while not process.process.ends_within(0.2):
-                assert number < 100, "the failpoint was not reached"
-                change_objects(source, number)
-                number += 1
-            assert process.process.returncode == -9
+    for name in ("definitions.before_make", "definitions.part_made"):
+        for count in (2, 3):
+            environment = {"STREAMER_FAILPOINTS": f"{name}=kill@{count}"}
+            with Process(config, environment=environment) as process:
+                while not process.process.ends_within(0.2):
+                    assert number < 200, f"{name} was not reached"
+                    change_objects(source, number)
+                    number += 1
+                assert process.process.returncode == -9, name
     with Process(config) as process:
         eventually(lambda: status(config)[0]["state"] == "streaming")
         caught_up(process)
