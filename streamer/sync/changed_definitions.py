@@ -39,7 +39,7 @@ from streamer.source.catalog import SourceRelation, flush_wal, read_relations
 from streamer.source.connection import Connection
 from streamer.sync.context import SyncEvents
 from streamer.sync.tables import published_relation
-from streamer.target.catalog import read_relation
+from streamer.target.catalog import read_partitions, read_relation
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.deferred_indexes import restore_indexes
 
@@ -84,7 +84,7 @@ class ChangedDefinitions:
     ) -> None:
         """Store the part of the definition that the target has from other sources.
 
-        They may be behind a column or a value of an enum that this source has already, or have
+        They may lack a column, a value of an enum or a partition that this source has, or have
         narrower types. What the target lacks then comes as in the stream.
         """
         table = await read_relation(target, mapped.mapping.target)
@@ -98,6 +98,7 @@ class ChangedDefinitions:
             mapped.mapping,
             table,
             await read_used_types(target, table),
+            await read_partitions(target, table),
             {name for name, _ in missing},
         )
         if there == relation.definition:

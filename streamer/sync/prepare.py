@@ -260,6 +260,10 @@ class Preparation:
         missing = [pair for pair in pairs if pair[0].mapping.target not in there]
         if missing and self._create_tables:
             await self._create(source, target, missing, facts)
+            late = [pair for pair in missing if pair[0] not in self._created]
+            if late:  # another source made the table meanwhile
+                settled = dict(await self._settled(source, target, late))
+                pairs = [(mapped, settled.get(mapped, relation)) for mapped, relation in pairs]
             there |= await read_relations(target, [mapped.mapping.target for mapped, _ in missing])
         copies: list[TableCopy] = []
         for mapped, relation in pairs:

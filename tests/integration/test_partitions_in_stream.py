@@ -1,12 +1,15 @@
 """Partitions that join and leave a source's table, in their place in the stream."""
 
+from pathlib import Path
+
 import pytest
 
 from streamer.commands import ddl
+from streamer.commands.embedded import Server
 from streamer.target.connection import TargetAddress
-from tests.support.postgres import Database
+from tests.support.postgres import Database, database
 from tests.support.process import command
-from tests.support.streamer import MakeStreamer
+from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
@@ -108,3 +111,91 @@ async def test_partitions_come_and_go_in_a_plain_table_a_history_and_a_partition
         assert target.value("select count(*) from dw.p_1") == source.value(
             "select count(*) from p_1"
         )
+
+
+P = "create table p (id int primary key, v text) partition by range (id);"
+PART = "create table {} partition of p for values from ({}) to ({});"
+
+
+def part(name: str, begin: int, end: int) -> str:
+    row = (begin + end) // 2
+    return f"{PART.format(name, begin, end)} insert into p values ({row}, '{name}');"
+
+
+async def test_tenants_share_a_partitioned_target(
+    shared_server: Server,
+    source: Database,
+    target: Database,
+    tmp_path: Path,
+    short_backoffs: None,
+) -> None:
+    """Each has partitions that the other lacks, at the start, as a joiner, and in the stream."""
+    path = tmp_path / "config.yaml"
+    group = "ddl: capture\non_ddl: {detach_partition: apply}"
+    write_config(path, source, target, "p: {partitioned: true}", sid="a", group=group)
+    mine = f'{{url: "{source.url}", sid: a}}'
+    rows = "select id, v from p {} order by id"
+    with database(shared_server, "second") as second, database(shared_server, "third") as third:
+        sources = {"a": source, "b": second}
+        source.execute(P + part("p0", 0, 10) + part("p1", 10, 20))
+        second.execute(P + part("p0", 0, 10) + part("p2", 20, 30))
+        third.execute(P + part("p0", 0, 10) + part("other", 20, 30) + part("p3", 30, 40))
+        alone = path.read_text()
+        both = alone.replace(mine, f'{mine}, {{url: "{second.url}", sid: b}}')
+        path.write_text(both)
+        streamer = Streamer(path)
+        streamer.start()
+        try:
+
+            async def are_equal() -> bool:
+                return all(
+                    target.execute(rows.format(f"where sid = '{sid}'"))
+                    == db.execute(rows.format(""))
+                    for sid, db in sources.items()
+                )
+
+            async def assert_rows() -> None:
+                await streamer.caught_up(60)
+                await streamer.eventually(are_equal)  # rows of an attached partition come later
+
+            await assert_rows()
+            sources["c"] = third  # its "other" has the bounds of p2
+            path.write_text(both.replace(mine, f'{mine}, {{url: "{third.url}", sid: c}}'))
+            await streamer.apply()
+            await assert_rows()
+            partitions = "select relid::regclass::text from pg_partition_tree('p') where isleaf"
+            there = [("p0",), ("p1",), ("p2",), ("p3",)]
+            assert sorted(target.execute(partitions)) == there
+
+            source.execute(part("mine", 30, 40) + part("p4", 40, 50))
+            second.execute(
+                "create table p4 (like p including all); insert into p4 values (41, 'before');"
+                "alter table p attach partition p4 for values from (40) to (50)"
+            )
+            await assert_rows()
+            # The target's partition has rows of the others, and those of this tenant leave.
+            source.execute("alter table p detach partition p0")
+            third.execute("drop table p0; update p set v = 'changed'")
+            await assert_rows()
+            assert sorted(target.execute(partitions)) == [*there, ("p4",)]
+            assert target.execute("select sid, v from p0") == [("b", "p0")]
+            source.execute(part("p0_new", 0, 10))
+            await assert_rows()
+
+            # A bound that overlaps those of the others: the rows have a place without it.
+            source.execute(part("p5", 50, 60))
+            await assert_rows()
+            third.execute(part("p5_half", 50, 55))
+
+            async def one_stands() -> bool:
+                states = {s["sid"]: s["tables"][0]["state"] for s in await streamer.statuses()}
+                return states == {"a": "ready", "b": "ready", "c": "error"}
+
+            await streamer.eventually(one_stands)
+            (shown,) = [s for s in await streamer.statuses() if s["sid"] == "c"]
+            assert "would overlap partition" in str(shown["tables"][0]["error"])
+            address = TargetAddress.parse(streamer.settings.target.url)
+            await ddl.store_decision(address, "skip", "p", "shop", "c")
+            await assert_rows()
+        finally:
+            await streamer.stop()

@@ -244,7 +244,7 @@ def test_a_source_joins_with_the_part_of_its_definition_that_the_target_has() ->
         RelationName("public", "t"), there.name, TableRule(RelationPattern("public", "t"))
     )
     types = [replace(MOOD, oid=99), PLACE, POSITIVE]
-    part = part_of_target(here, mapping, there, types, {"own"})
+    part = part_of_target(here, mapping, there, types, (), {"own"})
     assert sorted(str(change) for change in all_differences(part, here)) == [
         'add_attribute "public.place" "zip"',
         'add_column "own"',
@@ -254,9 +254,9 @@ def test_a_source_joins_with_the_part_of_its_definition_that_the_target_has() ->
         'drop_not_null "name"',
         'widen_type "name"',
     ]
-    assert part_of_target(here, mapping, there, here.types or (), ()) != here  # "name"
+    assert part_of_target(here, mapping, there, here.types or (), (), ()) != here  # "name"
     wide = target_table({"id": ("integer", True), "name": ("text", False), "own": ("text", False)})
-    assert part_of_target(here, mapping, wide, here.types or (), ()) == here
+    assert part_of_target(here, mapping, wide, here.types or (), (), ()) == here
 
 
 def test_a_value_without_a_certain_place_is_a_conflict() -> None:

@@ -5,7 +5,7 @@ The difference from that part to the whole definition is then made like any othe
 source. So one mechanism decides by kind, stops with the SQL, and keeps the other sources' values.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from streamer.apply.sql.definition import DefinitionTranslator
@@ -18,6 +18,7 @@ from streamer.mapping.definition import (
     widens,
 )
 from streamer.mapping.objects import DefinedType, TypeChange
+from streamer.mapping.partitions import ROOT, Partition
 from streamer.mapping.rules import RelationMapping
 from streamer.target.catalog import TargetRelation
 
@@ -27,12 +28,13 @@ def part_of_target(
     mapping: RelationMapping,
     target: TargetRelation,
     types: Iterable[DefinedType],
+    partitions: Sequence[Partition],
     lacking: Collection[str],
 ) -> SourceDefinition:
     """Return *definition* without the parts that keep rows of the source out of *target*.
 
-    *types*: those that the target table uses. *lacking*: the source's names of columns that the
-    target has to get.
+    *types*: those that the target table uses. *partitions*: the target and its own, if it has any.
+    *lacking*: the source's names of columns that the target has to get.
     """
     there = {each.full_name: each for each in types}
     columns = tuple(
@@ -47,9 +49,23 @@ def part_of_target(
             parts.append(_type(here, found))
         elif not lacking:
             parts.append(here)
-    return replace(
-        definition, columns=columns, types=None if definition.types is None else tuple(parts)
-    )
+    tree = definition.partitions
+    if tree and partitions:
+        tree = tuple(_partitions(tree, partitions))
+    its_types = None if definition.types is None else tuple(parts)
+    return replace(definition, columns=columns, types=its_types, partitions=tree)
+
+
+def _partitions(here: Sequence[Partition], there: Sequence[Partition]) -> Iterator[Partition]:
+    """Yield the partitions of the source whose rows have one of the target. Its name may differ."""
+    bounds = {(each.parent, each.bound): each.oid for each in there}
+    own = {ROOT: ROOT}
+    for each in here:
+        if each.bound is None:  # the table itself
+            yield each
+        elif each.parent in own and (own[each.parent], each.bound) in bounds:
+            own[each.oid] = bounds[own[each.parent], each.bound]
+            yield each
 
 
 def _column(
@@ -102,7 +118,7 @@ def joining_statements(
 
     Raises TargetSchemaError if these would break another source.
     """
-    part = part_of_target(definition, mapping, target, types, ())
+    part = part_of_target(definition, mapping, target, types, (), ())
     changes = all_differences(part, definition)
     there = {each.full_name: each for each in types}
     translator = TypeTranslator(there, [other.types or () for other in others])

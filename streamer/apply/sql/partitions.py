@@ -102,12 +102,14 @@ class PartitionTranslator:
         partition = change.partition
         parent = self._parent(partition, change.tree)
         is_parent = any(e.full_name == parent and e.key is not None for e in self._there)
-        if not is_parent or parent is None or self._own(partition, change.tree) is not None:
+        if not is_parent or parent is None:
             return []
+        above = ROOT if partition.parent == ROOT else self._oid(parent)
+        if any((e.parent, e.bound) == (above, partition.bound) for e in self._there):
+            return []  # another source, or an operator, made it, perhaps by another name
         render = key_renderer(self._mapping, self._columns, self._target.columns)
         statement = create_partition_sql(partition, parent, self._target.name, render)
         # A later change of the same message may concern this partition.
-        above = ROOT if partition.parent == ROOT else self._oid(parent)
         name = self._name(partition)
         own = replace(partition, oid=-partition.oid, parent=above, namespace=name.namespace)
         self._there.append(own)
