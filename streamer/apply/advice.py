@@ -23,6 +23,7 @@ from streamer.postgres.quoting import quote_columns, quote_identifier
 from streamer.target.conventions import SID
 
 _KEY_COLUMNS: Final = re.compile(r"Key \(([^)]*)\)=")
+_OTHER_ATTRIBUTES: Final = "malformed record literal"
 _QUARANTINE = "set `on_error: quarantine` for this table"
 
 
@@ -58,6 +59,12 @@ def _remedies(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> 
         yield _QUARANTINE
     elif isinstance(error, TextEncodingError):
         yield f"correct the text at the source so that it is valid UTF-8, and {resync}"
+        yield _QUARANTINE
+    elif isinstance(error, ValueConversionError) and _OTHER_ATTRIBUTES in error.message:
+        yield (
+            "the transaction of this row began before ALTER TYPE changed the attributes, so copy "
+            f"the rows as they are now: {resync}"
+        )
         yield _QUARANTINE
     elif isinstance(error, ValueConversionError):
         yield from _alter_column(error, mapped, plan)

@@ -12,6 +12,8 @@ from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
+pytestmark = pytest.mark.usefixtures("without_spark")
+
 GROUP = "ddl: capture\non_ddl: {drop_column: apply, drop_attribute: apply}"
 TYPES = """
 create type mood as enum ('sad', 'happy');
@@ -140,6 +142,37 @@ async def test_a_transaction_that_began_before_a_label_was_renamed(
         await streamer.caught_up()
         assert_same(source, target, "a")
         assert target.value("select count(*) from a where list[1][1]::text like 'the%'") == 2
+
+
+@pytest.mark.usefixtures("_both")
+async def test_a_transaction_that_began_before_attributes_were_changed(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """Its values have the attributes of their time, and no names of them."""
+    async with stream("a: {initial: none}\nb: {truncate_target: true}", group=GROUP) as streamer:
+        await streamer.caught_up()
+
+        async def meanwhile(number: int, command: str) -> None:
+            with source.connect() as session:
+                session.execute(f"begin; insert into b (id, p) values ({number}, row('x', 1))")
+                source.execute(command)
+                session.execute("commit")
+
+        async def are_equal() -> bool:
+            query = "select id, p::text from b order by id"
+            # A thread may wait for a lock; the engine in this loop has to go on meanwhile.
+            here, there = [await asyncio.to_thread(db.execute, query) for db in (source, target)]
+            return here == there
+
+        await meanwhile(21, "alter type place add attribute more text")
+        await streamer.table_state("public.b", "error")
+        error = str((await streamer.table("public.b"))["error"])
+        assert 'in column "p"' in error
+        assert "began before ALTER TYPE changed the attributes" in error
+        assert "streamer resync public.b --database shop" in error
+        await streamer.ask("resync", "public.b")
+        await streamer.table_state("public.b", "ready")
+        await streamer.eventually(are_equal)
 
 
 JOINING = """
