@@ -51,6 +51,7 @@ from streamer.progress.ddl import (
     store_definition,
     store_former_labels,
 )
+from streamer.progress.definitions import hold_plans
 from streamer.target.add_columns import store_known
 from streamer.target.catalog import (
     TargetRelation,
@@ -186,6 +187,7 @@ class TableChange:
         mapped = self._mapped
         if mapped.source.sid is not None:
             await lock_definition(self._target, mapped.mapping.target)
+        await hold_plans(self._target, mapped.mapping.target)
         target = await read_relation(self._target, mapped.mapping.target)
         if target is None:
             raise TargetSchemaError(f'target table "{mapped.mapping.target}" does not exist')

@@ -172,6 +172,19 @@ async def end_plans(
         await connection.execute(sql, relation_id, kinds, names)
 
 
+async def hold_plans(connection: TargetConnection, target: RelationName) -> None:
+    """Keep the states of the plans for a target table until this transaction ends.
+
+    A session that makes one of them meanwhile cannot store that. So the caller finds the objects of
+    all `made` plans when it looks at the table, and any other counts as unfinished.
+    """
+    await connection.fetch(
+        "select from streamer.definition d where d.relation_id in"
+        " (select id from streamer.relation where target = $1) order by d.id for no key update",
+        str(target),
+    )
+
+
 async def read_plans(connection: TargetConnection, relation_id: int) -> list[DefinitionRecord]:
     """Return the plans of a relation that no session has made yet."""
     rows = await connection.fetch(

@@ -1,10 +1,13 @@
 """`ddl: capture`: indexes and constraints of the target follow those of the source."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from streamer.apply.objects import Objects
+from streamer.apply.sql.objects import ObjectTranslation
 from streamer.commands import ddl
 from streamer.commands.embedded import Server
 from streamer.runtime import definitions as definition_builder
@@ -109,9 +112,12 @@ async def test_indexes_and_constraints_follow_the_source(
 
 
 async def test_the_halves_that_a_builder_left_are_made_whole_under_their_new_names(
-    source: Database, target: Database, stream: MakeStreamer
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The builder died: its index is invalid, a check NOT VALID, a unique constraint an index."""
+    """The builder died: its index is invalid, a check NOT VALID, a unique constraint an index.
+
+    Or it makes a constraint after the lane has looked, and before the lane stores its plans.
+    """
     for db in (source, target):
         db.execute(DDL)
     async with stream(TABLES, group=GROUP) as streamer:
@@ -155,6 +161,35 @@ async def test_the_halves_that_a_builder_left_are_made_whole_under_their_new_nam
             await arrived(5)
             await asyncio.to_thread(target.execute, identity)
         await alike(streamer, source, target)
+        with target.connect() as builder:
+            builder.execute(f"select pg_advisory_lock({BUILD_LOCK})")
+            add = "alter table t add constraint late check (id > -5); insert into t values (6)"
+            await asyncio.to_thread(source.execute, add)
+            await arrived(6)
+            store = Objects.store
+
+            async def store_late(self: Objects, translation: ObjectTranslation) -> None:
+                builder.execute(f"select pg_advisory_unlock({BUILD_LOCK})")
+                await streamer.eventually(partial(asyncio.to_thread, has_built, target))
+                await store(self, translation)
+
+            monkeypatch.setattr(Objects, "store", store_late)
+            await asyncio.to_thread(
+                source.execute,
+                "alter table t drop constraint late, add constraint late check (id > -6)",
+            )
+            await alike(streamer, source, target)
+
+
+def has_built(target: Database) -> bool:
+    """Whether the builder has stored that the constraint is made, or waits for the lane."""
+    return bool(
+        target.execute(
+            "select 1 from streamer.definition where name = 'late' and state = 'made' union all"
+            " select 1 from pg_stat_activity where application_name = 'streamer definitions'"
+            " and datname = current_database() and wait_event_type = 'Lock'"
+        )
+    )
 
 
 async def test_a_definition_that_cannot_be_made_is_named_unless_it_stops(
