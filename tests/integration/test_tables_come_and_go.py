@@ -195,19 +195,27 @@ async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
                 "create table a_5 (id int primary key); insert into a_5 values (1);"
                 "create table a_6 (id int primary key); insert into a_6 values (1)"
             )
-            await are(streamer, a_1="ready", a_4="ready", a_5="copying", a_6="copying")
+            source.execute(
+                "create table a_x (id int primary key, v text); insert into a_x values (1, 'x');"
+                "create table a_y (id int primary key, v text); insert into a_y values (1, 'y')"
+            )
+            copying = dict.fromkeys(("a_5", "a_6", "a_x", "a_y"), "copying")
+            await are(streamer, a_1="ready", a_4="ready", **copying)
             # The engine runs in this thread, and may hold a lock that the commands wait for.
             for command in (
                 "alter table a_5 rename to a_7; insert into a_7 values (2)",
                 "alter table a_6 rename to b_6; insert into b_6 values (2)",
+                *swap("a_x", "a_y"),
             ):
                 await asyncio.to_thread(source.execute, command)
             other.execute("commit")
-            await are(streamer, a_1="ready", a_4="ready", a_6="error", a_7="ready")
+            others = dict.fromkeys(("a_1", "a_4", "a_7", "a_x", "a_y"), "ready")
+            await are(streamer, **others, a_6="error")
+            await is_equal(streamer, source, target, "a_x", "a_y")
             error = str((await streamer.table("public.a_6"))["error"])
             assert "no rule names the table now" in error
             source.execute("alter table b_6 rename to a_6; insert into a_6 values (3)")
-            await are(streamer, a_1="ready", a_4="ready", a_6="ready", a_7="ready")
+            await are(streamer, **others, a_6="ready")
             await is_equal(streamer, source, target, "a_1", "a_4", "a_6", "a_7")
             gone = "select to_regclass('a_2'), to_regclass('a_3'), to_regclass('a_5')"
             assert target.execute(gone) == [(None, None, None)]
@@ -220,7 +228,7 @@ async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
             source.execute(
                 "create table a_8 (id int primary key); create table a_9 (id int primary key)"
             )
-            await are(streamer, a_1="ready", a_4="ready", a_6="ready", a_7="ready", a_9="ready")
+            await are(streamer, **others, a_6="ready", a_9="ready")
 
 
 def swap(one: str, other: str) -> list[str]:
@@ -254,16 +262,39 @@ async def test_tables_that_exchange_their_names_go_on_without_a_copy(
             assert target.value(filled.format(other, name)) == before[name], "a copy wrote it anew"
 
 
+async def test_a_publication_of_all_tables_lets_a_renamed_table_wait(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """No row of the catalogs names its tables, so nothing shows that the membership lasted."""
+    source.execute(
+        "create publication streamer_shop for all tables;"
+        "create table a_1 (id int primary key, v text); insert into a_1 values (1, 'a')"
+    )
+    async with stream('"a_*": {}', group=CAPTURE) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into a_1 values (2, 'b'); alter table a_1 rename to a_2")
+        source.execute("insert into a_2 values (3, 'c')")
+        await are(streamer, a_1="error")
+        error = str((await streamer.table("public.a_1"))["error"])
+        assert "no longer in the source: a session dropped or renamed it" in error
+        assert "streamer resync public.a_1 --database shop" in error
+        source.execute("alter table a_2 rename to a_1; insert into a_1 values (4, 'd')")
+        await streamer.ask("resync", "public.a_1")
+        await are(streamer, a_1="ready")
+        await is_equal(streamer, source, target, "a_1")
+
+
 async def test_a_new_table_that_takes_the_place_of_another_is_copied(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    names = ("k_1", "k_2", "m_1", "s_1")
+    names = ("k_1", "k_2", "m_1", "s_1", "h_1")
     for name in names:
         source.execute(
             f"create table {name} (id int primary key, v text);"
             f"insert into {name} values (1, 'former'), (2, 'former')"
         )
-    rules = '"k_*": {on_table_dropped: keep}\n"m_*": {}\ns_1:'
+    history = "h_1: {type: history, on_table_dropped: close}"
+    rules = f'"k_*": {{on_table_dropped: keep}}\n"m_*": {{}}\ns_1:\n{history}'
     async with stream(rules, group=CAPTURE) as streamer:
         await streamer.caught_up()
         for name in names:  # in one transaction
@@ -276,6 +307,19 @@ async def test_a_new_table_that_takes_the_place_of_another_is_copied(
                 f"insert into {name} values (4, 'behind'); {drop} commit"
             )
         await is_equal(streamer, source, target, "k_1", "k_2", "m_1", "m_1_old")
+        versions = (
+            "select id, v, kvsz_end = '9999-01-01' and not kvsz_deleted from h_1"
+            " order by id, kvsz_start"
+        )
+        # Former rows have ended, and those of the new table begin.
+        ended = [(1, "former", False), (2, "former", False), (3, "last", False)]
+        begun = [*((number, "new", True) for number in (1, 2, 3)), (4, "behind", True)]
+        wanted = sorted([*ended, *begun], key=lambda row: (row[0], row[2]))
+
+        async def has_all_versions() -> bool:
+            return await asyncio.to_thread(target.execute, versions) == wanted
+
+        await streamer.eventually(has_all_versions)
         await streamer.table_state("public.s_1", "error")
         assert "streamer resync public.s_1" in str((await streamer.table("public.s_1"))["error"])
         assert target.value("select count(*) from s_1 where v <> 'new'") == 3
@@ -285,7 +329,8 @@ async def test_a_new_table_that_takes_the_place_of_another_is_copied(
         source.execute("insert into k_3 values (2, 'own'); drop table k_1")
         source.execute("alter table k_3 rename to k_1; insert into k_1 values (3, 'behind')")
         await is_equal(streamer, source, target, "k_1", "k_2")
-        await are(streamer, k_1="ready", k_2="ready", m_1="ready", m_1_old="ready", s_1="error")
+        ready = dict.fromkeys(("k_1", "k_2", "m_1", "m_1_old", "h_1"), "ready")
+        await are(streamer, **ready, s_1="error")
 
 
 async def test_a_renamed_table_with_a_rule_of_its_own_waits_for_the_rule(
