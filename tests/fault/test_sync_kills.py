@@ -1,59 +1,66 @@
 """Killed in every state of a table sync, and at every step from one to the next, it begins again."""
 
 import asyncio
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streamer.failpoints import NAMES
 from tests.support.postgres import Database
 from tests.support.process import Process
-from tests.support.sync_case import ONLY_AT_FIRST, ONLY_LATER, STEPS, Case
+from tests.support.sync_case import IN_CHUNKS, ONLY_AT_FIRST, ONLY_LATER, STEPS, TO_POINT, Case
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
 
-@pytest.mark.parametrize(("name", "sid"), list(zip(STEPS, cycle([None, "eu"]), strict=False)))
-async def test_killed_at(
-    name: str, sid: str | None, tmp_path: Path, source: Database, target: Database
+FIRST = [name for name in STEPS if name not in ONLY_LATER]
+LATER = [name for name in STEPS if name not in ONLY_AT_FIRST | {"sync.part_copied"}]
+
+
+def test_every_failpoint_is_here() -> None:
+    elsewhere = {"sync.slot_created"} | TO_POINT | IN_CHUNKS
+    assert {name for name in NAMES if name.startswith("sync.")} == {*STEPS} | elsewhere
+
+
+@pytest.mark.parametrize(("sid", "first"), [(None, 0), ("eu", 1)])
+async def test_killed_at_each_step_a_copy_and_then_a_resync_begin_again(
+    sid: str | None, first: int, tmp_path: Path, source: Database, target: Database
 ) -> None:
+    """Each process goes on where the one before died, and dies at the step after the next one."""
     case = Case(tmp_path, source, target, sid)
-    if name == "sync.part_copied":
-        await die_copying(case, name)
-        return
-    if name not in ONLY_LATER:
-        await asyncio.to_thread(case.die, f"{name}=kill")
+    for name in FIRST[first::2]:
+        if name == "sync.part_copied":
+            await asyncio.to_thread(die_copying, case, name)
+        else:
+            await asyncio.to_thread(case.die, f"{name}=kill")
+            case.write(5)
+    await case.recover()
+    case.ask_for_resync()
+    for name in LATER[first::2]:
+        armed = f"{name}=kill@2" if name == "sync.drained" else f"{name}=kill"
+        await asyncio.to_thread(case.die, armed)
         case.write(5)
     await case.recover()
-    if name not in ONLY_AT_FIRST:
-        case.ask_for_resync()
-        await asyncio.to_thread(
-            case.die, f"{name}=kill@2" if name == "sync.drained" else f"{name}=kill"
-        )
-        case.write(5)
-        await case.recover()
 
 
-async def die_copying(case: Case, name: str) -> None:
+def die_copying(case: Case, name: str) -> None:
     """It is the process that copies which dies, each time after a part or two; ours goes on."""
     armed = {"STREAMER_FAILPOINTS": f"{name}=kill@2"}
     with Process(case.config, environment=armed, spark=False) as process:
         eventually(lambda: "the Spark job is started again" in process.output)
         case.write(20)
         process.kill()
-    await case.recover()
 
 
-@pytest.mark.parametrize("name", ["sync.slot_created", "requests.taken"])
 async def test_killed_while_one_of_its_tables_is_synced_again(
-    name: str, tmp_path: Path, source: Database, target: Database
+    tmp_path: Path, source: Database, target: Database
 ) -> None:
     case = Case(tmp_path, source, target, None)
     await case.recover()
 
-    def ask_late() -> None:
+    def ask_late(name: str) -> None:
         with Process(
             case.config, environment={"STREAMER_FAILPOINTS": f"{name}=kill"}, spark=False
         ) as process:
@@ -65,11 +72,12 @@ async def test_killed_while_one_of_its_tables_is_synced_again(
                 " select id, 'resync' from streamer.relation where source = 'public.keyless';"
                 " notify streamer"
             )
-            assert process.wait(60) == -9
+            assert process.wait(60) == -9, name
 
-    await asyncio.to_thread(ask_late)
-    case.write(5)
-    await case.recover()
+    for name in ("requests.taken", "sync.slot_created"):
+        await asyncio.to_thread(ask_late, name)
+        case.write(5)
+        await case.recover()
 
 
 DIFFERENCE = {"mode": "diff"}
@@ -77,47 +85,40 @@ CONDITION = {"scope": {"where": ["id > 0 and id < 100000"], "keys": []}}
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "sid"),
+    ("options", "names", "sid"),
     [
-        ("requests.taken", CONDITION, None),
-        ("sync.prepared", CONDITION, None),
-        ("sync.job_started", DIFFERENCE, "eu"),
-        ("sync.compared", DIFFERENCE, "eu"),
-        ("sync.at_point", CONDITION, "eu"),
-        ("sync.exchanged", DIFFERENCE, None),
-        ("sync.catching_up", CONDITION, "eu"),
+        (CONDITION, ("sync.prepared", "sync.at_point", "sync.catching_up"), None),
+        (DIFFERENCE, ("sync.job_started", "sync.compared", "sync.exchanged"), "eu"),
     ],
+    ids=["condition", "difference"],
 )
 async def test_killed_while_rows_that_differ_are_brought(
-    name: str,
     options: dict[str, Any],
+    names: tuple[str, ...],
     sid: str | None,
     tmp_path: Path,
     source: Database,
     target: Database,
 ) -> None:
-    """No change of any row is lost, whether the copy has it or not."""
+    """No change of any row is lost, whether the copy has it or not. The process that copies dies
+    last.
+    """
     case = Case(tmp_path, source, target, sid)
     await case.recover()
     case.spoil()
-    if name != "requests.taken":  # a start takes requests elsewhere
-        case.ask_to_point(options)
-        await asyncio.to_thread(case.die, f"{name}=kill")
+    if options == CONDITION:  # a start takes requests elsewhere
+        await asyncio.to_thread(ask_while_it_streams, case, "requests.taken", options)
+        case.write(5)
     else:
-        await asyncio.to_thread(ask_while_it_streams, case, name, options)
-    case.write(5)
-    await case.recover()
-
-
-@pytest.mark.parametrize("options", [CONDITION, DIFFERENCE], ids=["condition", "difference"])
-async def test_the_process_that_copies_rows_that_differ_is_killed(
-    options: dict[str, Any], tmp_path: Path, source: Database, target: Database
-) -> None:
-    case = Case(tmp_path, source, target, "eu")
+        case.ask_to_point(options)
+    for name in names:
+        await asyncio.to_thread(case.die, f"{name}=kill")
+        case.write(5)
     await case.recover()
     case.spoil()
     case.ask_to_point(options)
-    await die_copying(case, "sync.part_copied")
+    await asyncio.to_thread(die_copying, case, "sync.part_copied")
+    await case.recover()
 
 
 def ask_while_it_streams(case: Case, name: str, options: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import pytest
 from streamer.commands.embedded import Server
 from tests.support.postgres import Connection, Database, database, running, versions
 from tests.support.process import Process, caught_up
-from tests.support.sync_case import ONLY_AT_FIRST, ONLY_LATER, STEPS, Case
+from tests.support.sync_case import ONLY_AT_FIRST, ONLY_LATER, STEPS, WRITES_MAX, Case
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -95,19 +95,20 @@ FAULTS: dict[str, Callable[[Database], None]] = {
 }
 
 
-def hit(case: Case, armed: str, side: str, fault: str) -> None:
-    """Run, writing, up to the failpoint; let the fault happen; go on to the end."""
-    environment = {"STREAMER_FAILPOINTS": f"{armed}=stop"}
-    db = case.source if side == "source" else case.target
-    with Process(case.config, environment=environment, spark=False) as process:
+def hit(case: Case, faults: list[tuple[str, str, str]]) -> None:
+    """Run, writing; let a fault happen at each failpoint, a side's at a time; go on to the end."""
+    armed = ",".join(f"{name}=stop" for name, _, _ in faults)
+    with Process(case.config, environment={"STREAMER_FAILPOINTS": armed}, spark=False) as process:
         halted = psutil.Process(process.process.pid)
-        while halted.status() != psutil.STATUS_STOPPED:
-            assert not process.process.ends_within(0.05), process.output
-            assert case.written < 1500, f"{armed} was not reached\n{process.output}"
-            case.write(3)
-        FAULTS[fault](db)
-        process.process.send_signal(signal.SIGCONT)
-        case.write(5)
+        for name, side, fault in faults:
+            before = case.written
+            while halted.status() != psutil.STATUS_STOPPED:
+                assert not process.process.ends_within(0.1), process.output
+                assert case.written < before + WRITES_MAX, f"{name} not reached\n{process.output}"
+                case.write(1)
+            FAULTS[fault](case.source if side == "source" else case.target)
+            process.process.send_signal(signal.SIGCONT)
+            case.write(5)
         caught_up(process, 90)
         case.assert_equal()
         case.assert_nothing_left()
@@ -117,21 +118,13 @@ def hit(case: Case, armed: str, side: str, fault: str) -> None:
 FIRST = [name for name in STEPS if name not in ONLY_LATER | {"sync.part_copied"}]
 LATER = [name for name in STEPS if name not in ONLY_AT_FIRST | {"sync.part_copied"}]
 SIDES = [(side, fault) for fault in FAULTS for side in ("source", "target")]
+IN_FIRST = [(name, *how) for name, how in zip(FIRST, cycle(SIDES), strict=False)]
+IN_LATER = [(name, *how) for name, how in zip(LATER, cycle(reversed(SIDES)), strict=False)]
 
 
-@pytest.mark.parametrize(
-    ("name", "side", "fault"),
-    [(name, *how) for name, how in zip(FIRST, cycle(SIDES), strict=False)],
-)
-async def test_in_a_first_copy(case: Case, name: str, side: str, fault: str) -> None:
-    await asyncio.to_thread(hit, case, name, side, fault)
-
-
-@pytest.mark.parametrize(
-    ("name", "side", "fault"),
-    [(name, *how) for name, how in zip(LATER, cycle(reversed(SIDES)), strict=False)],
-)
-async def test_in_a_resync(case: Case, name: str, side: str, fault: str) -> None:
-    await case.recover()
+@pytest.mark.parametrize("first", [0, 1])
+async def test_in_a_first_copy_and_then_in_a_resync(case: Case, first: int) -> None:
+    """The copy after a fault goes on to the step after the next one, where another happens."""
+    await asyncio.to_thread(hit, case, IN_FIRST[first::2])
     case.ask_for_resync()
-    await asyncio.to_thread(hit, case, name, side, fault)
+    await asyncio.to_thread(hit, case, IN_LATER[first::2])
