@@ -49,6 +49,7 @@ from streamer.progress.comparisons import (
     end_comparison,
     find_comparison,
 )
+from streamer.progress.ddl import read_others
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import require_installed
 from streamer.progress.sources import SourceRecord, read_source_records
@@ -321,6 +322,7 @@ class Comparison:
                             where=where,
                         )
                         if self._options.definitions:
+                            others = await read_others(target, one.record.relation_id)
                             one.result.definitions = await read_differences(
                                 plain,
                                 target,
@@ -329,6 +331,7 @@ class Comparison:
                                 aim,
                                 sid=source.sid,
                                 others=rules.values(),
+                                is_shared=aim.has_sid and bool(others),
                             )
                         one.rows = await estimate_rows(plain, facts.relation)
                         table = build_table(facts, kind, count_buckets(one.rows))

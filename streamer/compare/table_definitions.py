@@ -29,8 +29,10 @@ async def read_differences(
     *,
     sid: str | None,
     others: Iterable[RelationMapping],
+    is_shared: bool = False,
 ) -> list[DefinitionDifference]:
     """Return the differences of a table. *others*: the tables of the source, for foreign keys.
+    *is_shared*: other sources write to the target table, too.
 
     Raises SourceError, TargetError.
     """
@@ -44,10 +46,11 @@ async def read_differences(
     place = TargetPlace(
         mapping, has_sid, frozenset(there.columns), is_partitioned=there.is_partitioned
     )
-    differences = table_difference(source, place, places.get, present)
+    differences = table_difference(source, place, places.get, present, is_shared=is_shared)
     (ours,) = await fetch_all(plain, _TYPES_SQL + "%s", oid)
     theirs = await target.fetch_value(_TYPES_SQL + "$1", there.oid)
-    return type_difference(_types(ours["types"]), _types(theirs)) + differences
+    types = type_difference(_types(ours["types"]), _types(theirs), is_shared=is_shared)
+    return types + differences
 
 
 def _types(text: str | None) -> list[DefinedType]:

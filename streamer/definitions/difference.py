@@ -6,6 +6,9 @@ it is. So two objects are the same if their statements are.
 `create` decides about the objects of the target. Columns, types and the primary key belong to every
 level. Objects that only the target has are named if they may refuse rows of the source: constraints
 and unique indexes. An index for readers is the operator's own affair, and so are further columns.
+
+A table of several sources takes the values of all of them. So a longer type, more values of an enum
+and more partitions than those of one source are no difference there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +25,7 @@ from streamer.definitions.partitions import key_renderer, partition_by
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
 from streamer.definitions.render import Renderer, other_name
 from streamer.definitions.table_objects import plan_partitioning
+from streamer.mapping.definition import widens
 from streamer.mapping.objects import DefinedType
 from streamer.mapping.partitions import Partition, Render
 from streamer.mapping.rules import (
@@ -58,32 +62,62 @@ class DefinitionDifference:
 
 
 def table_difference(
-    source: TableDefinition, place: TargetPlace, places: Places, target: TableDefinition
+    source: TableDefinition,
+    place: TargetPlace,
+    places: Places,
+    target: TableDefinition,
+    *,
+    is_shared: bool = False,
 ) -> list[DefinitionDifference]:
-    """Return how *target* differs from *source*, which *place* and *places* map."""
+    """Return how *target* differs from *source*, which *place* and *places* map.
+
+    *is_shared*: other sources write to the target table, too.
+    """
     return [
-        *_columns(source, place, target),
+        *_columns(source, place, target, is_shared=is_shared),
         *_primary_key(source, place, target),
         *_objects(source, place, places, target),
-        *_partitions(source, place, target),
+        *_partitions(source, place, target, is_shared=is_shared),
     ]
 
 
 def type_difference(
-    source: list[DefinedType], target: list[DefinedType]
+    source: list[DefinedType], target: list[DefinedType], *, is_shared: bool = False
 ) -> list[DefinitionDifference]:
-    """Return how the types of the target's columns differ from those of the source."""
+    """Return how the types of the target's columns differ from those of the source.
+
+    *is_shared*: other sources write to the target table, too.
+    """
     there = {each.full_name: each for each in target}
     found = []
     for each in source:
         other = there.get(each.full_name)
-        if other is not None and _described(each) != _described(other):
+        if other is None or (is_shared and _takes_all(other, each)):
+            continue
+        if _described(each) != _described(other):
             found.append(
                 DefinitionDifference(
                     "type", str(each.full_name), _described(each), _described(other)
                 )
             )
     return found
+
+
+def _takes_all(there: DefinedType, here: DefinedType) -> bool:
+    """Return whether the target's type takes all values of the source's, in the same order."""
+    if there.kind != here.kind:
+        return False
+    match here.kind:
+        case "e":
+            own = {label for _, label in here.labels}
+            return [t for _, t in there.labels if t in own] == [t for _, t in here.labels]
+        case "d":
+            checks = {check[1:] for check in here.checks}
+            if here.base != there.base or (there.not_null and not here.not_null):
+                return False
+            return checks.issuperset(check[1:] for check in there.checks)
+        case _:
+            return False
 
 
 def _described(type_: DefinedType) -> str:
@@ -105,7 +139,7 @@ def _described(type_: DefinedType) -> str:
 
 
 def _columns(
-    source: TableDefinition, place: TargetPlace, target: TableDefinition
+    source: TableDefinition, place: TargetPlace, target: TableDefinition, *, is_shared: bool
 ) -> Iterator[DefinitionDifference]:
     there = {column.name: column for column in target.columns}
     # Several sources, and versions of rows that are no more, need a table that takes nulls.
@@ -120,12 +154,18 @@ def _columns(
                 yield DefinitionDifference("column", name, _type(column), None)
             continue
         own, its = _computed(column, source, place), _computed(found, target, as_it_is(target.name))
-        if without_needless_quotes(own) != without_needless_quotes(its):
+        takes_more = is_shared and _is_longer(found, column)
+        if without_needless_quotes(own) != without_needless_quotes(its) and not takes_more:
             yield DefinitionDifference("column", name, own, its)
         if column.not_null != found.not_null and (is_alone or found.not_null):
             own, its = (("not null" if c.not_null else "null") for c in (column, found))
             if found.name not in _primary_columns(target):
                 yield DefinitionDifference("column", name, own, its)
+
+
+def _is_longer(there: ColumnDefinition, here: ColumnDefinition) -> bool:
+    is_plain = here.expression is None and there.expression is None
+    return is_plain and here.collation == there.collation and widens(here.type, there.type)
 
 
 def _computed(column: ColumnDefinition, table: TableDefinition, place: TargetPlace) -> str:
@@ -169,7 +209,7 @@ def _primary_key(
 
 
 def _partitions(
-    source: TableDefinition, place: TargetPlace, target: TableDefinition
+    source: TableDefinition, place: TargetPlace, target: TableDefinition, *, is_shared: bool
 ) -> Iterator[DefinitionDifference]:
     """Compare partitions where the rule asks for them, and the target can have them."""
     wanted = source.partitions
@@ -177,21 +217,35 @@ def _partitions(
         return
     render = key_renderer(place.mapping, (c.name for c in source.columns), place.columns)
     as_is = key_renderer(as_it_is(target.name).mapping, (c.name for c in target.columns), None)
-    own = {each.name: _partition(each, source.partitions, render) for each in wanted[1:]}
-    its = {each.name: _partition(each, target.partitions, as_is) for each in target.partitions[1:]}
+    own = {each.name: _partition(each, wanted, render, is_shared) for each in wanted[1:]}
+    there_are = target.partitions
+    its = {each.name: _partition(each, there_are, as_is, is_shared) for each in there_are[1:]}
     if wanted and wanted[0].key is not None:
         root, there = partition_by(wanted[0].key, render), None
         if target.partitions and target.partitions[0].key is not None:
             there = partition_by(target.partitions[0].key, as_is)
         if root != there:
             yield DefinitionDifference("partitioning", target.name.name, root, there)
+    if is_shared:  # a partition of the same bounds may have another name
+        bounds = set(its.values())
+        missing = [(name, text) for name, text in own.items() if text not in bounds]
+        yield from (DefinitionDifference("partition", n, text, None) for n, text in missing)
+        return
     for name in sorted({*own, *its}):
         if own.get(name) != its.get(name):
             yield DefinitionDifference("partition", name, own.get(name), its.get(name))
 
 
-def _partition(partition: Partition, tree: Sequence[Partition], render: Render) -> str:
-    parent = next((each.name for each in tree if each.oid == partition.parent), "")
+def _partition(
+    partition: Partition, tree: Sequence[Partition], render: Render, is_shared: bool
+) -> str:
+    """Return the definition of a partition, below the name of its parent or, for a table of several
+    sources, below the parent's bounds.
+    """
+    above = next((each for each in tree if each.oid == partition.parent), None)
+    parent = "" if above is None else above.name
+    if is_shared and above is not None:
+        parent = "" if above.bound is None else _partition(above, tree, render, is_shared)
     below = "" if partition.key is None else f" {partition_by(partition.key, render)}"
     return f"{parent} {partition.bound}{below}".strip()
 

@@ -28,7 +28,9 @@ alter table t add constraint apart exclude using btree (parent with =);
 """
 
 
-async def differences(path: Path, source: Database, target: Database) -> list[str]:
+async def differences(
+    path: Path, source: Database, target: Database, *, is_shared: bool = False
+) -> list[str]:
     """Return the differences of table t, as `streamer compare` lists them."""
     settings, mapping = static.load(path)
     (one,) = mapping.sources
@@ -45,6 +47,7 @@ async def differences(path: Path, source: Database, target: Database) -> list[st
             *(plain, there, relations[names[1]].oid, mappings[1], aim),
             sid=one.sid,
             others=mappings,
+            is_shared=is_shared,
         )
     result = TableResult("public.t", "w", "shop", None, 1, definitions=found)
     assert result.to_json()["definitions"]["equal"] is (not found)
@@ -134,3 +137,16 @@ async def test_partitions_are_compared_where_the_rule_asks_for_them(
     ]
     write_config(path, source, target, f"p:\nt: {{{rule}}}")
     assert await differences(path, source, target) == []
+    # Several sources share partitions of the same bounds.
+    target.execute("""
+        drop table w;
+        create table w (sid text, title text, at int, primary key (sid, title, at))
+            partition by range (at);
+        create table mine partition of w for values from (1) to (5) partition by list (title);
+        create table a partition of mine for values in ('a');
+        create table own partition of w for values from (7) to (9);
+    """)
+    write_config(path, source, target, f"p:\nt: {{{rule}, partitioned: true}}", sid="eu")
+    found = await differences(path, source, target, is_shared=True)
+    assert found == ['partition "t_rest" is missing: DEFAULT']
+    assert len(await differences(path, source, target)) == 6

@@ -226,6 +226,13 @@ def test_create_says_what_the_target_should_have() -> None:
 
 def test_types_are_compared_by_their_values() -> None:
     assert compared([MOOD, PLACE], [replace(MOOD, oid=1)]) == []
+    # A table of several sources takes the values of all of them.
+    more = replace(MOOD, labels=((5, "calm"), *MOOD.labels))
+    turned = replace(MOOD, labels=(MOOD.labels[1], MOOD.labels[0]))
+    free = replace(POSITIVE, checks=())
+    assert compared([MOOD, POSITIVE], [more, free], is_shared=True) == []
+    assert len(compared([MOOD, POSITIVE], [more, free])) == 2
+    assert len(compared([more, MOOD, free], [turned, POSITIVE], is_shared=True)) == 3
     (found,) = compared([MOOD], [replace(MOOD, labels=((1, "sad"),))])
     assert str(found) == 'type "public.mood" is enum (sad), and should be enum (sad, happy)'
 
@@ -299,3 +306,22 @@ def target_table(columns: dict[str, tuple[str, bool]]) -> TargetRelation:
         is_referenced=False,
         is_writable=True,
     )
+
+
+def test_a_table_of_several_sources_has_the_longest_type() -> None:
+    def table(kind: str) -> TableDefinition:
+        return TableDefinition(RelationName("public", "t"), (ColumnDefinition("n", kind, False),))
+
+    mapping = RelationMapping(
+        RelationName("public", "t"),
+        RelationName("public", "t"),
+        TableRule(RelationPattern("public", "t")),
+    )
+    place = TargetPlace(mapping, True, frozenset({"n"}))
+    pairs = [("character varying(5)", "text"), ("integer", "bigint"), ("text", "integer")]
+    found = [
+        bool(table_difference(table(here), place, lambda _: None, table(there), is_shared=shared))
+        for here, there in pairs
+        for shared in (False, True)
+    ]
+    assert found == [True, False, True, False, True, True]
