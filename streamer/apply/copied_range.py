@@ -101,7 +101,10 @@ class CopiedRange:
 def _value(item: bytes, kind: str) -> KeyValue:
     if item[0] in (KIND_NULL, KIND_UNCHANGED):
         raise UnknownRowError("a change came without the key of its row")
-    return read_key_value(bytes(item[5:]), kind, is_text=item[0] == KIND_TEXT)
+    try:
+        return read_key_value(bytes(item[5:]), kind, is_text=item[0] == KIND_TEXT)
+    except ValueError:
+        raise UnknownRowError(f"a column of its key is no longer of type {kind}") from None
 
 
 def only_copied(share: "LaneTransaction") -> "LaneTransaction":

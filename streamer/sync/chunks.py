@@ -64,11 +64,12 @@ def size_of_chunk(copy: TableCopy, bytes_max: int, part_bytes: int) -> ChunkSize
 
 def fingerprint(copy: TableCopy) -> str:
     """Return a fingerprint of storage, columns and identity: they stay from chunk to chunk."""
-    relation = copy.relation
+    relation, mapping = copy.relation, copy.mapped.mapping
     facts = {
         "stores": [heap.stores for heap in copy.heaps],
         "columns": [(c.name, c.type, c.number, c.generated, c.collation) for c in relation.columns],
         "written": copy.column_numbers,
+        "into": [mapping.target_column(column.name) for column in relation.columns],
         "identity": (relation.oid, relation.replica_identity, relation.key, relation.primary_key),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -27,7 +27,7 @@ from streamer.backoff import Backoff
 from streamer.errors import SyncError, TargetSchemaError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
-from streamer.mapping.chunks import beyond
+from streamer.mapping.chunks import ChunkedCopy, beyond
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import (
@@ -411,8 +411,9 @@ class Preparation:
                 mapped.chunks = begun.chunks
                 mapped.end_lsn = mapped.skip_through_lsn = begun.end_lsn
             await rest_triggers(target)
-            there = [mapped.mapping.target_column(name) for name in begun.chunks.columns]
-            names = [quote_identifier(name) for name in there if name is not None]
+            names = _border_columns(copy, begun.chunks)
+            if names is None:  # another definition: the copy begins again, and removes all rows
+                return
             rest = beyond(names, begun.chunks.types, begun.chunks.border)
             await target.execute(f"delete from {copy.table} where {copy.own_rows} and {rest}")
 
@@ -490,6 +491,21 @@ def _findable(copy: TableCopy) -> Resync:
     if plan.identity is Identity.KEY and key.isdisjoint(columns):
         return copy.resync
     return replace(copy.resync, columns=None)
+
+
+def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
+    """Return the target's columns of the borders, quoted; None if they are not the same any more.
+
+    The application may rename a column between two chunks, or give it another type.
+    """
+    types = {column.name: column.type for column in copy.relation.columns}
+    unchanged = copy.unchanged
+    names = []
+    for name, kind in zip(chunks.columns, chunks.types, strict=True):
+        if types.get(name) != kind or name not in unchanged:
+            return None
+        names.append(quote_identifier(unchanged[name]))
+    return names
 
 
 async def _check_scope(source: Connection, copy: TableCopy) -> None:

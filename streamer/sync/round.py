@@ -504,7 +504,7 @@ class Round:
                 self._queue.rewritten(copy.mapped)
                 copy.is_done = True
                 await self._finisher.begin_again(
-                    copy.mapped, "the application altered or rewrote it"
+                    copy.mapped, "its storage, its columns or their mapping changed"
                 )
                 return True
             await self._context.events.reach(copy.mapped, copy.consistent_point)

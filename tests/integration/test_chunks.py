@@ -9,7 +9,7 @@ from streamer.postgres.quoting import quote_literal
 from tests.support.chunk_case import ChunkCase, request
 from tests.support.key_values import ASCENDING
 from tests.support.postgres import Database
-from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
@@ -75,6 +75,7 @@ def change(source: Database) -> None:
         "alter table altered add added int default 7",
         "update narrowed set large = 'before' where g % 2 = 0",
         "alter table narrowed drop column v",
+        "alter table retyped alter g type text using 'k' || g; insert into retyped (g) values ('x')",
         "truncate emptied; insert into emptied (g, u, t) select 1, u, 'a' from pairs limit 1",
         # The old row of an update has everything.
         "update pairs set u = '00000000-0000-0000-0000-000000000001', v = 1 where g % 100 = 0",
@@ -113,6 +114,7 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         + create("altered", "g")
         + create("emptied", "g")
         + create("narrowed", "u")
+        + create("retyped", "g")
         + create("named", "t")
         + DATED
     )
@@ -124,20 +126,22 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         altered: {on_column_added: add}
         emptied:
         narrowed:
+        retyped:
         named:
         dated:
         numbered:
     """
     async with stream(tables, settings=SETTINGS) as streamer:
-        for table in ("dated", "numbered", "narrowed", "moved", "appended"):
+        for table in ("dated", "numbered", "narrowed", "moved", "appended", "retyped"):
             await until_it_has(streamer, f"public.{table}", 1)
         shown = await streamer.table("public.moved")
         assert shown["state"] == "copying"
         assert shown["chunks_copied"] < shown["chunks_total"]
+        target.execute("alter table retyped alter g type text")
         await asyncio.to_thread(change, source)
         await streamer.caught_up()
         assert (await streamer.table("public.moved"))["chunks_copied"] is None
-    for table in ("pairs", "moved", "appended", "altered", "emptied", "named"):
+    for table in ("pairs", "moved", "appended", "altered", "emptied", "retyped", "named"):
         rows = f"select * from {table} order by g"
         assert source.execute(rows) == target.execute(rows), table
     for table in ("dated", "numbered"):
@@ -181,3 +185,40 @@ async def test_a_lost_source_and_a_pause_continue_at_the_next_chunk(
     finally:
         await streamer.stop()
     case.assert_equal()
+
+
+async def test_a_renamed_table_continues_and_another_mapping_begins_again(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    source.execute(create("big", "g"))
+    config = tmp_path / "config.yaml"
+    settings = SETTINGS.replace("3000", "600")
+
+    async def run(columns: str, table: str, count: int) -> Streamer:
+        tables = f"'*': {{columns: {{{columns}}}}}"
+        write_config(config, source, target, tables, settings=settings, group="ddl: capture")
+        streamer = Streamer(config)
+        streamer.start()
+        await until_it_has(streamer, table, count)
+        return streamer
+
+    streamer = await run("g: g, u: u, v: v, t: large, large: t", "public.big", 1)
+    try:
+        source.execute(
+            "update big set v = 1; alter table big rename to huge;"
+            " update huge set v = v + 1 where g % 2 = 0;"
+            " update huge set g = -g where g > 1195 and g < 1200"
+        )
+        await until_it_has(streamer, "public.huge", 2)
+        assert target.execute("select large, v from huge where g = -1197") == [("k1197", 1)]
+    finally:
+        await streamer.stop()
+
+    streamer = await run("g: g, u: u, v: v, t: t, large: large", "public.huge", 1)
+    try:
+        await streamer.caught_up()
+    finally:
+        await streamer.stop()
+    rows = "select g, u, t, large, v from huge order by g"
+    assert source.execute(rows) == target.execute(rows)
+    assert target.execute("select * from streamer.conflict") == []
