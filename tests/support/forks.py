@@ -182,12 +182,16 @@ def _become(request: dict[str, Any]) -> None:
 
 def _import_program() -> None:
     import pydantic.v1  # noqa: F401  # FastAPI imports it with the first route
+    import typer.main
 
-    import streamer.cli.main
     import streamer.cli.run  # noqa: F401
     from streamer.admin.page.render import load
+    from streamer.cli.main import app
 
     load()
+    # Typer makes fifty commands in 30 ms. What depends on the environment it adds later.
+    group = typer.main.get_group(app)
+    setattr(typer.main, "get_group", lambda _: group)  # noqa: B010  # it is a function
 
 
 if __name__ == "__main__":
