@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up
-from tests.support.streamer import MakeStreamer, write_config
-from tests.support.waiting import eventually
+from tests.support.streamer import MakeStreamer
 
 TASKS = (
     "select pid from pg_stat_activity"
@@ -70,19 +68,3 @@ async def test_a_spark_that_cannot_start_is_said_and_tried_again(
             await asyncio.wait_for(streamer.caught_up(90), 100)
             assert_same(source, target, "t")
             assert (await streamer.table("public.t"))["error"] is None
-
-
-def test_no_process_of_spark_is_left_when_nothing_is_to_be_copied(
-    source: Database, target: Database, tmp_path: Path
-) -> None:
-    source.execute("create table t (id int primary key); insert into t values (1)")
-    config = tmp_path / "config.yaml"
-    write_config(config, source, target, "t:")
-    with Process(config) as process:
-        eventually(lambda: process.children("java"), 60, "Spark starts")
-        caught_up(process)
-        eventually(lambda: not process.children(""), 60, "no child is left")
-        source.execute("insert into t values (2)")
-        caught_up(process)
-        assert_same(source, target, "t")
-        assert process.terminate() == 0

@@ -270,7 +270,9 @@ def test_twenty_kills_under_mixed_load_end_equal(
 def test_every_value_is_the_same_on_every_path(
     tmp_path: Path, source: Database, target: Database
 ) -> None:
-    """Copied at the start, streamed, and copied again by a resync."""
+    """Copied at the start, streamed, and copied again by a resync. Afterwards no process of Spark is
+    left.
+    """
     source.execute(TYPES)
     source.execute(ROWS)
     source.execute(
@@ -290,6 +292,7 @@ def test_every_value_is_the_same_on_every_path(
     write_config(config, source, target, """every:\npart:\n'"x""; drop table part; --"':""")
     names = ["every", "part", '"x""; drop table part; --"']
     with Process(config) as process:
+        eventually(lambda: process.children("java"), 60, "Spark starts")
         caught_up(process)
         for name in names:
             assert_same(source, target, name)
@@ -303,6 +306,7 @@ def test_every_value_is_the_same_on_every_path(
         for name in names:
             result = command(config, "resync", name)
             assert result.returncode == 0, result.stderr
+        eventually(lambda: not process.children(""), 60, "no child is left")
         source.execute("update every set i2 = 7 where id = 1")
         caught_up(process)
         for name in names:
