@@ -18,7 +18,7 @@ from streamer.observability.http import listen, serving
 from tests.support.admin import CREDENTIALS, TOKEN, admin
 from tests.support.postgres import Database
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "5"))
 ENDLESS = {"/api/events"}
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
