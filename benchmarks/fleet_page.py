@@ -74,10 +74,13 @@ async def idle() -> dict[str, float]:
                 condition=("streaming", None),
                 pipeline=SimpleNamespace(lag_bytes=0, lag_seconds=lambda now: 0.0),
                 retained_wal_bytes=4096,
+                waits_for_another=False,
             )
         )
-    engine: Any = SimpleNamespace(supervisors=supervisors, metrics=Metrics(), target=TargetHealth())
-    events = Events(engine, TargetAddress.parse(Secret("host=127.0.0.1")))
+    engine: Any = SimpleNamespace(
+        supervisors=supervisors, metrics=Metrics(), target=TargetHealth(), bookkeeping=None
+    )
+    events = Events(engine, TargetAddress.parse(Secret("host=127.0.0.1")), list)
     events._seen = events._look()
     series, clock = Series(), 1_800_000_000
     values = events.history._read(float(clock))

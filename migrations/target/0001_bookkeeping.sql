@@ -66,6 +66,19 @@ create table streamer.replica (
     seen_at timestamptz not null default now()
 );
 
+-- Lag, rate and retained WAL of each source by the minute, for a day: at most 1,440 rows a source.
+-- The process that runs the source writes them, and the pages of all processes read them. No
+-- reference, because its check would lock the row of the source: rows go when they are a day old.
+create table streamer.minute (
+    -- The beginning of the minute.
+    at timestamptz not null,
+    source_id bigint not null,
+    lag_seconds real,
+    changes_per_second real,
+    retained_wal_bytes real,
+    primary key (at, source_id)
+);
+
 create table streamer.relation (
     id bigint generated always as identity primary key,
     source_id bigint not null references streamer.source on delete cascade,

@@ -15,6 +15,7 @@ service.py       the work of the API: draft, plan, apply, requests
 events.py        events for listeners
 series.py        lag, rate and retained WAL of each source over the last day        pure
 source_history.py  the task that samples them, and keeps them in the SQLite database
+minute_exchange.py the same of other processes, through the target
 status_reader.py the status, read once for all pages
 fleet.py         all sources in a line each: health, order, filters                 pure
 bulk.py          acts on the tables of many sources

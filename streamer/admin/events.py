@@ -60,6 +60,9 @@ class Watched(Protocol):
     @property
     def target(self) -> TargetHealth: ...
 
+    @property
+    def bookkeeping(self) -> Bookkeeping | None: ...
+
 
 @dataclass(slots=True)
 class SeenState:
@@ -133,9 +136,14 @@ class Events:
     """Sends events to listeners."""
 
     def __init__(
-        self, engine: Watched, address: TargetAddress, store: MinuteStore | None = None
+        self,
+        engine: Watched,
+        address: TargetAddress,
+        read_labels: Callable[[], Iterable[str]],
+        store: MinuteStore | None = None,
     ) -> None:
-        self.history = SourceHistory(engine, store)
+        """*read_labels*, *store*: see `SourceHistory`."""
+        self.history = SourceHistory(engine, read_labels, store)
         self._engine = engine
         self._address = address
         self._listeners: dict[asyncio.Queue[Event | None], Wanted] = {}

@@ -14,10 +14,10 @@ from typing import Any, Final
 import aiosqlite
 
 from streamer.admin.models import COLUMNS, default_settings
-from streamer.admin.series import Minute
 from streamer.errors import InvalidError, NotFoundError, TakenError
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.audit import KEPT_DAYS
+from streamer.progress.minutes import Minute
 
 Row = dict[str, Any]
 Content = dict[str, Any]

@@ -7,10 +7,12 @@ A source takes 22 kB, whatever its tables.
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
+
+from streamer.progress.minutes import Minute, Values
 
 FINE_SECONDS: Final = 10
 FINE_SLOTS: Final = 360
@@ -18,24 +20,14 @@ COARSE_SECONDS: Final = 60
 COARSE_SLOTS: Final = 1440
 KEPT_SECONDS: Final = COARSE_SECONDS * COARSE_SLOTS
 FIELDS: Final = ("lag_seconds", "changes_per_second", "retained_wal_bytes")
+AHEAD_SECONDS: Final = 3600
+"""The clock of another process may be ahead by so much."""
 WIDTH: Final = 240
 HEIGHT: Final = 32
 DOT: Final = 3
 """The width of a value that has no neighbour."""
 DRAWN_POINTS: Final = 120
 """Points of a drawn line; more than these no small picture shows."""
-
-Values = tuple[float | None, float | None, float | None]
-"""Of one source at one moment, in the order of `FIELDS`; None: not known then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Minute:
-    """A source in one minute. ``at``: unix time of its beginning."""
-
-    at: int
-    source: str
-    values: Values
 
 
 class Ring:
@@ -91,15 +83,22 @@ class Ring:
         lag, rate, wal = (None if math.isnan(value) else value for value in found)
         return lag, rate, wal
 
-    def points(self, source: str, since: float = 0.0) -> list[tuple[int, Values]]:
-        """Return time and values of each slot of a source after *since*, from its first known one
-        on. A thread may ask while the event loop adds values.
+    def known_values(self, source: str, slot: int) -> Values | None:
+        """Return the values of a slot, if the ring holds it and any of them is known."""
+        newest, held = self._newest, self._sources.get(source)
+        if newest is None or held is None or not newest - self._slots < slot <= newest:
+            return None
+        values = self._values(held, slot)
+        return values if is_known(values) else None
+
+    def points(self, source: str) -> list[tuple[int, Values]]:
+        """Return time and values of each slot of a source, from its first known one on. A thread
+        may ask while the event loop adds values.
         """
         newest, held = self._newest, self._sources.get(source)
         if newest is None or held is None:
             return []
-        first_slot = max(newest - self._slots, int(since) // self.seconds) + 1
-        slots = range(first_slot, newest + 1)
+        slots = range(newest - self._slots + 1, newest + 1)
         found = [(slot * self.seconds, self._values(held, slot)) for slot in slots]
         first = next((n for n, (_, values) in enumerate(found) if is_known(values)), len(found))
         return found[first:]
@@ -132,13 +131,22 @@ class Series:
         self._fine = Ring(FINE_SECONDS, FINE_SLOTS)
         self._coarse = Ring(COARSE_SECONDS, COARSE_SLOTS)
 
-    @classmethod
-    def of_minutes(cls, minutes: Iterable[Minute]) -> "Series":
-        """Return the series that stored minutes, the oldest first, continue."""
-        made = cls()
+    def take_over(self, minutes: Iterable[Minute], now: float) -> None:
+        """Take over minutes that this process or another one has stored, the newest of one minute
+        last. Those outside the last day do not count: a clock was wrong.
+        """
+        newest = max(int(now) // COARSE_SECONDS, self._coarse.newest or 0)
+        last = (int(now) + AHEAD_SECONDS) // COARSE_SECONDS
         for minute in minutes:
-            made._coarse.put(minute.source, minute.at // COARSE_SECONDS, minute.values)
-        return made
+            number = minute.at // COARSE_SECONDS
+            if newest - COARSE_SLOTS < number <= last:
+                self._coarse.put(minute.source, number, minute.values)
+                newest = max(newest, number)
+
+    def minute(self, source: str, at: int) -> Minute | None:
+        """Return the minute of a source that begins at *at*, if it is known."""
+        values = self._coarse.known_values(source, at // COARSE_SECONDS)
+        return None if values is None else Minute(at, source, values)
 
     def add(self, at: float, samples: dict[str, Values]) -> list[Minute]:
         """Add the values of a moment, in unix time; return the minute that it completes."""
@@ -163,22 +171,30 @@ class Series:
         return found
 
     def of(self, source: str, *, since: float = 0.0) -> list[tuple[int, Values]]:
-        """Return times and values of a source after *since*, the oldest first."""
-        fine = self._fine.points(source, since)
-        coarse = self._coarse.points(source, since)
+        """Return times and values of a source after *since*, the oldest first.
+
+        A minute of the last hour in which another process ran the source has one point, that of the
+        whole minute.
+        """
+        fine, coarse = self._fine.points(source), self._coarse.points(source)
         if fine:
-            begin = fine[0][0] - fine[0][0] % COARSE_SECONDS
+            begin = fine[0][0]
+            minutes = {at: values for at, values in coarse if is_known(values)}
             coarse = [point for point in coarse if point[0] < begin]
-            coarse += _gap(coarse, begin)
-        return [*coarse, *fine]
+            coarse += _gap(coarse, begin - begin % COARSE_SECONDS)
+            fine = list(_filled(fine, minutes))
+            # The clock of the process that runs the source now may be ahead.
+            end = fine[-1][0]
+            fine += [(at, minutes[at]) for at in minutes if end < at <= end + AHEAD_SECONDS]
+        return [point for point in (*coarse, *fine) if point[0] > since]
 
     def rates(self, source: str, since: float) -> list[tuple[int, float]]:
         """Return times and known rates of a source after *since*, the oldest first."""
         field = FIELDS.index("changes_per_second")
         fine = self._fine.known(source, field, since)
+        sampled = {at - at % COARSE_SECONDS for at, _ in fine}
         coarse = self._coarse.known(source, field, since)
-        begin = fine[0][0] if fine else math.inf
-        return [*(point for point in coarse if point[0] + COARSE_SECONDS <= begin), *fine]
+        return sorted([*(point for point in coarse if point[0] not in sampled), *fine])
 
     def keep_only(self, sources: Iterable[str]) -> None:
         """Forget sources that are gone."""
@@ -188,6 +204,18 @@ class Series:
 
 
 _UNKNOWN: Final[Values] = (None, None, None)
+
+
+def _filled(
+    fine: list[tuple[int, Values]], minutes: dict[int, Values]
+) -> Iterator[tuple[int, Values]]:
+    """Yield fine points; those of *minutes* stand for what this process has not sampled."""
+    for at, values in fine:
+        begin = at - at % COARSE_SECONDS
+        if is_known(values) or begin not in minutes:
+            yield at, values
+        elif at == begin:
+            yield at, minutes[begin]
 
 
 def _gap(points: list[tuple[int, Values]], begin: int) -> list[tuple[int, Values]]:

@@ -55,9 +55,9 @@ class AdminServer:
         The caller has to close the returned events before the server stops.
         """
         settings = self._service.settings
-        # Static mode has no database, so a restart begins with an empty history.
         store = None if self._service.is_static else self._service.store
-        events = Events(engine, TargetAddress.parse(settings.target.url), store)
+        address = TargetAddress.parse(settings.target.url)
+        events = Events(engine, address, self._service.labels, store)
         self._service.engine = engine
         self._service.find_lost = lambda: engine.mapping_trouble
         self._service.on_change = events.publish

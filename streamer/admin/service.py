@@ -120,6 +120,10 @@ class AdminService:
         self._applying = asyncio.Lock()
         self.tenants = Tenants(self)
 
+    def labels(self) -> list[str]:
+        """Return the labels of all mapped sources."""
+        return [source.label for source in self.mapping.sources]
+
     @property
     def trouble(self) -> MappingTrouble | None:
         """The fault of the mapping as a whole."""

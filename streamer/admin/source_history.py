@@ -1,30 +1,32 @@
-"""The task that samples the sources of this process, and the store of minutes that outlives it.
+"""The task that samples the sources of this process, and the minutes that outlive it.
 
-It reads only what the process knows: a sample asks no server. With a mapping database, streamer
-stores each completed minute there and continues with the last day at its next start.
+It reads only what the process knows: a sample asks no server. Each completed minute goes to the
+target, where all processes find it, and to the mapping database, if there is one. From there a
+process continues with the last day also while the target is away.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
 import structlog
 
+from streamer.admin.minute_exchange import MinuteExchange
 from streamer.admin.series import (
     FIELDS,
     FINE_SECONDS,
     FINE_SLOTS,
     KEPT_SECONDS,
-    Minute,
     Series,
-    Values,
     spark,
 )
 from streamer.errors import StoreError
 from streamer.observability.metrics import Metrics
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.minutes import Minute, Values
 from streamer.runtime.supervisor import Supervisor
 
 log = structlog.get_logger()
@@ -43,9 +45,12 @@ class Sampled(Protocol):
     @property
     def metrics(self) -> Metrics: ...
 
+    @property
+    def bookkeeping(self) -> Bookkeeping | None: ...
+
 
 class MinuteStore(Protocol):
-    """Where minutes outlive the process: the mapping database."""
+    """Where minutes outlive the process and an outage of the target: the mapping database."""
 
     async def add_minutes(self, minutes: Sequence[Minute], oldest: int) -> None: ...
 
@@ -53,18 +58,23 @@ class MinuteStore(Protocol):
 
 
 class SourceHistory:
-    """Samples every source each 10 s. *store*: None keeps the samples in memory only."""
+    """Samples every source of this process each 10 s. *store*: None without a mapping database.
+    *read_labels*: returns the sources whose history counts, those of other processes included.
+    """
 
     def __init__(
         self,
         engine: Sampled,
+        read_labels: Callable[[], Iterable[str]],
         store: MinuteStore | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
+        self._read_labels = read_labels
         self._store = store
         self._clock = clock
         self._series = Series()
+        self.exchange = MinuteExchange(lambda: engine.bookkeeping, self._series, clock)
         self._changes: dict[str, int] = {}
         self._sampled_at: float | None = None
         self._task: asyncio.Task[None] | None = None
@@ -83,9 +93,12 @@ class SourceHistory:
 
     async def _run(self) -> None:
         await self.load()
-        while True:
-            await asyncio.sleep(FINE_SECONDS - self._clock() % FINE_SECONDS)
-            await self.sample()
+        async with asyncio.TaskGroup() as group:
+            # The samples go on while the target does not answer.
+            group.create_task(self.exchange.run(), name="exchange of minutes")
+            while True:
+                await asyncio.sleep(FINE_SECONDS - self._clock() % FINE_SECONDS)
+                await self.sample()
 
     async def load(self) -> None:
         """Continue with the minutes of the process before."""
@@ -97,14 +110,14 @@ class SourceHistory:
             self._report(exc)
             return
         # A day of hundreds of sources takes a moment, and the event loop also streams.
-        self._series = await asyncio.to_thread(Series.of_minutes, minutes)
+        await asyncio.to_thread(self._series.take_over, minutes, self._clock())
 
     async def sample(self) -> None:
         """Add a sample of each source, and store the minute that it completes."""
         now = self._clock()
-        labels = [supervisor.source.label for supervisor in self._engine.supervisors]
-        self._series.keep_only(labels)
+        self._series.keep_only(self._read_labels())
         minutes = self._series.add(now, self._read(now))
+        self.exchange.note(minutes)
         if self._store is None or not minutes:
             return
         try:
@@ -114,23 +127,26 @@ class SourceHistory:
             self._report(exc)
 
     def _read(self, now: float) -> dict[str, Values]:
-        """Return the present values of each source. The first sample has no rate."""
+        """Return the present values of each source that this process runs. The first sample of a
+        source has no rate.
+        """
         applied = self._engine.metrics.changes_of_sources
-        seconds = None if self._sampled_at is None else max(now - self._sampled_at, 1.0)
+        seconds = 1.0 if self._sampled_at is None else max(now - self._sampled_at, 1.0)
         found: dict[str, Values] = {}
+        counted: dict[str, int] = {}
         for supervisor in self._engine.supervisors:
+            if supervisor.waits_for_another:
+                continue
             label, pipeline = supervisor.source.label, supervisor.pipeline
-            changes = applied.get(label, 0)
-            before = self._changes.get(label, changes)
-            lag = None if pipeline is None else pipeline.lag_seconds(datetime.now(UTC))
-            is_known = seconds is not None and pipeline is not None
-            rate = max(0, changes - before) / (seconds or 1.0) if is_known else None
+            counted[label] = changes = applied.get(label, 0)
+            before = self._changes.get(label)
+            lag = rate = None
+            if pipeline is not None:
+                lag = pipeline.lag_seconds(datetime.now(UTC))
+                rate = None if before is None else max(0, changes - before) / seconds
             wal = supervisor.retained_wal_bytes
             found[label] = (lag, rate, None if wal is None else float(wal))
-            self._changes[label] = changes
-        for label in self._changes.keys() - found.keys():
-            del self._changes[label]
-        self._sampled_at = now
+        self._changes, self._sampled_at = counted, now
         return found
 
     def _report(self, error: StoreError) -> None:

@@ -100,9 +100,8 @@ class StatusReader:
 
     def _is_current(self, status: Row) -> bool:
         """Whether it is of the mapping that runs."""
-        labels = [source.label for source in self._service.mapping.sources]
         read = [SourceLabel(row["database"], row["sid"]) for row in status["sources"]]
-        return read == labels
+        return read == self._service.labels()
 
     def _known(self) -> list[Row]:
         """Return the facts that only this process has."""

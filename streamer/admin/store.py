@@ -49,12 +49,12 @@ from streamer.admin.rows import (
     translating_constraints,
     write_audit,
 )
-from streamer.admin.series import Minute
 from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError
 from streamer.migrations import read_migrations
 from streamer.postgres.passwords import check_url, fill_masks, has_mask, mask, secret_spans
 from streamer.progress.audit import TEARDOWN
 from streamer.progress.lost import MappingTrouble
+from streamer.progress.minutes import Minute
 
 log = structlog.get_logger()
 

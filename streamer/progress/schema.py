@@ -34,6 +34,7 @@ TABLES: Final = (
     "replica",
     "installation",
     "migration",
+    "minute",
 )
 FUNCTIONS: Final = ("set_progress", "require_types")
 """All that is ours in the schema: `TABLES` and these."""

@@ -118,6 +118,8 @@ class Engine:
         self.metrics = Metrics(settings.http.metrics_tables_max)
         self.metrics.table_detail.count_tables = self._count_tables
         self.supervisors: list[Supervisor] = []
+        self.bookkeeping: Bookkeeping | None = None
+        """The bookkeeping in the target, from when it has its tables until the end."""
         self._settings = settings
         self._mapping = mapping
         self._condition = condition
@@ -200,6 +202,7 @@ class Engine:
                 for source in self._mapping.sources:
                     self._guard(source)  # also while the target is waited for
                 await self._migrate(bookkeeping)
+                self.bookkeeping = bookkeeping
                 services = self._build_services(bookkeeping, sources, spools, planner)
                 if not self._stopping.is_set():
                     await self._warn_of_forgotten(bookkeeping)
@@ -209,6 +212,7 @@ class Engine:
                 for task in watching:
                     task.cancel()
         finally:
+            self.bookkeeping = None
             if self._services is not None:
                 await self._services.locks.close()
             await planner.close()

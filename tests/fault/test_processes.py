@@ -1,7 +1,9 @@
 """`processes: 2`: one command, two processes, one port."""
 
+import asyncio
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,10 @@ import psutil
 import pytest
 
 from streamer.commands.embedded import free_port
+from streamer.postgres.secret import Secret
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.minutes import Minute, add_minutes, read_minutes
+from streamer.target.connection import TargetAddress
 from tests.fault.test_replicas import shares
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up
@@ -63,6 +69,39 @@ def asked_all_the_time(port: int) -> Iterator[Counter[str]]:
     finally:
         stopping.set()
         thread.join()
+
+
+def store_minutes(target: Database) -> tuple[int, float, float, float]:
+    """Store a minute of each source as two processes do; return its time and summary."""
+    at = int(time.time()) // 60 * 60 - 600
+
+    async def store() -> None:
+        bookkeeping = Bookkeeping(TargetAddress.parse(Secret(target.url)))
+        try:
+            for values in ((1.0, 2.0, None), (3.0, 4.0, 5.0)):
+                minutes = [Minute(at, name, values) for name in [*NAMES, "unknown"]]
+                await add_minutes(bookkeeping, minutes, 86400)
+            found = await read_minutes(bookkeeping, at, at + 60)
+            assert {minute.source for minute in found} == set(NAMES[:2])
+        finally:
+            await bookkeeping.close()
+
+    target.execute("insert into streamer.minute select now() - interval '1 day 1 minute', 1")
+    asyncio.run(store())
+    assert (
+        target.value("select count(*) from streamer.minute where at < now() - interval '1 day'")
+        == 0
+    )
+    return at, 3.0, 3.0, 5.0
+
+
+def history(port: int, name: str) -> tuple[float, ...] | None:
+    """Return the first known moment of a source, as the process that answers shows it."""
+    answer = httpx.get(
+        f"http://127.0.0.1:{port}/api/sources/history?database={name}", timeout=SECONDS
+    ).json()
+    fields = ("times", "lag_seconds", "changes_per_second", "retained_wal_bytes")
+    return next(zip(*(answer[field] for field in fields), strict=True), None)
 
 
 @pytest.mark.timeout(400)
@@ -117,8 +156,15 @@ def test_two_processes_share_the_sources_and_one_port_survives_the_death_of_its_
         orphans = children(process)
         process.kill()
         assert psutil.wait_procs(orphans, SECONDS)[1] == []
+    # GIVEN minutes that other processes have stored, one of them by two
+    stored = store_minutes(target)
     with Process(process.config, spark=False) as process:
         eventually(lambda: shares(process).total() == 2, SECONDS, "not streaming")
+        # THEN the process that answers shows the history of all sources, whichever runs them
+        wanted = [stored, stored]
+        eventually(
+            lambda: [history(port, name) for name in NAMES[:2]] == wanted, SECONDS, "no history"
+        )
         # WHEN all are asked to stop THEN they end in order
         both = children(process)
         assert process.terminate() == 0

@@ -256,6 +256,21 @@ def look_at_page(address: str, label: str, count: int) -> None:
     _say(f"the page at {address} shows {label} first")
 
 
+def show_histories(fleet: Fleet) -> None:
+    """The page of each replica has the history of every source, whichever replicas ran it."""
+    for port in fleet.ports.values():
+        address = f"http://127.0.0.1:{port}/api/sources/history?database=shop&sid="
+        with httpx.Client(timeout=60) as client:
+
+            def have_all(client: httpx.Client = client, address: str = address) -> bool:
+                answers = [client.get(f"{address}{sid}").json() for sid in fleet.tenants]
+                assert all(each["times"] == sorted(set(each["times"])) for each in answers)
+                return all(set(each["changes_per_second"]) - {None} for each in answers)
+
+            eventually(have_all, SECONDS, f"history at {address}")
+    _say(f"each page has the history of {len(fleet.tenants)} sources")
+
+
 def purge(fleet: Fleet, sid: str) -> None:
     database = fleet.tenants.pop(sid)
     for number, process in fleet.replicas.items():
@@ -302,6 +317,7 @@ def run(given: argparse.Namespace, directory: Path) -> None:
             for step in steps:
                 step()
             show_a_problem(fleet, problem)
+            show_histories(fleet)
             purge(fleet, leaving)
         _say(f"{done.total()} transactions of {len(done)} tenants meanwhile")
         are_equal(fleet)

@@ -26,6 +26,7 @@ from tests.support.blocking import never_blocking
 
 if TYPE_CHECKING:
     from streamer.errors import StreamerError
+    from streamer.progress.bookkeeping import Bookkeeping
     from streamer.runtime.supervisor import Supervisor
 
 TOKEN = "admin-token-of-the-tests"
@@ -48,6 +49,7 @@ class FakeEngine:
         self.supervisors: list[Supervisor] = []
         self.metrics = Metrics()
         self.target = TargetHealth()
+        self.bookkeeping: Bookkeeping | None = None
 
     async def apply(self, mapping: Mapping) -> None:
         if self.refusal is not None:
@@ -112,7 +114,7 @@ async def _opened(
     service = await open_service(loaded, config, mapping)
     engine = FakeEngine()
     service.engine = engine
-    events = Events(engine, TargetAddress.parse(loaded.target.url))
+    events = Events(engine, TargetAddress.parse(loaded.target.url), service.labels)
     app = make_app(Metrics().render, list)
     server.install(app, service, access, events)
     try:

@@ -15,9 +15,7 @@ from streamer.admin.series import (
     FINE_SECONDS,
     FINE_SLOTS,
     KEPT_SECONDS,
-    Minute,
     Series,
-    Values,
     draw,
     spark,
     trends,
@@ -25,6 +23,7 @@ from streamer.admin.series import (
 from streamer.admin.source_history import SourceHistory
 from streamer.admin.store import open_store
 from streamer.errors import StoreError
+from streamer.progress.minutes import Minute, Values
 
 START = 1_800_000_000
 """The beginning of a minute."""
@@ -86,7 +85,8 @@ def test_pictures_are_small_and_show_gaps_and_single_values() -> None:
     assert line.endswith("29,1"), "the newest rate is the highest, at the right"
     assert spark([]) == spark([(START, 1.0)]) == ""
     assert spark([(START, 0.0), (START + 600, 0.0)]) == "24,11 29,11"
-    stored = Series.of_minutes([Minute(START, "shop", (None, 4.0, None))])
+    stored = Series()
+    stored.take_over([Minute(START, "shop", (None, 4.0, None))], START)
     stored.add(START + 600, {"shop": (None, 2.0, None)})
     assert stored.rates("shop", START - 1) == [(START, 4.0), (START + 600, 2.0)]
 
@@ -96,10 +96,13 @@ class Engine:
 
     def __init__(self) -> None:
         self.metrics: Any = SimpleNamespace(changes_of_sources={"shop": 0})
+        self.bookkeeping: Any = None
         pipeline = SimpleNamespace(lag_seconds=lambda now: 0.25)
         source = SimpleNamespace(label="shop")
         self.supervisors: list[Any] = [
-            SimpleNamespace(source=source, pipeline=pipeline, retained_wal_bytes=7)
+            SimpleNamespace(
+                source=source, pipeline=pipeline, retained_wal_bytes=7, waits_for_another=False
+            )
         ]
 
 
@@ -126,14 +129,14 @@ async def test_a_restart_continues_with_the_stored_minutes_of_a_day(tmp_path: Pa
     store = await open_store(path, Keyring.temporary())
     try:
         await store.add_minutes([Minute(START - 2 * KEPT_SECONDS, "gone", (1.0, 1.0, 1.0))], 0)
-        before = SourceHistory(engine, store, clock)
+        before = SourceHistory(engine, lambda: ["shop"], store, clock)
         await sample(before, engine, clock, 31)
         kept = before.columns("shop")
         assert kept["changes_per_second"][:3] == [None, 2.0, 2.0]
         assert kept["lag_seconds"][0] == 0.25
 
         clock.now += 600
-        after = SourceHistory(engine, store, clock)
+        after = SourceHistory(engine, lambda: ["shop"], store, clock)
         await after.load()
         await sample(after, engine, clock, 2)
         columns = after.columns("shop")
@@ -155,7 +158,7 @@ async def test_a_store_that_fails_is_reported_once_and_the_samples_go_on() -> No
             raise StoreError("disk full")
 
     engine, clock = Engine(), Clock()
-    history = SourceHistory(engine, Failing(), clock)
+    history = SourceHistory(engine, lambda: ["shop"], Failing(), clock)
     await history.load()
     await sample(history, engine, clock, 14)
     assert len(history.columns("shop")["times"]) == 14

@@ -5,6 +5,7 @@
 
 {
   const AGAIN_MS = 10000; // the interval of the samples
+  const LATE_SECONDS = 300; // minutes of another process come late, so the newest values are read again
   const KEPT_SECONDS = 86400;
   const HEIGHT = 170;
   const RANGES = [[3600, "1 h"], [6 * 3600, "6 h"], [KEPT_SECONDS, "24 h"]];
@@ -32,7 +33,8 @@
     }
 
     async load() {
-      const since = this.columns.times.at(-1) || 0;
+      const newest = this.columns.times.at(-1) || 0;
+      const since = Math.max(0, newest - LATE_SECONDS);
       let fresh;
       try {
         const response = await fetch(`${this.place.dataset.history}&since=${since}`, { cache: "no-store" });
@@ -42,7 +44,9 @@
         return; // the connection says that the server is away
       }
       const { times } = this.columns;
-      if ((times.at(-1) || 0) !== since) return; // another answer was faster
+      if ((times.at(-1) || 0) !== newest) return; // another answer was faster
+      const again = times.findIndex((at) => at > since);
+      if (again >= 0) for (const values of Object.values(this.columns)) values.length = again;
       const oldest = Date.now() / 1000 - KEPT_SECONDS;
       const gone = times.findIndex((at) => at >= oldest);
       for (const [name, values] of Object.entries(this.columns)) {
