@@ -1,6 +1,9 @@
 """Plugins, and an environment without settings of the machine's user."""
 
+import functools
 import os
+
+import httpx
 
 for name in list(os.environ):
     if name.startswith(("STREAMER_", "PG")):
@@ -8,6 +11,11 @@ for name in list(os.environ):
 
 # Spark in tests: compiled once, quickly. A JVM then starts with half of the CPU.
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+
+# Each call of httpx.get reads the certificates of all authorities: 20 ms of CPU, and tests poll.
+httpx._transports.default.create_ssl_context = functools.cache(  # type: ignore[attr-defined]
+    httpx._transports.default.create_ssl_context  # type: ignore[attr-defined]
+)
 
 pytest_plugins = [
     "tests.support.blocking",

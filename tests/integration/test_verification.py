@@ -12,6 +12,7 @@ from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.compare.local_process import LocalProcess
 from streamer.errors import ComparisonError
 from streamer.target.connection import TargetAddress
+from tests.support.comparing import compare_in_thread
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -48,8 +49,10 @@ async def found(streamer: Streamer, field: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(300)
 async def test_each_table_is_verified_in_turn_and_differences_show_everywhere(
-    stream: MakeStreamer, source: Database, target: Database
+    stream: MakeStreamer, source: Database, target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A process for each verification takes ten times the CPU; the tests below have it.
+    monkeypatch.setattr(LocalProcess, "submit", lambda self, job: compare_in_thread(job))
     source.execute(DDL)
     async with stream(TABLES, settings="verify_interval: 1") as streamer:
         await streamer.caught_up()
