@@ -11,6 +11,7 @@ The round reads the definition again under its snapshot. If it is another one by
 round begins here again.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -23,6 +24,7 @@ from streamer.apply.plan import missing_columns
 from streamer.apply.sql.joining import part_of_target
 from streamer.apply.table_change import TableChange, store_waiting
 from streamer.errors import DefinitionStopError, SyncError
+from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition, all_differences
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.ddl import (
@@ -66,12 +68,13 @@ class ChangedDefinitions:
         """
         known = await read_definitions(target, [mapped.relation_id for mapped, _ in pairs])
         settled = []
+        held = [mapped for mapped, _ in pairs if mapped.is_held_to_point]
         for mapped, relation in pairs:
             if mapped.relation_id not in known and not mapped.is_held_to_point:
                 await self._join_others(target, mapped, relation)
                 known = await read_definitions(target, [m.relation_id for m, _ in pairs])
             if _differs(known.get(mapped.relation_id), relation):
-                settled.append((mapped, await self._settle(source, target, mapped, relation)))
+                settled.append((mapped, await self._settle(source, target, mapped, relation, held)))
             else:
                 settled.append((mapped, relation))
             if mapped.resync.columns is not None:  # a command may have renamed them
@@ -124,13 +127,14 @@ class ChangedDefinitions:
         target: TargetConnection,
         mapped: MappedRelation,
         relation: SourceRelation,
+        held: Sequence[MappedRelation],
     ) -> SourceRelation:
         """Make the changes; the source may change the table again meanwhile."""
         if await read_relation(target, mapped.mapping.target) is None:
             return relation  # the copy creates it
         for _ in range(LOOKS_MAX):
             if mapped.is_held_to_point:
-                await self._events.reach(mapped, await flush_wal(source))
+                await self._reach(mapped, held, await flush_wal(source))
             else:
                 await self._take_in(source, target, mapped)
             now = (await read_relations(source, [relation.name])).get(relation.name)
@@ -146,6 +150,23 @@ class ChangedDefinitions:
             table=str(relation.name),
         )
         return relation
+
+    async def _reach(
+        self, mapped: MappedRelation, held: Sequence[MappedRelation], point: Lsn
+    ) -> None:
+        """Let the lane of *mapped*, and those of all tables that are *held*, come to *point*.
+
+        A type that several of them use changes when all have reached its change. One that stayed
+        behind would wait for the round, and the round for the others.
+        """
+        reached = await asyncio.gather(
+            *(self._events.reach(each, point) for each in held), return_exceptions=True
+        )
+        for each, result in zip(held, reached, strict=True):
+            if isinstance(result, BaseException) and (
+                each is mapped or not isinstance(result, SyncError)
+            ):
+                raise result
 
     async def _take_in(
         self, source: Connection, target: TargetConnection, mapped: MappedRelation

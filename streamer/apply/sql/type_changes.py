@@ -176,6 +176,11 @@ class TypeTranslator:
         present = {each: kind for _, each, kind in there.attributes}
         types = {each: kind for _, each, kind in change.after.attributes}
         statements = []
+        if change.kind is DdlKind.DROP_ATTRIBUTE:
+            # A transaction that began before may bring a value that fits by its number of
+            # attributes, and means others. The backfill begins behind all of these.
+            reason = f'attribute "{old}" of "{change.after.full_name}" was dropped'
+            found.rewritten[change.after.quoted] = reason
         match change.kind:
             case DdlKind.ADD_ATTRIBUTE if name is not None and name not in present:
                 statements = [f"{alter} add attribute {quote_identifier(name)} {types[name]}"]
