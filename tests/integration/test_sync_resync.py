@@ -475,45 +475,44 @@ async def test_an_exchange_whose_commit_was_not_heard_of_is_not_made_twice(
         assert_same(source, target, "t")
 
 
-@pytest.mark.parametrize(
-    "name", ["sync.prepared", "sync.job_started", "sync.copied", "sync.exchanged"]
-)
 async def test_killed_meanwhile_the_old_rows_stay(
-    source: Database,
-    target: Database,
-    stream: MakeStreamer,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.execute("create table t (id int primary key, v text)")
     source.execute("insert into t select g, 'v' from generate_series(1, 100) g")
+    armed = ""
+    killed = asyncio.Event()
+
+    def fail(at: str) -> None:
+        if at == armed:
+            killed.set()
+            raise asyncio.CancelledError
+
+    for module in ("finish", "round", "prepare", "stage"):
+        monkeypatch.setattr(f"streamer.sync.{module}.failpoint", fail, raising=False)
     async with stream("t:") as streamer:
         await streamer.caught_up()
-        target.execute("update t set v = 'old' where id < 50")
-        killed = asyncio.Event()
-        may_go_on = asyncio.Event()
-
-        def fail(at: str) -> None:
-            if at == name and not may_go_on.is_set():
-                killed.set()
-                raise asyncio.CancelledError
-
-        for module in ("finish", "round", "prepare", "stage"):
-            path = f"streamer.sync.{module}.failpoint"
-            monkeypatch.setattr(path, fail, raising=False)
-        with reading(target, "select count(*) from t") as seen:
-            await streamer.ask("resync")
-            await asyncio.wait_for(killed.wait(), 60)
-            await streamer.kill()
-            assert len(contents(target, "t")) == 100
-            assert target.value("select count(*) from t where v = 'old'") == 49
-            source.execute("update t set v = 'w' where id % 3 = 0; insert into t values (101, 'x')")
-            may_go_on.set()
-            streamer.start()
-            await streamer.caught_up()
-        assert {count for (count,) in seen} <= {100, 101}
-        assert_same(source, target, "t")
-        assert stages(target) == []
+        names = ("sync.prepared", "sync.job_started", "sync.copied", "sync.exchanged")
+        for rows, name in enumerate(names, 100):
+            target.execute("update t set v = 'old' where id < 50")
+            armed = name
+            killed.clear()
+            with reading(target, "select count(*) from t") as seen:
+                await streamer.ask("resync")
+                await asyncio.wait_for(killed.wait(), 60)
+                await streamer.kill()
+                assert len(contents(target, "t")) == rows, name
+                assert target.value("select count(*) from t where v = 'old'") == 49, name
+                source.execute(
+                    f"update t set v = '{name}' where id % 3 = 0;"
+                    f"insert into t values ({rows + 1}, 'x')"
+                )
+                armed = ""
+                streamer.start()
+                await streamer.caught_up()
+            assert {count for (count,) in seen} <= {rows, rows + 1}, name
+            assert_same(source, target, "t")
+            assert stages(target) == [], name
 
 
 async def test_a_resync_during_a_copy_that_fails_begins_another(
