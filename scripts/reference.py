@@ -65,6 +65,7 @@ _SEE: Final = {
     "sources[].tables.*.type": "#types-of-tables",
     "sources[].tables.*.filter": "../guides/filter-and-set.md",
     "sources[].tables.*.set": "../guides/filter-and-set.md",
+    "hash_keys": "../guides/keep-columns-at-the-source.md#hash-a-column-with-a-key",
     "sources[].tables.*.column_list": "../guides/keep-columns-at-the-source.md",
     "sources[].tables.*.initial": "../guides/initial-copy-and-resync.md",
     "sources[].tables.*.on_column_added": "../guides/columns-that-change.md",
@@ -86,13 +87,17 @@ def models_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
             yield mark + inner, model
 
 
+_WHOLE: Final = {"hash_keys", "sources[].tables.*.set"}
+"""Settings whose description shows the settings in them."""
+
+
 def settings(
     model: type[BaseModel] = Settings, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
     """Yield every setting that holds a value, by its path, such as ``sources[].urls[].sid``."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{field.alias or name}"
-        inner = list(models_in(field.annotation))
+        inner = [] if path in _WHOLE else list(models_in(field.annotation))
         if not inner:
             yield path, field
         for mark, its in inner:
@@ -225,7 +230,7 @@ def _lines(model: type[BaseModel], prefix: str, indent: str, *skip: str) -> Iter
             continue
         yield comment(prefix + key, field, indent)
         yield f"{indent}{key}: {example_value(field)}"
-        for _, item in models_in(field.annotation):
+        for _, item in models_in(field.annotation) if prefix + key not in _WHOLE else ():
             examples = [f"{n}: {example_value(f)}" for n, f in item.model_fields.items()]
             yield from (f"{indent}# {'- ' if e is examples[0] else '  '}{e}" for e in examples)
 
@@ -259,7 +264,7 @@ def example_file() -> str:
     for name, field in Settings.model_fields.items():
         if name == "sources":
             lines += [comment(name, field, ""), "sources:", *_example_source()]
-        elif inner := list(models_in(field.annotation)):
+        elif name not in _WHOLE and (inner := list(models_in(field.annotation))):
             lines += [f"{name}:", *_lines(inner[0][1], f"{name}.", "  "), ""]
         else:
             lines += [comment(name, field, ""), f"{name}: {example_value(field)}", ""]

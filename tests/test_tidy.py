@@ -173,6 +173,7 @@ def test_the_tree_was_found() -> None:
     assert own_imports(NAMES["mapping.rules"]) == {
         "errors",
         "mapping.expressions",
+        "postgres.keyed_hash",
         "postgres.secret",
     }
     assert "asyncpg" in outside_imports(NAMES["target.connection"])

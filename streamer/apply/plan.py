@@ -13,6 +13,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from streamer.apply.hashed_columns import check_hashes
 from streamer.apply.row_metadata import RowMetadata
 from streamer.decode.former_labels import FormerLabels
 from streamer.decode.pgoutput import Relation
@@ -440,6 +441,7 @@ def make_plan(
     key: tuple[PlanColumn, ...] = ()
     if not has_partial_key:
         identity, key = _identify(relation, mapping, target, columns, primary_key, source_keys)
+    check_hashes(relation, mapping, columns, key, primary_key)
     if mapping.rule.deleted_at is not None:
         _check_marks(relation, mapping, target, identity, key, columns)
     columns = _with_metadata(columns, len(relation.columns), mapping, target)
@@ -491,9 +493,8 @@ def _with_computed(
 ) -> tuple[PlanColumn, ...]:
     """Add the computed columns of `set`: in place of the source's own value, or beside."""
     by_name = {column.name: column for column in columns}
-    ours: tuple[str, ...] = (SID,) if has_sid else ()
-    if mapping.type is TableType.HISTORY:
-        ours += HISTORY_COLUMNS
+    is_history = mapping.type is TableType.HISTORY
+    ours = (*((SID,) if has_sid else ()), *(HISTORY_COLUMNS if is_history else ()))
     for name, expression in mapping.rule.set:
         if name in ours:
             raise TargetSchemaError(
@@ -515,8 +516,7 @@ def _with_computed(
                 "computes it too",
                 hint="take it out of `set`, or make it an ordinary column",
             )
-        replaced = by_name.get(name)
-        position = -1 if replaced is None else replaced.position
+        position = by_name[name].position if name in by_name else -1
         by_name[name] = PlanColumn(position, there, expression)
     return tuple(by_name.values())
 

@@ -23,7 +23,13 @@ from streamer.batched import Batched
 from streamer.containment import contained
 from streamer.decode.former_labels import FormerLabels, Labels
 from streamer.decode.pgoutput import Relation
-from streamer.errors import StreamerError, TargetError, TargetSchemaError, TransportError
+from streamer.errors import (
+    MappingError,
+    StreamerError,
+    TargetError,
+    TargetSchemaError,
+    TransportError,
+)
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import (
     OnColumnAdded,
@@ -282,6 +288,12 @@ class Planner:
         plan = await self._plan(mapped, relation, target, types, facts, binary=binary)
         former = _former_labels(mapped, relation) if not binary else None
         plan = replace(plan, conversion=mapped.source.conversion, former=former)
+        if mapped.mapping.rule.hashes and mapped.source.conversion is not None:
+            raise MappingError(
+                f'`set` of table "{mapped.mapping.source}" hashes a column, and the encoding of '
+                "its database is not UTF8",
+                hint="exclude the column",
+            )
         if plan.binary:
             _check_binary(plan, mapped)
         if plan.has_expressions:

@@ -110,7 +110,10 @@ def _values(facts: TableFacts) -> list[_Value]:
         raise missing_error(mapping, facts.target.name, missing, types)
     sources = {column.name: column for column in facts.relation.columns}
     values: dict[str, _Value] = {}
+    hashed = {each.target for each in mapping.rule.hashes}  # neither server has the key
     for found in matched:
+        if found.name in hashed:
+            continue
         column = sources[facts.published.columns[found.position].name]
         values[found.name] = _plain_value(column, found.target)
     for name, expression in mapping.rule.set:

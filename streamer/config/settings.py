@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamer.config.connection import ConnectionSettings, SecretText, Strict
+from streamer.config.hash_keys import HashKeySettings, HashSettings
 from streamer.config.size import Size
 from streamer.config.yaml_file import Document, Location, format_location
 from streamer.errors import SettingsError
@@ -428,10 +429,11 @@ class TableSettings(Strict):
         "match.",
         examples=["region = 'EU'"],
     )
-    set: dict[str, str] = Field(
+    set: dict[str, str | HashSettings] = Field(
         default={},
         title="Computed columns",
-        description="SQL expressions over the source's columns, by target column.",
+        description="SQL expressions over the source's columns, by target column. "
+        "`{hmac: email, key: people}` hashes the column `email` with a key of `hash_keys`.",
         examples=[{"email": "md5(email)"}],
     )
     on_error: OnError | None = Field(
@@ -716,6 +718,12 @@ class Settings(BaseSettings):
         description="SQLite file that holds the mapping instead of `sources`. Operators edit it "
         "over HTTP, on the page, or with `streamer sources` and `streamer tables` while `run` "
         "works. streamer creates the file; `streamer import` moves `sources` into it.",
+    )
+    hash_keys: dict[str, HashKeySettings] = Field(
+        default={},
+        description="Secret keys for hashes in `set`, by name. Each has a `key` of at least 32 "
+        "characters, or a `key_file`. streamer computes HMAC-SHA256 itself, so neither server gets "
+        "a key.",
     )
     sources: list[SourceSettings] = Field(
         default=[], description="The groups of source databases, and the tables to replicate."

@@ -4,10 +4,13 @@
 """
 
 from collections.abc import Callable, Sequence
+from collections.abc import Mapping as AnyMapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from streamer.config.hash_keys import HashKeyError, HashSettings, read_keys
 from streamer.config.settings import Settings, SourceSettings, TableSettings, load_settings
 from streamer.config.yaml_file import Document, Location, Replaced, format_location, read_document
 from streamer.errors import MappingError, SettingsError
@@ -15,7 +18,9 @@ from streamer.hints import command
 from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
 from streamer.mapping.rules import (
     ON_DDL_DEFAULT,
+    ColumnHash,
     Create,
+    DdlCapture,
     DdlKind,
     Initial,
     Mapping,
@@ -39,6 +44,7 @@ from streamer.mapping.rules import (
     target_of,
 )
 from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.keyed_hash import key_check
 from streamer.postgres.secret import Secret
 
 
@@ -71,6 +77,7 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
             at: MappingFault(f"{describe(at)}: {text}")
             for at, text in document.replaced.missing.items()
         },
+        read_keys(settings.hash_keys),
     )
     return settings, builder.build()
 
@@ -129,11 +136,13 @@ class MappingBuilder:
         describe: Callable[[Location], str],
         replaced: Replaced | None = None,
         faults: dict[Location, MappingFault] | None = None,
+        hash_keys: AnyMapping[str, Secret | HashKeyError] = MappingProxyType({}),
     ) -> None:
         replaced = replaced or Replaced()
         self._variables = replaced.variables
         self._written = replaced.written
-        self._faults = faults or {}
+        self._faults = dict(faults or {})
+        self._hash_keys = hash_keys
         self._groups = groups
         self._target_namespace = target_namespace
         self._on_error = on_error
@@ -149,6 +158,7 @@ class MappingBuilder:
         names: dict[str, str] = {}
         for number, group in enumerate(self._groups):
             location: Location = ("sources", number)
+            self._note_unread_keys(group, location)
             # Rules of which a part is missing would be other rules.
             rules = () if self._group_fault(location) else self._rules(group, location)
             for source in self._urls(group, rules, location):
@@ -170,6 +180,16 @@ class MappingBuilder:
         require_usable(mapping)
         self._check_shared_targets(mapping)
         return mapping
+
+    def _note_unread_keys(self, group: SourceSettings, location: Location) -> None:
+        """A key that cannot be read is a fault of the sources that use it."""
+        for name, table in group.tables.items():
+            for target, given in table.set.items():
+                key = self._hash_keys.get(given.key) if isinstance(given, HashSettings) else None
+                if isinstance(given, HashSettings) and isinstance(key, HashKeyError):
+                    at: Location = (*location, "tables", name, "set", target)
+                    place = f"{self._describe(at)}: hash_keys.{given.key}: {key}"
+                    self._faults.setdefault(at, MappingFault(place))
 
     def _group_fault(self, location: Location) -> MappingFault | None:
         """Return the fault that concerns all urls of a database."""
@@ -238,6 +258,12 @@ class MappingBuilder:
         for name, table in group.tables.items():
             place = (*location, "tables", name)
             rule = self._rule(name, table, place, group.create or self._create)
+            if rule.hashes and group.ddl is not DdlCapture.OFF:
+                raise self._error(
+                    (*place, "set"),
+                    "`ddl: capture` could bring plain values into a hashed column",
+                    hint="leave `ddl` out for the sources of this table",
+                )
             if group.on_ddl.get(DdlKind.ADD_COLUMN) is OnDdl.IGNORE:
                 rule = replace(rule, on_column_added=OnColumnAdded.IGNORE)
             for other in rules:
@@ -274,6 +300,7 @@ class MappingBuilder:
             column_list=table.column_list,
             filter=self._filter(table, place),
             set=self._set(table, place),
+            hashes=self._hashes(table, place),
             on_error=table.on_error or self._on_error,
             initial=table.initial,
             truncate_target=table.truncate_target,
@@ -342,7 +369,60 @@ class MappingBuilder:
         return tuple(
             (name, self._expression(text, (*place, "set", name)))
             for name, text in table.set.items()
+            if isinstance(text, str)
         )
+
+    def _hashes(self, table: TableSettings, place: Location) -> tuple[ColumnHash, ...]:
+        """Return the hashes of `set`. A hashed column has one place in the target, or the target
+        would get the plain value, too.
+        """
+        hashes = []
+        for target, given in table.set.items():
+            if not isinstance(given, HashSettings):
+                continue
+            at: Location = (*place, "set", target)
+            key = self._hash_keys.get(given.key)
+            if not isinstance(key, Secret):
+                raise self._error(
+                    at,
+                    f'there is no hash key "{given.key}"',
+                    hint="define it in `hash_keys` of the configuration file; rules of a mapping "
+                    "database cannot use hashes",
+                )
+            self._check_hash(table, target, given.hmac, at)
+            check = key_check(key.reveal())
+            hashes.append(ColumnHash(target, given.hmac, given.key, check, key))
+        return tuple(hashes)
+
+    def _check_hash(self, table: TableSettings, target: str, column: str, at: Location) -> None:
+        renamed = (table.columns or {}).get(column, column)
+        if renamed != target or column in table.exclude:
+            raise self._error(
+                at,
+                f'the hash of column "{column}" takes the place of the column itself, which is '
+                f'not written to "{target}"',
+                hint="name it there by `columns`, and do not exclude it",
+            )
+        if target in (table.columns or {}).values() and column not in (table.columns or {}):
+            raise self._error(at, f'another column is written to "{target}"')
+        expressions = {"filter": table.filter, **table.set}
+        for name, text in expressions.items():
+            if isinstance(text, str) and column in parse_expression(text).names:
+                raise self._error(
+                    at,
+                    f'{name} uses column "{column}", and would bring its plain value to the target',
+                    hint="take it out there, or hash another column",
+                )
+        if table.initial is Initial.NONE:
+            raise self._error(
+                at,
+                "with `initial: none`, another key would leave old hashes in the target",
+                hint="choose `initial: copy` or `keep`",
+            )
+        if table.partitioned or table.on_column_added is OnColumnAdded.ADD:
+            raise self._error(
+                at, "`partitioned: true` and `on_column_added: add` do not go with a hashed column"
+            )
 
     def _expression(self, text: str, place: Location) -> Expression:
         try:

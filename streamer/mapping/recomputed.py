@@ -24,10 +24,11 @@ def recomputed(
     """Return the columns that the rule of *mapping* computes otherwise than *before* says.
 
     *before*: `TableRule.expressions_mark` of the rule that filled the rows. *names*: the source's
-    columns. None if the filters differ: then other rows belong to the target.
+    columns. None if the filters differ: then other rows belong to the target. None if the hashes
+    differ, too: a hash is nothing that either server could compute.
     """
     old, new = _read(before), _read(mapping.rule.expressions_mark)
-    if old["filter"] != new["filter"]:
+    if old["filter"] != new["filter"] or old.get("hash") != new.get("hash"):
         return None
     gone = old["set"].keys() - new["set"].keys()
     plain = {

@@ -12,11 +12,13 @@ import re
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Final, Protocol, Self, TypeVar
 
 from streamer.errors import MappingError
 from streamer.mapping.expressions import Expression
+from streamer.postgres.keyed_hash import KeyedHash
 from streamer.postgres.secret import Secret
 
 NAME_BYTES_MAX = 63  # NAMEDATALEN - 1
@@ -313,6 +315,24 @@ def parse_name(text: str) -> RelationName:
     return RelationName(pattern.namespace, pattern.name)
 
 
+@dataclass(frozen=True)
+class ColumnHash:
+    """A *column* of the source whose values streamer hashes for the column *target*.
+
+    ``check``: see `key_check`.
+    """
+
+    target: str
+    column: str
+    key_name: str
+    check: str
+    key: Secret = field(compare=False, repr=False)
+
+    @cached_property
+    def state(self) -> KeyedHash:
+        return KeyedHash(self.key.reveal().encode())
+
+
 @dataclass(frozen=True, slots=True)
 class TableRule:
     """The rule for one relation, or for all relations that match a pattern."""
@@ -327,6 +347,7 @@ class TableRule:
     filter: Expression | None = None
     set: tuple[tuple[str, Expression], ...] = ()
     """Expressions by target column."""
+    hashes: tuple[ColumnHash, ...] = ()
     on_error: OnError = OnError.STOP
     initial: Initial = Initial.COPY
     truncate_target: bool = False
@@ -371,12 +392,17 @@ class TableRule:
 
     @property
     def expressions_mark(self) -> str | None:
-        """Text that is another one when `filter` or `set` is: rows written before are wrong."""
-        if not self.expressions:
+        """Text that is another one when `filter`, `set` or a hash key is: rows written before are
+        wrong.
+        """
+        if not self.expressions and not self.hashes:
             return None
         condition = None if self.filter is None else self.filter.text
         values = {name: expression.text for name, expression in self.set}
-        return json.dumps({"filter": condition, "set": values}, sort_keys=True)
+        mark: dict[str, object] = {"filter": condition, "set": values}
+        if self.hashes:
+            mark["hash"] = {each.target: [each.column, each.check] for each in self.hashes}
+        return json.dumps(mark, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)

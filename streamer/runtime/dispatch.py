@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from streamer.apply.hashed_columns import hashed_changes
 from streamer.apply.lane_transaction import LaneBlock, LaneTransaction
 from streamer.decode.pgoutput import DDL_PREFIX, EXECUTE_PREFIX, Redefinition
 from streamer.decode.transactions import Changes, TransactionBlock
@@ -187,6 +188,8 @@ class Dispatcher:
             part = parts.get(lane)
             if part is None:
                 part = parts[lane] = LaneBlock(block.transaction(-1), [], None, 0, block=block)
+            if hashes := mapped.mapping.rule.hashes:
+                changes = hashed_changes(changes, hashes)
             part.changes.append((mapped, changes))
             part.size += changes.size
         return parts
@@ -303,5 +306,7 @@ class Dispatcher:
         part = parts.get(lane)
         if part is None:
             part = parts[lane] = LaneTransaction(piece.transaction, [], piece.end_lsn, 0)
+        if hashes := mapped.mapping.rule.hashes:
+            changes = hashed_changes(changes, hashes)
         part.changes.append((mapped, changes))
         part.size += changes.size

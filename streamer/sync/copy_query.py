@@ -86,6 +86,8 @@ def copy_source(order: CopyOrder, source_version: int, target_version: int) -> C
     if order.mapping.type is TableType.HISTORY and order.only is None:
         _add_history(selection, order.target)
     rule = order.mapping.rule
+    keys = {each.target: each.check for each in rule.hashes}
+    hashes = [(at, keys[name]) for at, name in enumerate(selection.names) if name in keys]
     conditions = [] if rule.filter is None else [rule.filter.text]
     if order.scope is not None:
         conditions.append(order.scope)
@@ -95,11 +97,12 @@ def copy_source(order: CopyOrder, source_version: int, target_version: int) -> C
         select_list=", ".join(selection.expressions),
         condition=") and (".join(conditions) or None,
         into=(order.destination, quote_columns(selection.names)),
-        binary=selection.is_binary and bool(selection.names),
+        binary=selection.is_binary and bool(selection.names) and not hashes,
         heaps=order.heaps,
         can_split=order.can_split and source_version >= 14_00_00,
         columns=quote_columns(column.name for column in order.columns),
         names=tuple(selection.names),
+        hashes=tuple(hashes),
     )
 
 

@@ -14,6 +14,7 @@ An executor on another machine has only this module and its imports of streamer
 (`streamer.sync.spark_job` ships them), besides psycopg.
 """
 
+import dataclasses
 import json
 import select
 import time
@@ -29,6 +30,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from streamer.failpoints import failpoint
 from streamer.postgres import origin, session
+from streamer.postgres.keyed_hash import KeyedHash, hashed_line
 from streamer.postgres.password_source import open_job_url
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
@@ -63,6 +65,8 @@ class CopyEnds:
     claim: tuple[int, int, int, str]
     """The proof of the right to write, as `streamer.target.claim` has it."""
     rows_per_second: float | None = None
+    hash_keys: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The secret keys of hashed columns, by their checks (`key_check`)."""
 
     def __repr__(self) -> str:
         return f"CopyEnds(snapshot_name={self.snapshot_name!r})"
@@ -234,6 +238,7 @@ class PartCopier:
         self._source = source
         self._target = target
         self._token = ends.claim[-1]
+        self._hash_keys = ends.hash_keys
         self._pace = Pace(ends.rows_per_second)
         _prove(target, ends)
         # Without the privilege triggers and foreign keys of the target apply.
@@ -273,7 +278,7 @@ class PartCopier:
         key = (part["relation_id"], part["part"], part["attempt"])
         began = time.monotonic()
         try:
-            rows, size = self._pass_through(part["copy_out"], part["copy_in"])
+            rows, size = self._pass_through(part)
         except psycopg.errors.CharacterNotInRepertoire as exc:
             if place := self._find_invalid_text(part["locate"]):
                 exc.add_note(place)
@@ -318,13 +323,17 @@ class PartCopier:
         if row is None or row[0] or numbers != list(part["numbers"]):
             raise NotCopiedError("changed", "the table was rewritten or altered")
 
-    def _pass_through(self, copy_out: str, copy_in: str) -> tuple[int, int]:
+    def _pass_through(self, part: dict[str, Any]) -> tuple[int, int]:
         source, target = self._source.pgconn, self._target.pgconn
-        _start(target, copy_in, pq.ExecStatus.COPY_IN)
+        hashes = [
+            (number, KeyedHash(self._hash_keys[name].encode()))
+            for number, name in part.get("hashes", ())
+        ]
+        _start(target, part["copy_in"], pq.ExecStatus.COPY_IN)
         try:
             with self._bytes_as_stored():
-                _start(source, copy_out, pq.ExecStatus.COPY_OUT)
-                size = self._pump(source, target)
+                _start(source, part["copy_out"], pq.ExecStatus.COPY_OUT)
+                size = self._pump(source, target, hashes)
                 _finish(source)
         except BaseException:
             _end_copy(target, b"the source's part failed")
@@ -394,13 +403,26 @@ class PartCopier:
         if types_out and _types(self._source, types_out) != _types(self._target, types_in):
             raise psycopg.errors.DatatypeMismatch("a column's type was changed meanwhile")
 
-    def _pump(self, source: "pq.abc.PGconn", target: "pq.abc.PGconn") -> int:
+    def _pump(
+        self,
+        source: "pq.abc.PGconn",
+        target: "pq.abc.PGconn",
+        hashes: "list[tuple[int, KeyedHash]]",
+    ) -> int:
         """Pass COPY data on as it comes: libpq gathers rows into packets on either side.
 
         Gathering rows here first costs three times the processor time of this loop. libpq itself
         never waits: psycopg would hold the interpreter's lock meanwhile.
         """
-        get, put = source.get_copy_data, target.put_copy_data
+        get = source.get_copy_data
+        put: Callable[[Any], Any] = target.put_copy_data
+        if hashes:
+
+            def put_hashed(row: Any) -> None:
+                target.put_copy_data(hashed_line(row, hashes))
+
+            put = put_hashed
+
         size = rows = sent = 0
         began = time.monotonic()
         while True:

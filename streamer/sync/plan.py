@@ -64,6 +64,8 @@ class CopyPart:
     numbers: tuple[int, ...]
     locate: str
     """A query of the part's rows and, first, where each is."""
+    hashes: tuple[tuple[int, str], ...] = ()
+    """Fields whose values the task hashes, with the checks of the keys."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -87,6 +89,8 @@ class CopySource:
     """All columns of the source's table: expressions may use columns that the copy leaves out."""
     names: tuple[str, ...] = ()
     """The columns of the target that the copy writes."""
+    hashes: tuple[tuple[int, str], ...] = ()
+    """Fields of `names` that the copy hashes, with the checks of the keys."""
 
 
 def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
@@ -130,6 +134,7 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
                     stores=heap.stores,
                     numbers=heap.numbers,
                     locate=f"select ctid, {rows}" if source.select_list else "",
+                    hashes=source.hashes,
                 )
             )
     return parts

@@ -610,6 +610,11 @@ class Round:
             place=context.server.place,
             claim=context.claim.proof,
             rows_per_second=task_rate(settings.rows_per_second, settings.jobs, task_count),
+            hash_keys={
+                each.check: each.key.reveal()
+                for copy in self._copies
+                for each in copy.mapped.mapping.rule.hashes
+            },
         )
 
     async def _settle(self, failures: list[dict[str, Any]]) -> bool:

@@ -58,6 +58,7 @@ SHIPPED: Final = (
     "streamer.postgres",
     "streamer.postgres.conninfo",
     "streamer.postgres.key_ranges",
+    "streamer.postgres.keyed_hash",
     "streamer.postgres.origin",
     "streamer.postgres.password_source",
     "streamer.postgres.quoting",

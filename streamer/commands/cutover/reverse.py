@@ -36,7 +36,7 @@ def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[st
         what = None
         if mapping.type is not TableType.CLONE:
             what = f"is of type {mapping.type.value}"
-        elif rule.filter is not None or rule.set or rule.exclude or rule.metadata:
+        elif rule.filter is not None or rule.set or rule.hashes or rule.exclude or rule.metadata:
             what = "has a filter, computed or excluded columns, or row metadata"
         if what is not None:
             found.append(f'table "{mapping.source}" {what}, so its rows cannot go back')

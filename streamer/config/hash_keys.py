@@ -1,0 +1,80 @@
+"""Keyed hashes: their settings, and their secret keys, read when the configuration is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Self
+
+from pydantic import Field, model_validator
+
+from streamer.config.connection import SecretText, Strict
+from streamer.postgres.password_source import PASSWORD_BYTES_MAX
+from streamer.postgres.secret import Secret
+
+KEY_CHARACTERS_MIN: Final = 32
+
+
+class HashSettings(Strict):
+    """``sources[].tables.*.set.*``: a column of the source that streamer hashes."""
+
+    hmac: str = Field(min_length=1, description="Column of the source.", examples=["email"])
+    key: str = Field(min_length=1, description="Name of a key in `hash_keys`.", examples=["people"])
+
+
+class HashKeySettings(Strict):
+    """``hash_keys.*``: a secret key for hashes in `set`."""
+
+    key: SecretText | None = Field(
+        default=None,
+        description="The key itself, of at least 32 characters. `openssl rand -hex 32` generates "
+        "one; keep it in an environment variable.",
+        examples=["${PEOPLE_KEY}"],
+    )
+    key_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="File whose only line is the key. streamer reads it at its start and at "
+        "SIGHUP.",
+    )
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if (self.key is None) == (self.key_file is None):
+            raise ValueError("expected one of key and key_file")
+        return self
+
+
+class HashKeyError(Exception):
+    """A key cannot be read, or it is too short. The message does not contain it."""
+
+
+def read_key(settings: HashKeySettings) -> Secret:
+    """Return the key. Raises HashKeyError."""
+    if settings.key is not None:
+        text, place = settings.key.reveal(), "key"
+    else:
+        assert settings.key_file is not None
+        place = f"key_file {settings.key_file}"
+        try:
+            with Path(settings.key_file).open("rb") as file:
+                text = file.read(PASSWORD_BYTES_MAX).decode()
+        except OSError as exc:
+            raise HashKeyError(f"{place}: {exc.strerror}") from None
+        except UnicodeDecodeError:
+            raise HashKeyError(f"{place}: the key is not UTF-8") from None
+    lines = text.splitlines()
+    if len(lines) != 1 or len(lines[0]) < KEY_CHARACTERS_MIN:
+        raise HashKeyError(
+            f"{place}: expected one line of at least {KEY_CHARACTERS_MIN} characters"
+        )
+    return Secret(lines[0])
+
+
+def read_keys(settings: Mapping[str, HashKeySettings]) -> dict[str, Secret | HashKeyError]:
+    """Return each key, or the reason why it cannot be read."""
+    found: dict[str, Secret | HashKeyError] = {}
+    for name, each in settings.items():
+        try:
+            found[name] = read_key(each)
+        except HashKeyError as exc:
+            found[name] = exc
+    return found

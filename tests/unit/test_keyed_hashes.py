@@ -1,0 +1,178 @@
+"""streamer hashes values in messages and in lines of COPY as decoding and `hmac` would."""
+
+import hmac
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.apply.hashed_columns import hashed_message
+from streamer.apply.plan import make_plan
+from streamer.config.static import load
+from streamer.errors import ConfigurationError, MappingError
+from streamer.mapping.fingerprint import fingerprint
+from streamer.mapping.recomputed import recomputed
+from streamer.mapping.rules import Mapping, RelationMapping, RelationName, resolve
+from streamer.postgres.keyed_hash import KeyedHash, hashed_line, key_check
+from tests.unit.build import relation, target_column, target_relation
+
+KEY = "0123456789abcdef0123456789abcdef"
+OTHER = "fedcba9876543210fedcba9876543210"
+STATE = KeyedHash(KEY.encode())
+
+
+def expected(value: bytes) -> bytes:
+    return hmac.digest(KEY.encode(), value, "sha256").hex().encode()
+
+
+@given(st.binary(min_size=1, max_size=200), st.lists(st.binary(max_size=90), max_size=3))
+def test_a_hash_is_that_of_hmac(key: bytes, pieces: list[bytes]) -> None:
+    assert (
+        KeyedHash(key).digits(pieces).decode() == hmac.digest(key, b"".join(pieces), "sha256").hex()
+    )
+
+
+Value = tuple[str, bytes]
+VALUES = st.one_of(
+    st.just(("n", b"")), st.just(("u", b"")), st.tuples(st.sampled_from("tb"), st.binary())
+)
+TUPLES = st.lists(VALUES, min_size=3, max_size=3)
+
+
+def message(kind: str, tuples: list[tuple[str, list[Value]]]) -> bytes:
+    made = kind.encode() + b"\0\0\0\7"
+    for name, values in tuples:
+        made += name.encode() + len(values).to_bytes(2, "big")
+        for form, value in values:
+            made += form.encode()
+            if form in "tb":
+                made += len(value).to_bytes(4, "big") + value
+    return made
+
+
+@given(st.sampled_from(["IN", "UN", "UKN", "UON", "DK", "DO"]), st.data())
+def test_messages_equal_decoding_hashing_and_encoding(shape: str, data: st.DataObject) -> None:
+    tuples = [(name, data.draw(TUPLES)) for name in shape[1:]]
+    plain = message(shape[0], tuples)
+    hashed = message(
+        shape[0],
+        [
+            (
+                name,
+                [
+                    *values[:1],
+                    *((f, expected(v) if f in "tb" else v) for f, v in values[1:2]),
+                    *values[2:],
+                ],
+            )
+            for name, values in tuples
+        ],
+    )
+    assert hashed_message(plain, {1: STATE}) == hashed
+    view: bytes = memoryview(plain)  # type: ignore[assignment]
+    assert bytes(hashed_message(view, {1: STATE})) == hashed
+    for end in range(1, 22):  # a malformed message keeps no value
+        cut = message("I", [("N", [("t", b"1"), ("t", b"secret")])])[:end]
+        assert b"s" not in hashed_message(cut, {1: STATE})
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.text(st.characters(codec="utf-8"))), min_size=2, max_size=4)
+)
+def test_lines_of_copy_equal_decoding_hashing_and_encoding(values: list[str | None]) -> None:
+    escapes = {
+        "\\": r"\\",
+        "\b": r"\b",
+        "\f": r"\f",
+        "\n": r"\n",
+        "\r": r"\r",
+        "\t": r"\t",
+        "\v": r"\v",
+    }
+
+    def line(fields: list[str | None]) -> bytes:
+        written = (
+            r"\N" if each is None else "".join(escapes.get(c, c) for c in each) for each in fields
+        )
+        return "\t".join(written).encode() + b"\n"
+
+    there = values[1]
+    hashed = None if there is None else expected(there.encode()).decode()
+    assert hashed_line(line(values), [(1, STATE)]) == line([values[0], hashed, *values[2:]])
+
+
+def config(path: Path, rule: str, *, key: str = KEY, group: str = "") -> Path:
+    file = path / "config.yaml"
+    file.write_text(
+        f"target: {{url: 'postgresql://t/t'}}\nhash_keys: {{people: {{key: {key}}}}}\n"
+        f"sources:\n- database: shop\n  urls: [{{url: 'postgresql://s/s'}}]\n  {group}\n"
+        f"  tables: {{t: {rule}}}\n"
+    )
+    return file
+
+
+HASHED = "set: {email: {hmac: email, key: people}}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        ("set: {email: {hmac: email, key: nobody}}", "there is no hash key"),
+        ("set: {hash: {hmac: email, key: people}}", "takes the place of the column itself"),
+        (f"{HASHED}, exclude: [email]", "takes the place of the column itself"),
+        (f"{HASHED}, columns: {{id: id, email: mail}}", "which has no expression"),
+        (f'{HASHED}, filter: "email is not null"', "filter uses column"),
+        ("set: {email: {hmac: email, key: people}, low: lower(email)}", "low uses column"),
+        (f"{HASHED}, initial: none", "another key would leave old hashes"),
+        (f"{HASHED}, partitioned: true", "do not go with a hashed column"),
+        (f"{HASHED}, on_column_added: add", "do not go with a hashed column"),
+    ],
+)
+def test_a_rule_that_would_bring_the_plain_value_is_refused(
+    tmp_path: Path, rule: str, problem: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        load(config(tmp_path, f"{{{rule}}}"))
+
+
+def test_captured_definitions_and_short_or_missing_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="ddl: capture"):
+        load(config(tmp_path, f"{{{HASHED}}}", group="ddl: capture"))
+    with pytest.raises(ConfigurationError, match="at least 32 characters") as short:
+        load(config(tmp_path, f"{{{HASHED}}}", key="hunter2"))
+    assert "hunter2" not in str(short.value)
+    file = config(tmp_path, f"{{{HASHED}}}")
+    file.write_text(file.read_text().replace(f"key: {KEY}", "key_file: /nowhere"))
+    with pytest.raises(ConfigurationError, match="key_file /nowhere: No such file"):
+        load(file)
+
+
+def test_another_key_is_another_rule_and_its_rows_need_a_copy(tmp_path: Path) -> None:
+    settings, first = load(config(tmp_path, f"{{{HASHED}}}"))
+    _, second = load(config(tmp_path, f"{{{HASHED}}}", key=OTHER))
+    rules = [mapping.sources[0].rules[0] for mapping in (first, second)]
+    assert rules[0].expressions_mark != rules[1].expressions_mark
+    assert fingerprint(first) != fingerprint(second)
+    assert KEY not in repr(first) + repr(settings) + str(rules[0].expressions_mark)
+    made = next(iter(resolved(second)))
+    assert recomputed(rules[0].expressions_mark, made, ["id", "email"]) is None
+    assert recomputed(None, made, ["id", "email"]) is None
+    assert key_check(KEY) != key_check(OTHER)
+
+
+def resolved(mapping: Mapping) -> list[RelationMapping]:
+    return resolve(mapping.sources[0], [RelationName("public", "t")], "public")
+
+
+def test_a_plan_refuses_a_column_that_cannot_be_hashed(tmp_path: Path) -> None:
+    _, mapping = load(config(tmp_path, f"{{{HASHED}}}"))
+    made = next(iter(resolved(mapping)))
+    for columns, key, there, problem in [
+        (["id", "mail"], ["id"], target_column("mail"), "which the source does not send"),
+        (["id", "email"], ["email"], target_column("email"), "part of the key"),
+        (["id", "email"], ["id"], target_column("email", "character varying(63)"), "cannot hold"),
+    ]:
+        target = target_relation(["id", there], unique_keys=[tuple(key)])
+        with pytest.raises(MappingError, match=problem):
+            make_plan(relation(columns, key), made, target, sid=None, primary_key=tuple(key))
