@@ -24,6 +24,7 @@ from streamer.postgres.conninfo import server_name
 from streamer.postgres.credentials import is_same_login
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.runtime.processes.child import Membership
+from streamer.runtime.processes.journals import gather_journals
 from streamer.runtime.replicas.following import MappingFollower
 from streamer.runtime.shutdown import stop_on_signals
 
@@ -69,9 +70,12 @@ async def run(
     # First, because an unhandled signal ends the process.
     stop = stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
     settings, mapping = _load(path, overrides, membership)
+    count = settings.processes if condition.lsn is None else 1
+    if membership is None and settings.spool.directory is not None:
+        gather_journals(settings.spool.directory, count)
     if membership is not None:
         structlog.contextvars.bind_contextvars(process=membership.number)
-    elif settings.processes > 1 and condition.lsn is None:
+    elif count > 1:
         parent = make_parent(settings, path, only, list(take_over), max_sources)
         act.update(stop=parent.stop, reload=parent.reload)
         for name in early:

@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 
 from streamer.config.settings import Settings
+from streamer.lsn import Lsn
 from streamer.observability.joined import join_metrics
-from streamer.runtime.processes.child import RELOAD, SERVE, STOP, Membership, obey
+from streamer.owned_directory import OwnedDirectory
+from streamer.runtime.processes.child import (
+    RELOAD,
+    SERVE,
+    STOP,
+    Membership,
+    obey,
+    process_directory,
+)
+from streamer.runtime.processes.journals import gather_journals
 from streamer.runtime.processes.restarts import (
     LASTING_SECONDS,
     SECONDS_MAX,
@@ -15,6 +25,8 @@ from streamer.runtime.processes.restarts import (
     Restarts,
     choose_server,
 )
+from streamer.source.journal.files import Journal, directory_of, remove_journal
+from streamer.source.journal.records import JournalIdentity
 
 KILLED = -9
 
@@ -81,6 +93,36 @@ def test_each_process_has_a_spool_directory_and_the_first_has_the_configured_one
         for number in (1, 2)
     )
     assert (first, second) == (Path("/spool"), Path("/spool/process-2"))
+
+
+def test_journals_of_processes_that_no_longer_start_go_to_the_first_one(tmp_path: Path) -> None:
+    def begin(number: int, slot: str, lsn: int) -> None:
+        spool = tmp_path if number == 1 else process_directory(tmp_path, number)
+        identity = JournalIdentity("1", slot)
+        Journal.create(directory_of(spool, slot), identity, Lsn(lsn)).close()
+
+    def journals(number: int) -> list[str]:
+        spool = tmp_path if number == 1 else process_directory(tmp_path, number)
+        return sorted(path.name for path in spool.glob("journal/*"))
+
+    begin(2, "stays", 1)
+    begin(3, "moves", 2)
+    begin(3, "twice", 3)
+    begin(1, "twice", 4)
+    begin(12, "far", 5)
+    with OwnedDirectory(process_directory(tmp_path, 12), "streamer-"):
+        gather_journals(tmp_path, 2)
+        assert journals(12) == ["far"], "its process lives"
+    assert (journals(1), journals(2), journals(3)) == (["moves", "twice"], ["stays"], ["twice"])
+    opened = Journal.open(directory_of(tmp_path, "moves"))
+    assert opened is not None
+    assert opened.end_lsn == Lsn(2)
+    opened.close()
+    # WHEN the first process has drained its own journal THEN the next start moves the other one
+    remove_journal(directory_of(tmp_path, "twice"))
+    gather_journals(tmp_path, 1)
+    assert journals(1) == ["far", "moves", "stays", "twice"]
+    assert list(tmp_path.glob("process-*")) == []
 
 
 @pytest.mark.parametrize("port", [None, 5])

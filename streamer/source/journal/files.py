@@ -336,6 +336,28 @@ def remove_journal(path: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
+def has_journal(path: Path) -> bool:
+    """Whether a directory has the files of a journal, one that is about to be deleted excepted."""
+    return not path.name.endswith(_GONE) and bool(_files(path))
+
+
+def move_journal(path: Path, place: Path) -> None:
+    """Move a journal that no process uses to *place*, which has none: as a whole, or not at all.
+
+    Raises SpoolError.
+    """
+    with _saying(path):
+        lock = _lock(path)
+        try:
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            remove_journal(place)
+            path.rename(place)
+            for directory in (place.parent, place.parent.parent, path.parent):
+                _flush_directory(directory)
+        finally:
+            os.close(lock)
+
+
 def try_directory(path: Path) -> None:
     """Check that a journal can begin at *path*. Raises SpoolError."""
     with _saying(path):
