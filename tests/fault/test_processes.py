@@ -14,9 +14,13 @@ import psutil
 import pytest
 
 from streamer.commands.embedded import free_port
+from streamer.lsn import Lsn
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.minutes import Minute, add_minutes, read_minutes
+from streamer.runtime.processes.child import process_directory
+from streamer.source.journal.files import Journal, directory_of
+from streamer.source.journal.records import JournalIdentity
 from streamer.target.connection import TargetAddress
 from tests.fault.test_replicas import shares
 from tests.support.postgres import Database, assert_same
@@ -95,6 +99,20 @@ def store_minutes(target: Database) -> tuple[int, float, float, float]:
     return at, 3.0, 3.0, 5.0
 
 
+def leave_journals(spool: Path, source: Database, target: Database) -> None:
+    """Make a journal in *spool* of each source, which begins where its slot stands."""
+    rows = target.execute("select slot, system_identifier from streamer.source")
+    assert len(rows) == 2
+    for slot, system_identifier in rows:
+        lsn = source.value(
+            f"select confirmed_flush_lsn from pg_replication_slots where slot_name = '{slot}'"
+        )
+        identity = JournalIdentity(str(system_identifier), str(slot))
+        Journal.create(directory_of(spool, str(slot)), identity, Lsn.parse(str(lsn))).close()
+    for name in NAMES[:2]:
+        source.execute(f"insert into {name} values (0)")
+
+
 def history(port: int, name: str) -> tuple[float, ...] | None:
     """Return the first known moment of a source, as the process that answers shows it."""
     answer = httpx.get(
@@ -158,6 +176,9 @@ def test_two_processes_share_the_sources_and_one_port_survives_the_death_of_its_
         assert psutil.wait_procs(orphans, SECONDS)[1] == []
     # GIVEN minutes that other processes have stored, one of them by two
     stored = store_minutes(target)
+    # AND journals of a process that no longer starts
+    spool = tmp_path / "spool"
+    leave_journals(process_directory(spool, 3), source, target)
     with Process(process.config, spark=False) as process:
         eventually(lambda: shares(process).total() == 2, SECONDS, "not streaming")
         # THEN the process that answers shows the history of all sources, whichever runs them
@@ -165,6 +186,13 @@ def test_two_processes_share_the_sources_and_one_port_survives_the_death_of_its_
         eventually(
             lambda: [history(port, name) for name in NAMES[:2]] == wanted, SECONDS, "no history"
         )
+        # AND one process reads the journals to their end, and removes them
+        caught_up(process)
+        eventually(lambda: not [*spool.rglob("*.journal")], SECONDS, "the journals are still there")
+        assert not process_directory(spool, 3).exists()
+        eventually(lambda: shares(process).total() == 2, SECONDS, "not streaming again")
+        for name in NAMES[:2]:
+            assert_same(source, target, name)
         # WHEN all are asked to stop THEN they end in order
         both = children(process)
         assert process.terminate() == 0

@@ -248,7 +248,7 @@ class Replica:
             [each.source.label for each in shared],
             self._max_sources,
             self._is_stopping,
-            [each.source.label for each in shared if each.has_journal and each.is_assigned],
+            [each.source.label for each in shared if each.has_journal],
             *self._following.report(time.monotonic()),
         )
         is_known = self._backend_pid == session.backend_pid and await beat(
