@@ -158,7 +158,7 @@ create table streamer.relation (
     -- transactions that began before may still come with them.
     former_labels jsonb not null default '{}',
     -- While a copy in chunks is under way: {"columns", "types", "border", "definition", "count",
-    -- "chunk_bytes", "size_bytes", "began_at"}. The target has the rows up to the border.
+    -- "chunk_bytes", "size_bytes", "began_at", "attempt"}. The target has the rows up to the border.
     chunks jsonb,
     unique (source_id, source)
 );

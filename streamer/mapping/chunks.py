@@ -1,16 +1,16 @@
 """The state of a copy in chunks: the range of keys that the target has so far.
 
-Servers may order texts differently, so the borders of chunks are keys of types with one order
-everywhere (`streamer.postgres.key_values`). Where the key has further columns, its first ones of
-these types form the borders, and rows with equal values stay together. The bookkeeping keeps the
-state as JSON. Pure.
+Servers may order texts differently. So the borders of chunks are keys of types with one order
+everywhere (`streamer.postgres.key_values`), and of text that the source orders by bytes. Where the
+key has further columns, its first ones of these types form the borders, and rows with equal values
+stay together. The bookkeeping keeps the state as JSON. Pure.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from streamer.postgres.key_values import KeyValue, read_key_value
+from streamer.postgres.key_values import TEXT_TYPES, KeyValue, read_key_value, without_modifier
 from streamer.postgres.quoting import quote_literal
 
 CHUNKS_OF_LIMIT: Final = 10
@@ -69,6 +69,15 @@ class ChunkedCopy:
             stored["chunk_bytes"],
             stored["size_bytes"],
         )
+
+
+def in_bytes(name: str, kind: str) -> str:
+    """Return the SQL of a column in the order of the borders, whatever collation it has there.
+
+    An index of another collation does not help. The source needs none of this, because text makes
+    borders only where its own collation is of that order.
+    """
+    return f'{name} collate "C"' if without_modifier(kind) in TEXT_TYPES else name
 
 
 def beyond(names: Sequence[str], types: Sequence[str], border: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Values of keys that compare in Python as they compare in PostgreSQL. Pure.
 
-Their types have one order on all servers: no collation, time zone or version changes it. Sessions
+Their types have one order on all servers: no collation, time zone or version changes it. Text has
+it where its collation orders bytes (`streamer.source.bytewise`). Sessions
 of streamer pin DateStyle, TimeZone, bytea_output and extra_float_digits, which make the texts.
 
 PostgreSQL's ``date_send``, ``timestamp_send``, ``numeric_send`` and ``float8send`` have the binary
@@ -25,6 +26,10 @@ ORDERED_TYPES: Final = frozenset(
     )
 )
 """Without modifiers."""
+TEXT_TYPES: Final = frozenset(("text", "character varying", "name"))
+"""These are ordered by their bytes in UTF-8 where their collation does so. `character` is not here,
+because it ignores blanks at the end.
+"""
 
 _BYTES: Final = {_DATE: 4, _TIMESTAMPS[0]: 8, _TIMESTAMPS[1]: 8}
 _TIME_TEXT: Final = re.compile(
@@ -49,6 +54,8 @@ def read_key_value(data: bytes, kind: str, *, is_text: bool) -> KeyValue:
     *data*: as the server sends it, in text or binary. Raises ValueError.
     """
     kind = without_modifier(kind)
+    if kind in TEXT_TYPES:
+        return bytes(data)
     if not is_text:
         return _read_binary(data, kind)
     text = data.decode("ascii")

@@ -65,12 +65,13 @@ async def begin_part(connection: TargetConnection, relation_id: int) -> BegunCop
 @dataclass(frozen=True, slots=True)
 class BegunChunk:
     """The state of a table's bookkeeping when its next chunk begins: ``chunks`` before it, and the
-    position of their rows.
+    position of their rows. ``may_have_rows``: an earlier attempt may have left some of this chunk.
     """
 
     attempt: int
     chunks: ChunkedCopy
     end_lsn: Lsn
+    may_have_rows: bool
 
 
 async def begin_chunk(connection: TargetConnection, relation_id: int) -> BegunChunk:
@@ -80,7 +81,7 @@ async def begin_chunk(connection: TargetConnection, relation_id: int) -> BegunCh
         raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy went on")
     (row,) = rows
     chunks = ChunkedCopy.from_json(json.loads(row["chunks"]))
-    return BegunChunk(row["attempt"], chunks, Lsn.parse(row["end_lsn"]))
+    return BegunChunk(row["attempt"], chunks, Lsn.parse(row["end_lsn"]), row["may_have_rows"])
 
 
 async def hand_over_chunk(
@@ -373,14 +374,15 @@ update streamer.relation set
     attempt = attempt + 1, state = case state when 'paused' then state else 'copying' end,
     error = null, error_code = null, waiting_for = null, changed_at = now()
 where id = $1 and not needs_resync and chunks is not null
-returning attempt, chunks::text as chunks, end_lsn::text as end_lsn
+returning attempt, chunks::text as chunks, end_lsn::text as end_lsn,
+    attempt > coalesce((chunks->>'attempt')::int8, 0) + 1 as may_have_rows
 """
 _HAND_OVER_CHUNK_SQL: Final = """
 update streamer.relation r set
     end_lsn = $2::text::pg_lsn,
     chunks = jsonb_build_object('began_at', coalesce(chunks->'began_at', to_jsonb((
-        select min(started_at) from streamer.sync_partition where relation_id = r.id)))
-        ) || $4::text::jsonb,
+        select min(started_at) from streamer.sync_partition where relation_id = r.id))),
+        'attempt', attempt) || $4::text::jsonb,
     rows_copied = rows_copied + $5, bytes_copied = bytes_copied + $6,
     columns = $7::text::jsonb, definition = $8::text::jsonb,
     error = null, error_code = null, waiting_for = null, changed_at = now()

@@ -1,17 +1,18 @@
 """The columns of a table that can order the chunks of its copy. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from streamer.postgres.key_values import ORDERED_TYPES, without_modifier
-from streamer.source.catalog import SourceRelation
+from streamer.postgres.key_values import ORDERED_TYPES, TEXT_TYPES, without_modifier
+from streamer.source.catalog import SourceColumn, SourceRelation
 
 
 def chunk_columns(
-    relation: SourceRelation, names: Iterable[str]
+    relation: SourceRelation, names: Iterable[str], bytewise: Collection[str]
 ) -> tuple[tuple[str, str], ...] | str:
     """Return the columns with their types that can order the chunks of a table, or the obstacle.
 
-    *names*: the columns of which the target has the values.
+    *names*: the columns of which the target has the values. *bytewise*: those of text that are
+    ordered by bytes (`streamer.source.bytewise`).
     """
     if relation.is_partitioned:
         return "it is partitioned"
@@ -25,14 +26,20 @@ def chunk_columns(
     found: list[tuple[str, str]] = []
     for name in key:
         column = columns[name]
-        is_ordered = without_modifier(column.type) in ORDERED_TYPES
-        if name not in known or column.generated or not is_ordered:
+        if name not in known or column.generated or not _is_ordered(column, bytewise):
             break
         found.append((name, column.type))
     if found:
         return tuple(found)
     first = columns[key[0]]
     begins = f'its key begins with "{first.name}" of type {first.type}'
-    if without_modifier(first.type) in ORDERED_TYPES:
+    if _is_ordered(first, bytewise):
         return f"{begins}, which is computed or not copied as it is"
+    if without_modifier(first.type) in TEXT_TYPES:
+        return f"{begins}, whose order is not that of its bytes in UTF-8"
     return f"{begins}, whose order may differ between servers"
+
+
+def _is_ordered(column: SourceColumn, bytewise: Collection[str]) -> bool:
+    kind = without_modifier(column.type)
+    return kind in ORDERED_TYPES or (kind in TEXT_TYPES and column.name in bytewise)

@@ -105,6 +105,7 @@ async def find_chunk(
     keys = ", ".join(f"{name}::text" for name in names)
     (heap,) = copy.heaps
     rest = f" where {beyond(names, before.types, before.border)}" if before.border else ""
+    rest = rest.replace("%", "%%")  # a text may have the mark of a parameter
     query = (
         f"select k from (select pg_catalog.row_number() over (order by {listed}) as n,"
         f" array[{keys}] as k from {heap.relation_sql} t{rest}"

@@ -27,7 +27,7 @@ from streamer.backoff import Backoff
 from streamer.errors import SyncError, TargetSchemaError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
-from streamer.mapping.chunks import ChunkedCopy, beyond
+from streamer.mapping.chunks import ChunkedCopy, beyond, in_bytes
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import (
@@ -412,8 +412,8 @@ class Preparation:
                 mapped.end_lsn = mapped.skip_through_lsn = begun.end_lsn
             await rest_triggers(target)
             names = _border_columns(copy, begun.chunks)
-            if names is None:  # another definition: the copy begins again, and removes all rows
-                return
+            if names is None or not begun.may_have_rows:
+                return  # with another definition, the copy begins again, and removes all rows
             rest = beyond(names, begun.chunks.types, begun.chunks.border)
             await target.execute(f"delete from {copy.table} where {copy.own_rows} and {rest}")
 
@@ -494,7 +494,7 @@ def _findable(copy: TableCopy) -> Resync:
 
 
 def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
-    """Return the target's columns of the borders, quoted; None if they are not the same any more.
+    """Return the SQL of the target's columns of the borders; None if these have changed.
 
     The application may rename a column between two chunks, or give it another type.
     """
@@ -504,7 +504,7 @@ def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
     for name, kind in zip(chunks.columns, chunks.types, strict=True):
         if types.get(name) != kind or name not in unchanged:
             return None
-        names.append(quote_identifier(unchanged[name]))
+        names.append(in_bytes(quote_identifier(unchanged[name]), kind))
     return names
 
 

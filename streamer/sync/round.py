@@ -41,6 +41,7 @@ from streamer.failpoints import failpoint
 from streamer.mapping.resync import RowScope
 from streamer.mapping.rules import RelationName
 from streamer.progress.relations import set_waiting
+from streamer.source.bytewise import read_bytewise
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.chunk_columns import chunk_columns
 from streamer.source.connection import (
@@ -515,7 +516,8 @@ class Round:
             is_possible = is_possible and copy.filled is None
             if not is_possible or sum(heap.size_bytes for heap in copy.heaps) <= limit:
                 return False
-            columns = chunk_columns(copy.relation, copy.unchanged)
+            bytewise = await self._read_bytewise(target, copy)
+            columns = chunk_columns(copy.relation, copy.unchanged, bytewise)
             may_cut = self._queue.may_cut(copy.mapped)
             if isinstance(columns, str) or not may_cut or len(copy.heaps) != 1:
                 return False
@@ -532,6 +534,13 @@ class Round:
         versions = self._context.server.version, target.server_version
         copy.parts = cut_into_parts(copy, copy.chunk, chunk_size, *versions)
         return True
+
+    async def _read_bytewise(self, target: TargetConnection, copy: TableCopy) -> frozenset[str]:
+        encoding = await target.fetch("select pg_catalog.getdatabaseencoding() as name")
+        if encoding[0]["name"] != "UTF8":
+            return frozenset()
+        oid = copy.relation.oid
+        return (await read_bytewise(self._snapshot.plain, [oid]))[oid]
 
     async def _find_differences(self, copy: TableCopy) -> None:
         """Compare the table at the consistent point, so that the copy brings what differs only."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from streamer.mapping.chunks import in_bytes
 from streamer.postgres.quoting import quote_literal
 from tests.support.chunk_case import ChunkCase, request
 from tests.support.key_values import ASCENDING
@@ -50,8 +51,16 @@ create table numbered (n numeric, k bytea, v int default 0, pad text default rep
 insert into numbered values
     ('NaN', ''), ('NaN', '\x00'), ('-1e100', '\x5c27'), (1e-300, '\x'), (0, '\x');
 insert into numbered select g / 7.0, decode(md5(g::text), 'hex') from generate_series(1, 1200) g;
+create table worded (t varchar(3000) collate "C", n name, v int default 0,
+    pad text default repeat('x', 400), primary key (t, n));
+insert into worded select t, n from
+    (values (''), (' '), ('%s'), ('%'), (e'\n\t\\'), ($$'"$$), ('é'), ('😀'), (U&'\FFFD'),
+    ((select string_agg(md5(g::text), '') from generate_series(1, 60) g))) t (t),
+    (values (''), ('%(a)s'), (e'\\N'), ('Z'), ('a')) n (n);
+insert into worded select chr(32 + g % 90) || case when g % 2 = 0 then 'Ä' else 'z' end || g, g::text
+from generate_series(1, 1200) g;
 """
-"""Both are above the limit."""
+"""Each is above the limit."""
 DATED_CHANGES = (
     "update dated set v = v + 1 where n <> 1",
     "update dated set at = 'infinity', v = 2, t = at where v = 1 and at between '2024-03-01' and '2025-01-01'",
@@ -61,6 +70,10 @@ DATED_CHANGES = (
     "update numbered set n = 'NaN', v = 3 where n between 1 and 2",
     "update numbered set n = -n where n between 150 and 160",
     "delete from numbered where n = 'NaN' and k = '\\x00'",
+    "update worded set v = v + 1 where n < '5'",
+    "update worded set t = '😀' || t || n, v = 2 where t ~ '^[%!]'",
+    "update worded set t = ' ' || t || n, v = 3 where t ~ '^[z😀]' and v <> 2",
+    "delete from worded where t = '' and n <> ''",
 )
 
 
@@ -95,10 +108,11 @@ def test_the_server_has_the_order_and_the_formats_of_keys(source: Database) -> N
     for kind, values in ASCENDING.items():
         function = send.get(kind, f"{kind}{'_' if kind in ('date', 'numeric') else ''}send")
         constants = ", ".join(quote_literal(text) for text, _ in reversed(values))
+        ordered = in_bytes("v.k", kind)
         found = source.execute(
             "set timezone = 'UTC';"
             f" select k::text, encode({function}(k), 'hex') from"
-            f" (select t::{kind} as k from unnest(array[{constants}]) t) v order by v.k"
+            f" (select t::{kind} as k from unnest(array[{constants}]) t) v order by {ordered}"
         )
         assert found == values, kind
 
@@ -130,9 +144,10 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         named:
         dated:
         numbered:
+        worded:
     """
     async with stream(tables, settings=SETTINGS) as streamer:
-        for table in ("dated", "numbered", "narrowed", "moved", "appended", "retyped"):
+        for table in ("dated", "numbered", "worded", "narrowed", "moved", "appended", "retyped"):
             await until_it_has(streamer, f"public.{table}", 1)
         shown = await streamer.table("public.moved")
         assert shown["state"] == "copying"
@@ -144,7 +159,7 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
     for table in ("pairs", "moved", "appended", "altered", "emptied", "retyped", "named"):
         rows = f"select * from {table} order by g"
         assert source.execute(rows) == target.execute(rows), table
-    for table in ("dated", "numbered"):
+    for table in ("dated", "numbered", "worded"):
         rows = f"select {table}::text as row from {table} order by 1"
         assert source.execute(rows) == target.execute(rows), table
     rows = "select g, u, t, large from narrowed order by g"

@@ -14,6 +14,9 @@ ASCENDING: Final[dict[str, list[tuple[str, str]]]] = {
         ("\\x5c22", "5c22"),
         ("\\xff", "ff"),
     ],
+    "text": [
+        (text, text.encode().hex()) for text in ("", " ", "%s", "'\"\\", "a", "é", "\U0001f600")
+    ],
     "date": [
         ("-infinity", "80000000"),
         ("4713-01-01 BC", "ffda97cd"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from streamer.commands.check.copies import copy_lines
-from streamer.mapping.chunks import ChunkedCopy
+from streamer.mapping.chunks import ChunkedCopy, in_bytes
 from streamer.source.catalog import SourceRelation
 from streamer.source.chunk_columns import chunk_columns
 from tests.unit.build import source_column, source_relation
@@ -40,7 +40,7 @@ def table(*key: str, identity: str = "d") -> SourceRelation:
         ),
         (
             table("name", "id"),
-            'its key begins with "name" of type text, whose order may differ between servers',
+            'its key begins with "name" of type text, whose order is not that of its bytes in UTF-8',
         ),
         (
             table("made"),
@@ -52,12 +52,19 @@ def table(*key: str, identity: str = "d") -> SourceRelation:
 def test_the_first_columns_of_the_key_with_one_order_everywhere_make_the_chunks(
     relation: SourceRelation, columns: object
 ) -> None:
-    assert chunk_columns(relation, NAMES) == columns
+    assert chunk_columns(relation, NAMES, ()) == columns
 
 
 def test_a_column_that_the_target_does_not_have_makes_no_chunks() -> None:
-    assert chunk_columns(table("tenant", "id"), ["tenant"]) == (("tenant", "integer"),)
-    assert isinstance(chunk_columns(table("tenant", "id"), ["id"]), str)
+    assert chunk_columns(table("tenant", "id"), ["tenant"], ()) == (("tenant", "integer"),)
+    assert isinstance(chunk_columns(table("tenant", "id"), ["id"], ()), str)
+
+
+def test_text_that_is_ordered_by_bytes_makes_chunks() -> None:
+    found = chunk_columns(table("name", "id"), NAMES, {"name"})
+    assert found == (("name", "text"), ("id", "uuid"))
+    assert in_bytes('"name"', "character varying(9)") == '"name" collate "C"'
+    assert in_bytes('"id"', "uuid") == '"id"'
 
 
 def test_the_number_of_chunks_is_an_estimate_that_gives_way() -> None:

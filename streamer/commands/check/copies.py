@@ -1,6 +1,6 @@
 """The first copies that `run` would make: their order, sizes and times. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -66,8 +66,13 @@ def plan_copies(
         relations = [facts.relations[name] for name in mappings if name in facts.relations]
         if not relations:
             continue
+        is_utf8 = target is None or target.server.encoding == "UTF8"
+        bytewise = facts.bytewise if is_utf8 else {}
         tables = sorted(
-            (_planned(each, mappings[each.name], resumable_above) for each in relations),
+            (
+                _planned(each, mappings[each.name], resumable_above, bytewise.get(each.oid, ()))
+                for each in relations
+            ),
             key=lambda table: (-table.priority, table.size_bytes, table.source),
         )
         size, rows = sum(t.size_bytes for t in tables), sum(t.rows for t in tables)
@@ -91,7 +96,10 @@ def plan_copies(
 
 
 def _planned(
-    relation: SourceRelation, mapping: RelationMapping, resumable_above: int
+    relation: SourceRelation,
+    mapping: RelationMapping,
+    resumable_above: int,
+    bytewise: Collection[str],
 ) -> PlannedTable:
     planned = PlannedTable(
         str(relation.name),
@@ -106,7 +114,7 @@ def _planned(
         for name in relation.column_names
         if (there := mapping.target_column(name)) is not None and not mapping.is_computed(there)
     ]
-    columns = chunk_columns(relation, names)
+    columns = chunk_columns(relation, names, bytewise)
     if isinstance(columns, str):
         return replace(planned, in_one_piece=columns)
     return replace(planned, in_chunks=True)

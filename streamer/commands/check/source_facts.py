@@ -15,6 +15,7 @@ from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import DdlCapture, RelationMapping, RelationName, SourceMapping
 from streamer.mapping.sequences import SequencePlace, places
 from streamer.postgres.quoting import quote_identifier
+from streamer.source.bytewise import read_bytewise
 from streamer.source.capture import Capture, read_capture
 from streamer.source.catalog import (
     SourceRelation,
@@ -135,6 +136,8 @@ class SourceFacts:
     expressions: dict[RelationName, ExpressionFacts] = field(default_factory=dict)
     expression_errors: dict[RelationName, StreamerError] = field(default_factory=dict)
     usable_namespaces: frozenset[str] = frozenset()
+    bytewise: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Columns of text that are ordered by bytes, by the OIDs of their tables."""
     capture: Capture | None = None
     sequences: list[SourceSequence] = field(default_factory=list)
     sequence_places: dict[RelationName, SequencePlace] = field(default_factory=dict)
@@ -305,6 +308,7 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     names = [mapping.source for mapping in facts.mappings]
     facts.relations = await read_relations(plain, names)
     facts.columns = await read_columns(plain, names)
+    facts.bytewise = await read_bytewise(plain, [each.oid for each in facts.relations.values()])
     asking = [
         relation.oid for mapping, relation in facts.mapped() if mapping.rule.asks_for_definitions
     ]

@@ -1,0 +1,36 @@
+"""Finds the columns of text that a source orders by their bytes, as no library can change it.
+
+Their collation is C or POSIX, or of PostgreSQL 17's builtin provider. That orders by code point,
+which is the order of the bytes in UTF-8. It may be the collation of the column or of the database.
+In other encodings the bytes are not those that the source sends.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from streamer.source.connection import Connection, fetch_all
+
+# `to_jsonb`, because PostgreSQL 14 and earlier have no providers of databases.
+_BYTEWISE_SQL: Final = """
+select a.attrelid::int8 as relid, a.attname::text as name
+from pg_catalog.pg_attribute a
+join pg_catalog.pg_collation c on c.oid = a.attcollation
+join pg_catalog.pg_database d on d.datname = pg_catalog.current_database()
+cross join lateral (
+    select case when c.collprovider = 'd'
+                then coalesce(pg_catalog.to_jsonb(d) ->> 'datlocprovider', 'c')
+                else c.collprovider::text end as provider,
+           case when c.collprovider = 'd' then d.datcollate::text
+                else c.collcollate::text end as locale) l
+where a.attrelid = any (%s::oid[]) and a.attnum > 0 and not a.attisdropped
+  and pg_catalog.pg_encoding_to_char(d.encoding) = 'UTF8'
+  and (l.provider = 'b' or l.provider = 'c' and l.locale in ('C', 'POSIX'))
+"""
+
+
+async def read_bytewise(connection: Connection, oids: Sequence[int]) -> dict[int, frozenset[str]]:
+    """Return the names of these columns, by the OIDs of their tables."""
+    found: dict[int, set[str]] = {oid: set() for oid in oids}
+    for row in await fetch_all(connection, _BYTEWISE_SQL, list(oids)):
+        found[row["relid"]].add(row["name"])
+    return {oid: frozenset(names) for oid, names in found.items()}
