@@ -103,11 +103,6 @@ class DefinitionRecord:
         return self.state in ("failed", "unmade")
 
     @property
-    def is_identity(self) -> bool:
-        """Whether it makes a column an identity."""
-        return self.kind is ObjectKind.DEFAULT and " as identity" in " ".join(self.online)
-
-    @property
     def label(self) -> str:
         return f'{self.kind} "{self.name}"'
 

@@ -90,6 +90,15 @@ select (select i.indisvalid and i.indisready
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2
 """
+# Every other default is made in its place in the stream.
+_MADE_DEFAULT_SQL: Final = """
+select case when a.attidentity <> '' then 'identity'
+            when pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%' then 'default' end
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+join pg_catalog.pg_attribute a on a.attrelid = c.oid and not a.attisdropped
+left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where n.nspname = $1 and c.relname = $2 and a.attname = $3
+"""
 _REMADE_SQL: Final = """
 select exists (select from streamer.definition d
                  join streamer.relation r on r.id = d.relation_id
@@ -280,12 +289,13 @@ async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
     quoted = quote_identifier(record.name)
     table = quote_qualified(place.namespace, place.name)
     try:
-        rows = await target.fetch(_FACTS_SQL, place.namespace, place.name, record.name)
-        if record.is_identity and rows and rows[0]["has_default"]:
-            await target.execute(f"set lock_timeout = '{QUEUED_SECONDS}s'")
-            await target.execute(
-                f"alter table {table} alter column {quoted} drop identity if exists"
+        if record.kind is ObjectKind.DEFAULT:
+            made = await target.fetch_value(
+                _MADE_DEFAULT_SQL, place.namespace, place.name, record.name
             )
+            if made is not None:
+                await target.execute(f"set lock_timeout = '{QUEUED_SECONDS}s'")
+                await target.execute(f"alter table {table} alter column {quoted} drop {made}")
         if record.kind in _CONSTRAINTS:
             await target.execute(f"set lock_timeout = '{QUEUED_SECONDS}s'")
             await target.execute(f"alter table {table} drop constraint if exists {quoted}")
