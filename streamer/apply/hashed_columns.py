@@ -12,7 +12,6 @@ from streamer.decode.large import pieces
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, Redefinition
 from streamer.decode.tuples import KIND_BINARY, KIND_TEXT
 from streamer.errors import MappingError
-from streamer.hints import command
 from streamer.postgres.keyed_hash import HASH_CHARACTERS, KeyedHash
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ def check_hashes(
         if each.column not in sent:
             raise MappingError(
                 f"{place}, which the source does not send",
-                hint=f"its columns are: {', '.join(sent)}; after you correct the rule, run "
-                f"`{command('reload')}`",
+                hint=f"correct the rule; its columns are: {', '.join(sent)}",
             )
         if sent[each.column].type_oid not in INPUT_TYPES:
             raise MappingError(

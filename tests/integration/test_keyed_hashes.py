@@ -5,6 +5,9 @@ import json
 
 import pytest
 
+from streamer.commands.compare import compare
+from streamer.compare.comparison import ComparisonScope
+from tests.support.comparing import DEFAULTS
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
 
@@ -36,7 +39,7 @@ def bookkeeping(target: Database) -> str:
     )
 
 
-@pytest.mark.usefixtures("without_spark")
+@pytest.mark.usefixtures("comparing_without_spark")
 async def test_copy_stream_and_quarantine_hold_hashes_and_another_key_copies_the_table(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -94,6 +97,13 @@ async def test_copy_stream_and_quarantine_hold_hashes_and_another_key_copies_the
         source.execute("insert into t values (9, 'p1ain9', 9)")
         await streamer.caught_up()
         assert target.execute(found) == expected(source, OTHER)
+        target.execute("update t set email = 'wrong' where id = 9; delete from t where id = 3")
+        await streamer.ask("resync", mode="diff")
+        await streamer.eventually(is_copied)
         assert "p1ain" not in bookkeeping(target)
+        await streamer.table_state("public.t", "ready")
+        (result,) = await compare(streamer.settings, streamer.mapping, ComparisonScope(), DEFAULTS)
+        assert result.error is None
+        assert result.is_equal
     for server in (source.server, target.server):
         assert OTHER not in server.log.read_text(errors="replace")
