@@ -3,10 +3,13 @@
 import asyncio
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from streamer.mapping.chunks import in_bytes
 from streamer.postgres.quoting import quote_literal
+from streamer.source.bytewise import read_bytewise
 from tests.support.chunk_case import ChunkCase, request
 from tests.support.key_values import ASCENDING
 from tests.support.postgres import Database
@@ -115,6 +118,24 @@ def test_the_server_has_the_order_and_the_formats_of_keys(source: Database) -> N
             f" (select t::{kind} as k from unnest(array[{constants}]) t) v order by {ordered}"
         )
         assert found == values, kind
+
+
+async def test_only_text_of_a_collation_that_orders_bytes_is_found(source: Database) -> None:
+    source.execute(
+        "create collation of_a_library (provider = libc, locale = 'C.UTF-8');"
+        'create table t (a text collate "C", b varchar(9) collate "POSIX", c name, d text, e int,'
+        " f text collate of_a_library)"
+    )
+    expected = {"a", "b", "c"}
+    if source.value("select datcollate from pg_database where datname = current_database()") == "C":
+        expected.add("d")
+    if source.value("select exists (select from pg_collation where collname = 'pg_c_utf8')"):
+        source.execute("alter table t add g text collate pg_c_utf8")
+        expected.add("g")
+    oid = int(str(source.value("select 't'::regclass::oid::int")))
+    async with await psycopg.AsyncConnection.connect(source.url, row_factory=dict_row) as plain:
+        found = await read_bytewise(plain, [oid])
+    assert found == {oid: expected}
 
 
 async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
