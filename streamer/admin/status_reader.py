@@ -126,6 +126,7 @@ class StatusReader:
                     "retained_wal_bytes": None,
                     "confirmed_flush_lsn": None,
                     "process": None,
+                    "role": None,
                     "tables": sorted(
                         tables.get(source.label, []), key=lambda table: str(table["source"])
                     ),

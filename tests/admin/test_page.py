@@ -610,6 +610,17 @@ async def test_all_copies_together_have_their_progress_and_the_time_left(
             )
 
 
+async def test_the_page_of_a_source_shows_the_role_of_its_server(
+    open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
+        for role in ("primary", "standby", None):
+            show(admin, monkeypatch, a_table("t"), role=role)
+            page = (await client.get("/source?database=shop")).text
+            assert ("<dt>Server</dt>" in page) == (role is not None)
+            assert role is None or f"<dd>{role}</dd>" in page
+
+
 async def test_the_page_of_a_source_draws_its_last_hours(
     open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
