@@ -247,6 +247,8 @@ class Preparation:
         Raises SyncError, TargetSchemaError and others with the next step.
         """
         facts: dict[MappedRelation, ExpressionFacts] = {}
+        targets = [mapped.mapping.target for mapped, _ in pairs]
+        before = {} if self._changed is None else await read_relations(target, targets)
         pairs = await self._settled(source, target, pairs)
         for mapped, relation in pairs:
             if not mapped.is_to_declare:
@@ -256,15 +258,21 @@ class Preparation:
                 if mapped.mapping.rule.expressions
                 else ExpressionFacts({}, {})
             )
-        there = await read_relations(target, [mapped.mapping.target for mapped, _ in pairs])
+        there = await read_relations(target, targets)
         missing = [pair for pair in pairs if pair[0].mapping.target not in there]
         if missing and self._create_tables:
             await self._create(source, target, missing, facts)
-            late = [pair for pair in missing if pair[0] not in self._created]
-            if late:  # another source made the table meanwhile
-                settled = dict(await self._settled(source, target, late))
-                pairs = [(mapped, settled.get(mapped, relation)) for mapped, relation in pairs]
-            there |= await read_relations(target, [mapped.mapping.target for mapped, _ in missing])
+        # Another source may have made a table before or after the look above.
+        late = [
+            (mapped, relation)
+            for mapped, relation in pairs
+            if mapped.mapping.target not in before and mapped not in self._created
+        ]
+        if late:
+            settled = dict(await self._settled(source, target, late))
+            pairs = [(mapped, settled.get(mapped, relation)) for mapped, relation in pairs]
+        if missing or late:
+            there = await read_relations(target, targets)
         copies: list[TableCopy] = []
         for mapped, relation in pairs:
             found = there.get(mapped.mapping.target)

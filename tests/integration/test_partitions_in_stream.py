@@ -1,11 +1,13 @@
 """Partitions that join and leave a source's table, in their place in the stream."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamer.commands import ddl
 from streamer.commands.embedded import Server
+from streamer.sync.changed_definitions import ChangedDefinitions
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.process import command
@@ -128,8 +130,24 @@ async def test_tenants_share_a_partitioned_target(
     target: Database,
     tmp_path: Path,
     short_backoffs: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each has partitions that the other lacks, at the start, as a joiner, and in the stream."""
+    """Each has partitions that the other lacks, at the start, as a joiner, and in the stream.
+
+    At the start the first source makes the table after the second has looked for it.
+    """
+    settle = ChangedDefinitions.settle
+
+    async def settle_early(self: ChangedDefinitions, *given: Any) -> Any:
+        found = await settle(self, *given)
+        if self._source.sid == "b":
+            await streamer.eventually(is_made)
+        return found
+
+    async def is_made() -> bool:
+        return bool(target.value("select to_regclass('p') is not null"))
+
+    monkeypatch.setattr(ChangedDefinitions, "settle", settle_early)
     path = tmp_path / "config.yaml"
     group = "ddl: capture\non_ddl: {detach_partition: apply}"
     write_config(path, source, target, "p: {partitioned: true}", sid="a", group=group)
