@@ -12,7 +12,7 @@ from streamer.mapping.resync import Mode, Resync
 from streamer.progress.audit import write_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.unfilled import AUTOMATIC, remember_unfilled
+from streamer.target.unfilled import AUTOMATIC, read_unfilled, remember_unfilled
 
 CHANNEL: Final = "streamer"
 """Notified when an operator makes a request, or `WAITING` when one waits for the sources."""
@@ -260,6 +260,9 @@ async def _store_to_point(
 ) -> Request | None:
     if resync.columns is not None:  # they stay wanted if the copy fails
         await remember_unfilled(connection, request.relation_id, resync.columns)
+        # So this copy brings them, too, if one that failed was to bring others.
+        wanted = await read_unfilled(connection, request.relation_id)
+        resync = replace(resync, columns=tuple(wanted))
     stored = await connection.fetch_value(
         _TO_POINT_SQL, request.relation_id, json.dumps(resync.to_json()), resync.is_partial
     )

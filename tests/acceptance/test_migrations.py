@@ -189,6 +189,12 @@ async def decide(
     await streamer.table_state(f"public.{table}", "ready")
 
 
+def difference(source: Database, target: Database, table: str) -> str:
+    """Return some rows that only one side has."""
+    here, there = (set(map(str, contents(db, table))) for db in (source, target))
+    return f"{sorted(here - there)[:3]} {sorted(there - here)[:3]}" if here != there else ""
+
+
 async def equal(streamer: Streamer, source: Database, target: Database) -> None:
     """Wait until the target has the rows and definitions of the source."""
     differing: list[str] = []
@@ -202,9 +208,9 @@ async def equal(streamer: Streamer, source: Database, target: Database) -> None:
             return True
         differing[:] = [f"{n}: {here[n]}\n     {there[n]}" for n in here if here[n] != there[n]]
         differing.extend(
-            f"rows of {table}"
+            f"rows of {table}: {unequal}"
             for table in [*TABLES, MADE]
-            if contents(source, table) != contents(target, table)
+            if (unequal := difference(source, target, table))
         )
         return bool(differing)
 

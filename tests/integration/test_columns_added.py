@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from streamer.commands.embedded import Server
 from streamer.runtime import session as session_module
-from tests.support.postgres import Database, contents, database
+from tests.support.postgres import Database, assert_same, contents, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -218,3 +218,21 @@ async def test_two_sources_of_a_group_add_it_at_once(
             assert rows(db, columns) == rows(target, columns, f" where sid = '{sid}'")
     finally:
         await streamer.stop()
+
+
+async def test_a_copy_of_columns_brings_those_too_that_another_copy_failed_to_bring(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key, v text, n int)")
+    source.execute("insert into t values (1, 'v', 1)")
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+        target.execute(
+            "update t set v = 'wrong', n = null; update streamer.relation set unfilled = '{n}';"
+            "insert into streamer.request (relation_id, action, options)"
+            """ select id, 'resync', '{"mode": "diff", "columns": ["v"]}' from streamer.relation;"""
+            "notify streamer"
+        )
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+        assert target.value("select unfilled from streamer.relation") == []
