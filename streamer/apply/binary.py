@@ -124,6 +124,7 @@ def binary_obstacle(
     if mapping.rule.filter is not None or mapping.rule.set:
         return f'table "{table}" has a filter or computed columns'
     by_name = {column.name: column for column in relation.columns}
+    hashed = {each.column for each in mapping.rule.hashes}
     written: list[tuple[str, TargetColumn | None]]
     if target is None:
         written = [(name, None) for name in by_name if mapping.target_column(name) is not None]
@@ -134,6 +135,10 @@ def binary_obstacle(
     for name, there in written:
         oid = by_name[name].type_oid
         kind = type_names.get(name, f"type {oid}")
+        if name in hashed:
+            if oid not in TEXTUAL:
+                return f'column "{name}" of table "{table}" is {kind}, and streamer hashes its text'
+            continue
         if oid not in types:
             return f'column "{name}" of table "{table}" is of {kind}, which is not safe in binary'
         if there is not None and there.type_oid != oid:

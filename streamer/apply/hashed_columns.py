@@ -19,17 +19,41 @@ if TYPE_CHECKING:
 
     from streamer.apply.plan import PlanColumn
     from streamer.decode.pgoutput import Relation
+    from streamer.decode.text_conversion import TextConversion
     from streamer.decode.transactions import Changes
     from streamer.mapping.rules import ColumnHash, RelationMapping
 
 _TUPLES_AT: Final = 5  # behind kind and relid
-_LENGTH: Final = HASH_CHARACTERS.to_bytes(4, "big")
-INPUT_TYPES: Final = frozenset({25, 1043})
-"""text and varchar: the binary form of a value is its text."""
+TEXT_TYPES: Final = frozenset({25, 1042, 1043})
+"""text, char and varchar: the binary form of a value is its text."""
+INPUT_TYPES: Final = TEXT_TYPES | {
+    16,  # boolean
+    17,  # bytea
+    20,  # bigint
+    21,  # smallint
+    23,  # integer
+    869,  # inet
+    1082,  # date
+    1083,  # time
+    1114,  # timestamp
+    1184,  # timestamptz
+    1186,  # interval
+    1266,  # timetz
+    1700,  # numeric
+    2950,  # uuid
+}
+"""Types whose text depends on the value alone, under the settings that streamer pins."""
 
 
-def hashed_changes(changes: "Changes", hashes: "Sequence[ColumnHash]") -> "Changes":
-    """Return *changes* with the values of hashed columns replaced."""
+def hashed_changes(
+    changes: "Changes",
+    hashes: "Sequence[ColumnHash]",
+    conversion: "TextConversion | None" = None,
+) -> "Changes":
+    """Return *changes* with the values of hashed columns replaced.
+
+    *conversion*: converts the source's text to UTF-8, if the source sends another encoding.
+    """
     relation = changes.relation
     if isinstance(relation, Redefinition):
         return changes
@@ -40,15 +64,21 @@ def hashed_changes(changes: "Changes", hashes: "Sequence[ColumnHash]") -> "Chang
         if column.name in wanted
     }
     return replace(
-        changes, payloads=[hashed_message(payload, states) for payload in changes.payloads]
+        changes,
+        payloads=[hashed_message(payload, states, conversion) for payload in changes.payloads],
     )
 
 
-def hashed_message(payload: bytes, states: Mapping[int, KeyedHash]) -> bytes:
+def hashed_message(
+    payload: bytes,
+    states: Mapping[int, KeyedHash],
+    conversion: "TextConversion | None" = None,
+) -> bytes:
     """Return a message I, U or D with the values at the positions of *states* hashed.
 
-    NULL and unchanged values stay. A message that is a memoryview stays one. A malformed message
-    loses its tuples, so that decoding refuses it without a plain value.
+    NULL and unchanged values stay. A value that UTF-8 cannot express becomes its first such
+    character, which the target refuses. A message that is a memoryview stays one. A malformed
+    message loses its tuples, so that decoding refuses it without a plain value.
     """
     if payload[0] not in (INSERT, UPDATE, DELETE):
         return payload
@@ -68,16 +98,22 @@ def hashed_message(payload: bytes, states: Mapping[int, KeyedHash]) -> bytes:
                 if end > len(view):
                     return payload[:_TUPLES_AT]
                 if (state := states.get(number)) is not None:
-                    value = cast("bytes", view[position + 4 : end])
-                    parts += [view[kept:position], _LENGTH, state.digits(pieces(value))]
+                    made = _hashed(view[position + 4 : end], state, conversion)
+                    parts += [view[kept:position], len(made).to_bytes(4, "big"), made]
                     kept = end
                 position = end
     except IndexError:
         return payload[:_TUPLES_AT]
     if not parts:
         return payload
-    made = b"".join([*parts, view[kept:]])
-    return cast("bytes", memoryview(made)) if isinstance(payload, memoryview) else made
+    message = b"".join([*parts, view[kept:]])
+    return cast("bytes", memoryview(message)) if isinstance(payload, memoryview) else message
+
+
+def _hashed(value: memoryview, state: KeyedHash, conversion: "TextConversion | None") -> bytes:
+    if conversion is None:
+        return state.digits(pieces(cast("bytes", value)))
+    return conversion.missing(value) or state.digits(conversion.in_pieces(value))
 
 
 def check_hashes(
@@ -103,8 +139,8 @@ def check_hashes(
             )
         if sent[each.column].type_oid not in INPUT_TYPES:
             raise MappingError(
-                f"{place}, whose type is neither text nor varchar",
-                hint="exclude the column, or change its type at the source",
+                f"{place}, whose type has no text that depends on the value alone",
+                hint="exclude the column, or change its type at the source, for example to text",
             )
         if each.column in in_key:
             raise MappingError(
@@ -117,6 +153,28 @@ def check_hashes(
                 f'{place}, and the target column "{each.target}" cannot hold the hash',
                 hint=f"make it text, or varchar of at least {HASH_CHARACTERS} characters",
             )
+
+
+def check_input_types(
+    mapping: "RelationMapping", before: Mapping[str, str], now: Mapping[str, str], resync: str
+) -> None:
+    """Raise MappingError if a hashed column has another type than when its rows were copied.
+
+    *before*, *now*: types by column. *resync*: the command that hashes all rows again.
+    """
+    for each in mapping.rule.hashes:
+        old, new = before.get(each.column), now.get(each.column)
+        if old is not None and new is not None and _text_of(old) != _text_of(new):
+            raise MappingError(
+                f'column "{each.column}" of table "{mapping.source}" was {old} and is {new} now, '
+                "so the target has hashes of other texts",
+                hint=f"run: {resync}",
+            )
+
+
+def _text_of(type_name: str) -> str:
+    """Return the type; text for all types whose text is the value itself."""
+    return "text" if type_name.startswith("character varying") else type_name
 
 
 def _holds_hash(type_name: str) -> bool:

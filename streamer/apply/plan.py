@@ -637,8 +637,8 @@ def missing_remedy(
             renaming = f"{quote_identifier(before)} to {quote_identifier(name)}"
             statements.append(f"{alter} rename column {renaming}")
             continue
-        kind = types.get(source, "<its type>")
-        if column.fill is not None:
+        kind = mapping.type_of(name, types.get(source, "<its type>"))
+        if column.fill is not None and not mapping.is_computed(name):
             kind += f" default {quote_literal(column.fill)}"
         additions.append((name, kind))
     if additions:
@@ -670,7 +670,7 @@ def match_columns(
         if name is None:
             continue
         there = target.columns.get(name)
-        if there is None and mapping.is_computed(name):
+        if there is None and mapping.has_expression(name):
             continue
         if there is None:
             is_ignored = mapping.rule.on_column_added is OnColumnAdded.IGNORE

@@ -14,6 +14,7 @@ import structlog
 
 from streamer.apply.binary import binary_obstacle
 from streamer.apply.check_expressions import confirm_expressions
+from streamer.apply.hashed_columns import check_input_types
 from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import AddedColumn, ApplyPlan, make_plan, missing_columns, missing_error
@@ -24,12 +25,12 @@ from streamer.containment import contained
 from streamer.decode.former_labels import FormerLabels, Labels
 from streamer.decode.pgoutput import Relation
 from streamer.errors import (
-    MappingError,
     StreamerError,
     TargetError,
     TargetSchemaError,
     TransportError,
 )
+from streamer.hints import command
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import (
     OnColumnAdded,
@@ -39,6 +40,7 @@ from streamer.mapping.rules import (
     TableType,
 )
 from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.progress.ddl import read_definition
 from streamer.source.catalog import SourceRelation
 from streamer.source.columns import ColumnNow
 from streamer.target.add_columns import (
@@ -288,12 +290,8 @@ class Planner:
         plan = await self._plan(mapped, relation, target, types, facts, binary=binary)
         former = _former_labels(mapped, relation) if not binary else None
         plan = replace(plan, conversion=mapped.source.conversion, former=former)
-        if mapped.mapping.rule.hashes and mapped.source.conversion is not None:
-            raise MappingError(
-                f'`set` of table "{mapped.mapping.source}" hashes a column, and the encoding of '
-                "its database is not UTF8",
-                hint="exclude the column",
-            )
+        if mapped.mapping.rule.hashes:
+            await self._check_hashed_types(mapped, relation)
         if plan.binary:
             _check_binary(plan, mapped)
         if plan.has_expressions:
@@ -309,6 +307,22 @@ class Planner:
         if plan.mapping is mapped.mapping:  # otherwise another rule came meanwhile
             mapped.set_plan(plan)
         return plan
+
+    async def _check_hashed_types(self, mapped: MappedRelation, relation: Relation) -> None:
+        """Refuse another type of a hash's input than rows of the target have.
+
+        Their hashes are of texts of that type. Raises MappingError.
+        """
+        inputs = [each.column for each in mapped.mapping.rule.hashes]
+        async with self._target(mapped.source.claim) as connection:
+            stored = await read_definition(connection, mapped.relation_id)
+        if stored is not None:
+            now = await self._name_types(mapped, relation, inputs, may_fail=False)
+            before = {column.name: column.type for column in stored.columns}
+            source = mapped.source
+            table = str(mapped.mapping.source)
+            resync = command("resync", table, database=source.database, sid=source.sid)
+            check_input_types(mapped.mapping, before, now, resync)
 
     async def _store_columns(
         self,

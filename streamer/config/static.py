@@ -291,16 +291,18 @@ class MappingBuilder:
                 (*place, "on_table_dropped"), "`close` ends versions, which only a history has"
             )
         named = self._metadata(table, place)
+        expressions = self._set(table, place)
+        hashes = self._hashes(table, place)
         return TableRule(
             pattern=pattern,
             target=target,
             type=table.type,
             columns=columns,
-            exclude=frozenset(table.exclude),
+            exclude=frozenset(table.exclude).difference(each.column for each in hashes),
             column_list=table.column_list,
             filter=self._filter(table, place),
-            set=self._set(table, place),
-            hashes=self._hashes(table, place),
+            set=expressions,
+            hashes=hashes,
             on_error=table.on_error or self._on_error,
             initial=table.initial,
             truncate_target=table.truncate_target,
@@ -395,14 +397,22 @@ class MappingBuilder:
         return tuple(hashes)
 
     def _check_hash(self, table: TableSettings, target: str, column: str, at: Location) -> None:
-        renamed = (table.columns or {}).get(column, column)
-        if renamed != target or column in table.exclude:
+        listed = table.columns or {}
+        place = None if column in table.exclude else listed.get(column, column)
+        if place != target and (place is not None or column in listed or column == target):
             raise self._error(
                 at,
                 f'the hash of column "{column}" takes the place of the column itself, which is '
                 f'not written to "{target}"',
-                hint="name it there by `columns`, and do not exclude it",
+                hint=f"for the hash alone, list it in `exclude`: [{column}]"
+                if column != target and column not in listed
+                else "name it there by `columns`, and do not exclude it",
             )
+        if any(
+            isinstance(given, HashSettings) and given.hmac == column and name != target
+            for name, given in table.set.items()
+        ):
+            raise self._error(at, f'column "{column}" has two hashes')
         if target in (table.columns or {}).values() and column not in (table.columns or {}):
             raise self._error(at, f'another column is written to "{target}"')
         expressions = {"filter": table.filter, **table.set}

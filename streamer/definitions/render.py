@@ -325,7 +325,7 @@ class Renderer:
     def _refuse_computed(self, index: IndexDefinition) -> None:
         for column in {*index.uses, *(key.column for key in index.keys if key.column)}:
             name = self._place.column(column)
-            if name is not None and self._place.mapping.is_computed(name):
+            if name is not None and self._place.mapping.has_expression(name):
                 raise _UnmadeError(f'`set` computes column "{name}", so it may not be unique')
 
     def _free(self, name: str) -> str:
@@ -451,14 +451,19 @@ class Renderer:
         assert there is not None
         own = [quote_identifier(self._mapped(column)) for column in constraint.columns]
         refers = []
+        hashes = []
         for column in constraint.referenced_columns:
             name = there.column(column)
-            if name is None or there.mapping.is_computed(name):
+            if name is None or there.mapping.has_expression(name):
                 raise _UnmadeError(f'table "{there.mapping.target}" has no column "{column}"')
             refers.append(quote_identifier(name))
-        for column in constraint.columns:
-            if self._place.mapping.is_computed(self._mapped(column)):
+            hashes.append(_key_of_hash(there, name))
+        for column, referred in zip(constraint.columns, hashes, strict=True):
+            name = self._mapped(column)
+            if self._place.mapping.has_expression(name):
                 raise _UnmadeError(f'`set` computes column "{column}"')
+            if _key_of_hash(self._place, name) != referred:
+                raise _UnmadeError(f'`set` hashes column "{column}" by another key than its table')
         if constraint.period:
             own[-1], refers[-1] = f"period {own[-1]}", f"period {refers[-1]}"
         actions = self._actions(constraint)
@@ -502,6 +507,12 @@ class Renderer:
             if columns:
                 parts.append(f" ({quote_columns(map(self._mapped, columns))})")
         return "".join(parts)
+
+
+def _key_of_hash(place: TargetPlace, column: str) -> str | None:
+    """Return which key hashes a column of the target; None if it gets the plain value."""
+    found = place.mapping.hash_of(column)
+    return None if found is None else found.check
 
 
 def _timing(constraint: ConstraintDefinition) -> str:

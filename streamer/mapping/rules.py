@@ -421,10 +421,13 @@ class RelationMapping:
         """Return the target's name for a source *column*; None if the target does not get it.
 
         That is so when it is excluded, and when `columns` does not list it but gives its name to
-        another column.
+        another column. A hash gives its column a name, too.
         """
         rule = self.rule
-        if column in rule.exclude:
+        hashed = {each.column: each.target for each in rule.hashes}
+        if column in hashed:
+            return hashed[column]
+        if column in rule.exclude or column in hashed.values():
             return None
         listed = rule.columns or ()
         for source_column, target_column in listed:
@@ -447,14 +450,31 @@ class RelationMapping:
         used = {name for expression in self.rule.expressions for name in expression.names}
         return [name for name in names if name in used]
 
-    def is_computed(self, target_column: str) -> bool:
-        """Whether `set` computes a column of the target."""
+    def has_expression(self, target_column: str) -> bool:
+        """Whether an expression of `set` computes a column of the target."""
         return any(name == target_column for name, _ in self.rule.set)
 
+    def hash_of(self, target_column: str) -> ColumnHash | None:
+        """Return the hash that a column of the target gets."""
+        return next((each for each in self.rule.hashes if each.target == target_column), None)
+
+    def type_of(self, target_column: str, source_type: str) -> str:
+        """Return the type of a column of the target that the source has with *source_type*."""
+        return source_type if self.hash_of(target_column) is None else "text"
+
+    def is_computed(self, target_column: str) -> bool:
+        """Whether `set` computes a column of the target, by an expression or a hash."""
+        return self.has_expression(target_column) or self.hash_of(target_column) is not None
+
     def is_optional(self, column: str) -> bool:
-        """Whether *column* may be missing at the target: it is not among those `columns` lists."""
+        """Whether *column* may be missing at the target: it is not among those `columns` lists.
+
+        A hashed column never is.
+        """
         columns = self.rule.columns
-        return columns is not None and all(listed != column for listed, _ in columns)
+        if columns is None or any(each.column == column for each in self.rule.hashes):
+            return False
+        return all(listed != column for listed, _ in columns)
 
 
 class SourceLabel(str):

@@ -189,7 +189,7 @@ class Dispatcher:
             if part is None:
                 part = parts[lane] = LaneBlock(block.transaction(-1), [], None, 0, block=block)
             if hashes := mapped.mapping.rule.hashes:
-                changes = hashed_changes(changes, hashes)
+                changes = hashed_changes(changes, hashes, mapped.source.conversion)
             part.changes.append((mapped, changes))
             part.size += changes.size
         return parts
@@ -307,6 +307,6 @@ class Dispatcher:
         if part is None:
             part = parts[lane] = LaneTransaction(piece.transaction, [], piece.end_lsn, 0)
         if hashes := mapped.mapping.rule.hashes:
-            changes = hashed_changes(changes, hashes)
+            changes = hashed_changes(changes, hashes, mapped.source.conversion)
         part.changes.append((mapped, changes))
         part.size += changes.size

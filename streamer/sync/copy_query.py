@@ -112,7 +112,7 @@ def _add_columns(selection: _Selection, order: CopyOrder) -> None:
         name = mapping.target_column(column.name)
         if column.generated:
             continue  # not published either
-        if name is not None and mapping.is_computed(name):
+        if name is not None and mapping.has_expression(name):
             continue
         there = order.target.columns.get(name) if name is not None else None
         if name is None or there is None or there.generated or not order.brings(name):

@@ -122,7 +122,7 @@ def _columns_sql(
     key = _key(relation, mapping)
     for column in relation.columns:
         name = mapping.target_column(column.name)
-        if name is None or mapping.is_computed(name):
+        if name is None or mapping.has_expression(name):
             continue
         if mapping.is_optional(column.name) and name not in key:
             continue
@@ -145,8 +145,8 @@ def _key(relation: SourceRelation, mapping: RelationMapping) -> list[str]:
 def _column_sql(
     relation: SourceRelation, mapping: RelationMapping, column: SourceColumn, name: str
 ) -> str:
-    parts = [quote_identifier(name), column.type]
-    if column.collation is not None:
+    parts = [quote_identifier(name), mapping.type_of(name, column.type)]
+    if column.collation is not None and mapping.hash_of(name) is None:
         parts.append(f"collate {column.collation}")
     if column.generated:
         # Publications leave out generated columns; virtual ones (18) exist only there.
@@ -167,7 +167,8 @@ def _generation_expression(
     key, names = _key(relation, mapping), {}
     for each in relation.column_names:
         there = mapping.target_column(each)
-        names[each] = there if not mapping.is_optional(each) or there in key else None
+        is_there = not mapping.is_optional(each) or there in key
+        names[each] = there if is_there and mapping.hash_of(there or "") is None else None
     return generation_expression(
         column.generation_expression or "",
         column.name,

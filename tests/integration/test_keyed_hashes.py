@@ -2,14 +2,17 @@
 
 import hmac
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from streamer.commands.compare import compare
+from streamer.commands.embedded import Server
 from streamer.compare.comparison import ComparisonScope
 from tests.support.comparing import DEFAULTS
-from tests.support.postgres import Database
-from tests.support.streamer import MakeStreamer
+from tests.support.postgres import Database, drop_database
+from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 KEY = "0123456789abcdef0123456789abcdef"
 OTHER = "fedcba9876543210fedcba9876543210"
@@ -107,3 +110,112 @@ async def test_copy_stream_and_quarantine_hold_hashes_and_another_key_copies_the
         assert result.is_equal
     for server in (source.server, target.server):
         assert OTHER not in server.log.read_text(errors="replace")
+
+
+TYPES = {
+    "c": ("char(8)", "'ab'"),
+    "b": ("boolean", "true"),
+    "s": ("smallint", "-7"),
+    "i": ("integer", "0"),
+    "l": ("bigint", "9007199254740993"),
+    "n": ("numeric(12,3)", "1.10"),
+    "d": ("date", "'0044-03-15 BC'"),
+    "t": ("time", "'23:59:59.5'"),
+    "tz": ("timetz", "'23:59:59+05:30'"),
+    "ts": ("timestamp", "'infinity'"),
+    "tstz": ("timestamptz", "'2026-01-02 03:04:05+05:30'"),
+    "iv": ("interval", "'1 year -2 days'"),
+    "y": ("bytea", "'\\x00ff'"),
+    "a": ("inet", "'10.0.0.1/8'"),
+    "u": ("uuid", "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'"),
+    "v": ("text", "''"),
+}
+
+
+async def test_hashes_of_other_types_are_of_their_text_under_any_transport(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _) in TYPES.items())
+    listed = ", ".join(value for _, value in TYPES.values())
+    source.execute(
+        f"create table t (id int primary key, {columns});"
+        f" insert into t values (1, {listed}); insert into t values (2)"
+    )
+    hashes = ", ".join(f"hashed_{name}: {{hmac: {name}, key: people}}" for name in TYPES)
+    rule = f"t: {{exclude: [{', '.join(TYPES)}], set: {{{hashes}}}}}"
+    texts = ", ".join(
+        f"case when {name} is not null then format('%s', {name}) end" for name in TYPES
+    )
+    shown = ", ".join(f"hashed_{name}" for name in TYPES)
+
+    def is_equal() -> bool:
+        rows = source.execute(
+            "set datestyle = 'ISO'; set intervalstyle = 'postgres'; set timezone = 'UTC';"
+            f" set bytea_output = 'hex'; select id, {texts} from t order by id"
+        )
+        wanted = [
+            (
+                key,
+                *(v and hmac.digest(KEY.encode(), str(v).encode(), "sha256").hex() for v in values),
+            )
+            for key, *values in rows
+        ]
+        wanted = [tuple(EMPTY if v == "" else v for v in row) for row in wanted]
+        return target.execute(f"select id, {shown} from t order by id") == wanted
+
+    async with stream(rule, settings=settings(KEY), group="transport: binary") as streamer:
+        await streamer.caught_up()
+        assert is_equal()
+        source.execute(
+            f"insert into t values (3, {listed}); update t set i = 5, d = null where id = 1"
+        )
+        await streamer.caught_up()
+        assert is_equal()
+        # Rows of the target have hashes of another text.
+        source.execute("alter table t alter n type numeric(12,1); insert into t values (4)")
+        await streamer.table_state("public.t", "error", 60)
+        error = str(target.value("select error from streamer.relation"))
+        assert 'column "n" of table "public.t" was numeric(12,3) and is numeric(12,1) now' in error
+        assert "streamer resync" in error
+        await streamer.ask("resync")
+        await streamer.table_state("public.t", "ready", 60)
+        await streamer.caught_up()
+        assert is_equal()
+
+
+EMPTY = hmac.digest(KEY.encode(), b"", "sha256").hex()
+
+
+async def test_a_hash_is_of_utf8_whatever_the_encoding_of_the_source(
+    shared_server: Server, target: Database, tmp_path: Path, without_spark: None
+) -> None:
+    name = f"source_hashed_{os.getpid()}"
+    shared_server.execute(
+        f"create database {name} encoding 'WIN1252' lc_collate 'C' lc_ctype 'C' template template0"
+    )
+    try:
+        source = Database(shared_server, name)
+        source.execute(f"alter database {name} set client_encoding to 'UTF8'")
+        source.execute("create table t (id int primary key, email text, note int)")
+        source.execute("insert into t values (1, 'p1ain \u20ac', 1)")
+        write_config(tmp_path / "config.yaml", source, target, RULE, settings=settings(KEY))
+        streamer = Streamer(tmp_path / "config.yaml")
+        streamer.start()
+        try:
+            await streamer.caught_up()
+            source.execute("insert into t values (2, 'p1ain \u20ac\u00fc', 2)")
+            await streamer.caught_up()
+            found = "select id, email, note from t order by id"
+            assert target.execute(found) == expected(source, KEY)
+            source.execute("insert into t values (3, E'p1ain\\x81', 3)")
+            await streamer.table_state("public.t", "ready")
+
+            async def is_quarantined() -> bool:
+                return bool(target.value("select count(*) from streamer.quarantine") == 1)
+
+            await streamer.eventually(is_quarantined)
+            assert "p1ain" not in bookkeeping(target)
+        finally:
+            await streamer.stop()
+    finally:
+        drop_database(shared_server, name)

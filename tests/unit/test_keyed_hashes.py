@@ -7,15 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.apply.hashed_columns import hashed_message
+from streamer.apply.binary import binary_obstacle, binary_types
+from streamer.apply.hashed_columns import check_input_types, hashed_message
 from streamer.apply.plan import make_plan
 from streamer.config.static import load
+from streamer.decode.pgoutput import Column, Relation
 from streamer.errors import ConfigurationError, MappingError
 from streamer.mapping.fingerprint import fingerprint
 from streamer.mapping.recomputed import recomputed
 from streamer.mapping.rules import Mapping, RelationMapping, RelationName, resolve
 from streamer.postgres.keyed_hash import KeyedHash, hashed_line, key_check
-from tests.unit.build import relation, target_column, target_relation
+from streamer.sync.scope import unchanged_columns
+from tests.unit.build import relation, source_column, target_column, target_relation
 
 KEY = "0123456789abcdef0123456789abcdef"
 OTHER = "fedcba9876543210fedcba9876543210"
@@ -121,6 +124,15 @@ HASHED = "set: {email: {hmac: email, key: people}}"
         ("set: {email: {hmac: email, key: nobody}}", "there is no hash key"),
         ("set: {hash: {hmac: email, key: people}}", "takes the place of the column itself"),
         (f"{HASHED}, exclude: [email]", "takes the place of the column itself"),
+        ("set: {hash: {hmac: email, key: people}}, columns: {email: mail}", "by `columns`"),
+        (
+            "set: {hash: {hmac: email, key: people}}, exclude: [email], columns: {id: hash}",
+            "another column is written",
+        ),
+        (
+            "set: {a: {hmac: email, key: people}, b: {hmac: email, key: people}}, exclude: [email]",
+            "has two hashes",
+        ),
         (f"{HASHED}, columns: {{id: id, email: mail}}", "which has no expression"),
         (f'{HASHED}, filter: "email is not null"', "filter uses column"),
         ("set: {email: {hmac: email, key: people}, low: lower(email)}", "low uses column"),
@@ -134,6 +146,17 @@ def test_a_rule_that_would_bring_the_plain_value_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         load(config(tmp_path, f"{{{rule}}}"))
+
+
+def test_a_hash_can_have_another_name_than_its_column(tmp_path: Path) -> None:
+    hashed = "set: {hash: {hmac: email, key: people}}"
+    for rest in ("exclude: [email, note]", "columns: {email: hash}, exclude: [note]"):
+        _, mapping = load(config(tmp_path, f"{{{hashed}, {rest}}}"))
+        made = next(iter(resolved(mapping)))
+        names = ["id", "email", "hash", "note"]
+        assert [made.target_column(name) for name in names] == ["id", "hash", None, None]
+        assert not made.is_optional("email")
+        assert made.rule.exclude == {"note"}  # a column list has the input of the hash
 
 
 def test_captured_definitions_and_short_or_missing_keys_are_refused(tmp_path: Path) -> None:
@@ -163,6 +186,43 @@ def test_another_key_is_another_rule_and_its_rows_need_a_copy(tmp_path: Path) ->
 
 def resolved(mapping: Mapping) -> list[RelationMapping]:
     return resolve(mapping.sources[0], [RelationName("public", "t")], "public")
+
+
+def test_no_condition_takes_a_plain_value_to_the_target(tmp_path: Path) -> None:
+    """The condition of a resync, and the borders of chunks, go by columns that are unchanged."""
+    _, mapping = load(config(tmp_path, f"{{{HASHED}}}"))
+    made = next(iter(resolved(mapping)))
+    columns = [source_column("id"), source_column("email")]
+    there = target_relation(["id", "email"])
+    assert unchanged_columns(columns, made, there) == {"id": "id"}
+
+
+def test_another_type_of_the_input_is_refused(tmp_path: Path) -> None:
+    _, mapping = load(config(tmp_path, f"{{{HASHED}}}"))
+    made = next(iter(resolved(mapping)))
+    check_input_types(made, {"email": "character varying(9)"}, {"email": "text"}, "")
+    check_input_types(made, {}, {"email": "text"}, "")
+    with pytest.raises(MappingError, match="was character") as error:
+        check_input_types(made, {"email": "character(9)"}, {"email": "text"}, "streamer resync t")
+    assert error.value.hint == "run: streamer resync t"
+
+
+def test_binary_transport_takes_hashes_of_texts_only(tmp_path: Path) -> None:
+    _, mapping = load(config(tmp_path, f"{{{HASHED}}}"))
+    made = next(iter(resolved(mapping)))
+    for oid, obstacle in [(1043, None), (2950, "streamer hashes its text")]:
+        columns = (Column("id", 25, -1, True), Column("email", oid, -1, False))
+        there = Relation(1, "public", "t", "d", columns)
+        found = binary_obstacle(
+            there,
+            made,
+            target_relation(["id", "email"]),
+            sid=None,
+            types=binary_types(18_00_00, 18_00_00),
+            type_names={},
+        )
+        assert (found or "").endswith(obstacle or "")
+        assert (found is None) == (obstacle is None)
 
 
 def test_a_plan_refuses_a_column_that_cannot_be_hashed(tmp_path: Path) -> None:

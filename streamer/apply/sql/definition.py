@@ -186,7 +186,7 @@ class DefinitionTranslator:
     def _name(self, column: DefinedColumn) -> str | None:
         """Return the target's name of a column; None if the target does not get it."""
         name = self._mapping.target_column(column.name)
-        if name is None or self._mapping.is_computed(name):
+        if name is None or self._mapping.has_expression(name):
             return None
         if name not in self._columns and self._mapping.is_optional(column.name):
             return None

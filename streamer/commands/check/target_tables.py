@@ -32,7 +32,7 @@ from streamer.commands.check.findings import (
 from streamer.commands.check.identities import key_fix
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
-from streamer.errors import TargetSchemaError
+from streamer.errors import MappingError, TargetSchemaError
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import Initial, OnColumnAdded, RelationMapping, RelationName, TableType
 from streamer.postgres.quoting import (
@@ -210,11 +210,12 @@ def expected_relation(pair: Pair) -> TargetRelation:
     )
     for column in relation.columns:
         name = mapping.target_column(column.name)
-        if name is None or mapping.is_computed(name):
+        if name is None or mapping.has_expression(name):
             continue
         if name in key or not mapping.is_optional(column.name):
+            kind = mapping.type_of(name, column.type)
             columns[name] = _column(
-                name, column.type, not_null=column.not_null, generated=bool(column.generated)
+                name, kind, not_null=column.not_null, generated=bool(column.generated)
             )
     for name, _ in mapping.rule.set:
         columns[name] = _column(name, pair.expressions.types.get(name, "text"))
@@ -280,7 +281,7 @@ def check_table(pair: Pair, table: TargetTable, relation: TargetRelation) -> Ite
             yield from check_added_types(pair, added)
     try:
         plan = make_pair_plan(pair, relation)
-    except TargetSchemaError as exc:
+    except (TargetSchemaError, MappingError) as exc:
         is_missing = missing_columns(published_relation(pair.relation), pair.mapping, relation)
         fix = _missing_fix(pair, missing, judged) if is_missing else plan_fix(pair, relation, exc)
         yield error(pair.place, exc.message, fix)
@@ -354,7 +355,9 @@ def with_added_columns(
 _RUN_THERE: Final = "run there: "
 
 
-def plan_fix(pair: Pair, relation: TargetRelation, exc: TargetSchemaError) -> Fix | None:
+def plan_fix(
+    pair: Pair, relation: TargetRelation, exc: TargetSchemaError | MappingError
+) -> Fix | None:
     """Turn the advice of a plan into statements."""
     for column in relation.columns.values():
         if exc.message.startswith(f'column "{column.name}" of target table') and column.not_null:
