@@ -14,16 +14,20 @@ shares of the lane, and a lane becomes live again only with an empty spool.
 A lane *held to a point* lets a copy bring some rows or columns of a relation that is in sync. The
 others are not in the copy, so no change of theirs may be dropped:
 
-1. ``keep(Hold.POINT)`` before the copy's snapshot exists: everything dispatched before is older.
+0. ``keep(Hold.POINT)`` and ``drain_to(EVERYTHING)``: the drainer applies everything while the copy
+   waits for its turn and prepares the target. So this table never holds back a change of a type
+   that other tables use, which could hold back the copy.
+1. ``drain_to(None)`` before the copy's snapshot exists: everything dispatched before is older.
 2. The snapshot has the consistent point P. ``drain_to(P)`` lets the drainer apply what commits
    before P, and nothing else. The stream has delivered all of that once the tracker is at P.
 3. With ``is_at_point`` the target has this relation as the source had it at P. Now a transaction
    may exchange rows for those of the snapshot. It stores P as the relation's position.
 4. ``release_point()`` lets the drainer apply the rest.
 
-`Relations.hold_to_point` does the first step, `SyncEvents.reach` the second, and it waits for the
-third. `SyncEvents.copy_finished` or ``copy_failed`` does the last. A process that dies before the
-commit has stored nothing but applied changes, so the relation is as it was.
+`Relations.hold_to_point` begins, `SyncEvents.snapshot_begins` does the first step, and `copy_began`
+the second. `SyncEvents.reach` waits for the third. `copy_finished` or ``copy_failed`` does the
+last. A process that dies before the commit has stored nothing but applied changes, so the relation
+is as it was.
 
 A copy in chunks (`streamer.sync.chunks`) takes the same steps for each chunk after the first. Its
 lane stays held in between, and the drainer leaves out changes of rows that a later chunk brings
@@ -48,7 +52,7 @@ from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.decode.transactions import Transaction
 from streamer.errors import StreamerError
-from streamer.lsn import EVERYTHING, Lsn
+from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Resync
@@ -114,6 +118,7 @@ class MappedRelation:
         "end_lsn",
         "former_labels",
         "is_held_to_point",
+        "is_read",
         "is_set_aside",
         "is_to_declare",
         "mapping",
@@ -158,6 +163,8 @@ class MappedRelation:
         """Changes are missing, so later ones are of no use until an operator requests a copy."""
         self.is_held_to_point = False
         """It is in sync, and its lane is held to the point of a copy, see the module."""
+        self.is_read = False
+        """A copy under way has a snapshot of it, or is about to."""
         self.chunks: ChunkedCopy | None = None
         """A copy in chunks is under way: the rows that the target has, and that the stream changes.
         """
@@ -338,7 +345,11 @@ class LaneOwner(Protocol):
         ...
 
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
-        """Whether a table has changes to come that committed before *lsn*."""
+        """Whether a table has changes to apply that committed before *lsn*."""
+        ...
+
+    def has_delivered(self, lsn: Lsn) -> bool:
+        """Whether the stream has brought everything that committed before *lsn*."""
         ...
 
     def lane_held(self, lane: "Lane") -> None:
@@ -418,9 +429,13 @@ class Lane:
     """Since when it waits for a connection of the drainer, on the clock of `time.monotonic`."""
     has_open_share: bool = False
     point: Lsn | None = None
-    """Held to a point: only changes that commit before it are drained; None if it is not known."""
+    """Held to a point: only changes that commit before it are drained; None if it is not known.
+    `EVERYTHING` before the snapshot.
+    """
     is_at_point: bool = False
     """All changes before `point` that have arrived are durable."""
+    passed_lsn: Lsn = NOTHING
+    """Everything of it that commits before is durable. `pending` may know that of a run only."""
     is_ending: bool = False
     """Its pipeline ends: the source sends unapplied changes again, to a lane of the next attempt.
     """
@@ -450,6 +465,11 @@ class Lane:
             return False
         behind = self.pending.flush_lsn_max
         return self.has_open_share or (behind is not None and behind < through_lsn)
+
+    def is_behind(self, lsn: Lsn) -> bool:
+        """Whether it has changes that commit before *lsn* and are not durable."""
+        first = self.pending.first_lsn
+        return first is not None and first <= lsn and self.passed_lsn < lsn
 
     @property
     def has_backlog(self) -> bool:
@@ -519,8 +539,8 @@ class Lane:
         self.slow_until = until
         self.keep(Hold.SLOW)
 
-    def drain_to(self, point: Lsn) -> None:
-        """Let the drainer apply changes that commit before *point*."""
+    def drain_to(self, point: Lsn | None) -> None:
+        """Let the drainer apply changes that commit before *point*; None: no more for now."""
         self.point, self.is_at_point = point, False
         self.changed.set()
 
@@ -582,6 +602,8 @@ class Lane:
         if not self.is_held:
             return []
         shares = self.front.read(size)
+        if shares:
+            self.passed_lsn = max(self.passed_lsn, shares[0].transaction.final_lsn)
         if Hold.POINT not in self.hold:
             return shares
         shares = list(itertools.takewhile(self._is_before_point, shares))

@@ -213,6 +213,7 @@ class Relations:
         del self._by_name[mapped.mapping.source]
         del self._states[mapped]
         self._by_relid.clear()
+        self._followed.pop(mapped, None)
         table = str(mapped.mapping.source)
         self._health.table_waits.pop(table, None)
         self._health.table_states.pop(table, None)
@@ -238,6 +239,29 @@ class Relations:
         if before not in (None, own):
             assert before is not None
             self._followed[mapped] = (before, through_lsn)
+        self.open_point(mapped)
+
+    def open_point(self, mapped: MappedRelation) -> None:
+        """Apply all changes of a relation that is held to a point, until the copy's snapshot."""
+        if mapped.is_held_to_point and not mapped.is_read and self.followed(mapped) is None:
+            self._lanes[mapped].drain_to(EVERYTHING)
+
+    def moved_on(self, lane: Lane) -> None:
+        """*lane* is done with more of its changes: relations that have left it may come next."""
+        for mapped in [each for each, (before, _) in self._followed.items() if before is lane]:
+            self.followed(mapped)
+
+    def is_behind(self, mapped: MappedRelation, lsn: Lsn) -> bool:
+        """Whether the stream has changes of *mapped* to apply that committed before *lsn*.
+
+        A relation that waits for a copy of all rows drops its changes, and the copy's snapshot is
+        newer than all of them. So it holds nothing back, or both could wait for ever.
+        """
+        if mapped.skip_through_lsn == EVERYTHING:
+            return False
+        before = self.followed(mapped)
+        lanes = [self._lanes[mapped], *([] if before is None else [before])]
+        return any(lane.is_behind(lsn) for lane in lanes)
 
     def follow_chunks(self, mapped: MappedRelation, chunks: ChunkedCopy) -> None:
         """Apply the changes of rows in *chunks*, which the target has; a copy brings the others."""
@@ -261,6 +285,7 @@ class Relations:
         if behind is not None and behind < through_lsn:
             return lane
         del self._followed[mapped]
+        self.open_point(mapped)
         return None
 
     def release_point(self, mapped: MappedRelation) -> None:

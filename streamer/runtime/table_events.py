@@ -110,9 +110,11 @@ class TableEvents:
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
         for mapped in self.relations:
             if mapped.mapping.source == name:
-                first = self.relations.lane(mapped).pending.first_lsn
-                return first is not None and first <= lsn
+                return self.relations.is_behind(mapped, lsn)
         return False
+
+    def has_delivered(self, lsn: Lsn) -> bool:
+        return self.tracker.newest_lsn >= lsn
 
     def lane_held(self, lane: Lane) -> None:
         self._services.drainer.held(lane)
@@ -127,6 +129,7 @@ class TableEvents:
         last = shares[-1]
         assert last.end_lsn is not None
         self.tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
+        self.relations.moved_on(lane)
         self._heartbeat.look(self.tracker)
         count_shares(self._services.metrics, self.source, shares)
         lane.changed.set()
@@ -147,6 +150,8 @@ class TableEvents:
                     **({} if error.lsn is None else {"lsn": error.lsn}),
                 )
             await self._store_streaming_state(mapped, State.ERROR, error)
+            if mapped.is_held_to_point:  # the state is that of the copy
+                await self.lane_waits(lane, error.message)
             if isinstance(error.conflict, Conflict):
                 await self._store_conflict(mapped, error.conflict)
 
@@ -190,6 +195,8 @@ class TableEvents:
 
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
+            if mapped.is_held_to_point:
+                await self.lane_waits(lane, None)
             if self.relations.state(mapped) is State.ERROR:
                 log.info(
                     "table recovered", source=self.source.label, table=str(mapped.mapping.source)
@@ -261,8 +268,10 @@ class TableEvents:
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         if self.relations.state(mapped) is not State.PAUSED:
             self.relations.set_state(mapped, State.COPYING)
-        if mapped.is_held_to_point:
-            return  # no copy has the rows of its changes
+        if mapped.is_held_to_point:  # no copy has the rows of its changes
+            if self.relations.followed(mapped) is None:
+                self.relations.lane(mapped).drain_to(consistent_point)
+            return
         mapped.skip_through_lsn = consistent_point
         self.tracker.durable(self.relations.lane(mapped).pending, consistent_point)
         self.has_progress = True
@@ -280,9 +289,10 @@ class TableEvents:
             if Hold.PAUSED in lane.hold:
                 again = "resume it" if mapped.resync.columns else "resume it, and ask again"
                 raise SyncError("the table was paused", hint=again)
-            if before is None and lane.point != point:
+            if before is None and mapped.is_read and lane.point != point:
                 lane.drain_to(point)
-            if before is None and lane.is_at_point and self.tracker.newest_lsn >= point:
+            is_there = lane.is_at_point if mapped.is_read else not lane.is_behind(point)
+            if before is None and is_there and self.has_delivered(point):
                 return
             await until_changed(lane, REACH_SECONDS)
 
@@ -292,9 +302,21 @@ class TableEvents:
     def chunk_begins(self, mapped: MappedRelation) -> None:
         if self.relations.state(mapped) is not State.PAUSED:
             self.relations.set_state(mapped, State.COPYING)
-        lane = self.relations.lane(mapped)
-        lane.release_point()  # that of a chunk that was given up
-        lane.keep(Hold.POINT)
+        self.relations.lane(mapped).keep(Hold.POINT)
+        self.relations.open_point(mapped)
+
+    def snapshot_begins(self, mapped: MappedRelation) -> None:
+        mapped.is_read = True
+        if mapped.is_held_to_point:
+            self.relations.lane(mapped).drain_to(None)
+
+    def snapshot_ends(self, mapped: MappedRelation) -> None:
+        mapped.is_read = False
+        if self.relations.get(mapped.relation_id) is not mapped:
+            return
+        if self.relations.lane(mapped).is_held_for_copy:
+            mapped.skip_through_lsn = EVERYTHING  # the next copy has all that waits here
+        self.relations.open_point(mapped)
 
     def chunk_copied(
         self, mapped: MappedRelation, chunks: ChunkedCopy, consistent_point: Lsn

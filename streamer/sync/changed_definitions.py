@@ -12,6 +12,7 @@ round begins here again.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -23,10 +24,11 @@ from streamer.apply.objects import read_used_types
 from streamer.apply.plan import missing_columns
 from streamer.apply.sql.joining import part_of_target
 from streamer.apply.table_change import TableChange, store_waiting
-from streamer.errors import DefinitionStopError, SyncError
+from streamer.errors import DefinitionStopError, SyncError, TargetContentionError
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition, all_differences
-from streamer.mapping.rules import SourceMapping
+from streamer.mapping.objects import TypeChange
+from streamer.mapping.rules import DdlKind, SourceMapping
 from streamer.progress.ddl import (
     place_of_copy,
     read_definition,
@@ -48,8 +50,26 @@ from streamer.target.deferred_indexes import restore_indexes
 log = structlog.get_logger()
 
 Pair = tuple[MappedRelation, SourceRelation]
+LOOK_SECONDS: Final = 0.05
+STREAM_SECONDS: Final = 2.0
+"""How long a copy waits for the stream before others have their turn."""
 LOOKS_MAX: Final = 5
 """How often a copy looks for a definition that no longer changes."""
+
+
+_ALTERS_VALUES: Final = frozenset(
+    {
+        DdlKind.RENAME_ENUM_VALUE,
+        DdlKind.ADD_ATTRIBUTE,
+        DdlKind.DROP_ATTRIBUTE,
+        DdlKind.CHANGE_ATTRIBUTE,
+    }
+)
+
+
+def alters_values(before: SourceDefinition, after: SourceDefinition) -> bool:
+    """Whether values of a table have another text now, because of their types. Pure."""
+    return any(change.kind in _ALTERS_VALUES for change in all_differences(before, after))
 
 
 class ChangedDefinitions:
@@ -68,13 +88,12 @@ class ChangedDefinitions:
         """
         known = await read_definitions(target, [mapped.relation_id for mapped, _ in pairs])
         settled = []
-        held = [mapped for mapped, _ in pairs if mapped.is_held_to_point]
         for mapped, relation in pairs:
             if mapped.relation_id not in known and not mapped.is_held_to_point:
                 await self._join_others(target, mapped, relation)
                 known = await read_definitions(target, [m.relation_id for m, _ in pairs])
             if _differs(known.get(mapped.relation_id), relation):
-                settled.append((mapped, await self._settle(source, target, mapped, relation, held)))
+                settled.append((mapped, await self._settle(source, target, mapped, relation)))
             else:
                 settled.append((mapped, relation))
             if mapped.resync.columns is not None:  # a command may have renamed them
@@ -127,14 +146,13 @@ class ChangedDefinitions:
         target: TargetConnection,
         mapped: MappedRelation,
         relation: SourceRelation,
-        held: Sequence[MappedRelation],
     ) -> SourceRelation:
         """Make the changes; the source may change the table again meanwhile."""
         if await read_relation(target, mapped.mapping.target) is None:
             return relation  # the copy creates it
         for _ in range(LOOKS_MAX):
             if mapped.is_held_to_point:
-                await self._reach(mapped, held, await flush_wal(source))
+                await self._events.reach(mapped, await flush_wal(source))
             else:
                 await self._take_in(source, target, mapped)
             now = (await read_relations(source, [relation.name])).get(relation.name)
@@ -151,22 +169,16 @@ class ChangedDefinitions:
         )
         return relation
 
-    async def _reach(
-        self, mapped: MappedRelation, held: Sequence[MappedRelation], point: Lsn
-    ) -> None:
-        """Let the lane of *mapped*, and those of all tables that are *held*, come to *point*.
+    async def _wait_for_stream(self, lsn: Lsn) -> None:
+        """Wait until the stream has come to *lsn*, and shows which users of a type are behind.
 
-        A type that several of them use changes when all have reached its change. One that stayed
-        behind would wait for the round, and the round for the others.
+        Raises TargetContentionError if that takes long.
         """
-        reached = await asyncio.gather(
-            *(self._events.reach(each, point) for each in held), return_exceptions=True
-        )
-        for each, result in zip(held, reached, strict=True):
-            if isinstance(result, BaseException) and (
-                each is mapped or not isinstance(result, SyncError)
-            ):
-                raise result
+        until = time.monotonic() + STREAM_SECONDS
+        while not self._events.has_delivered(lsn):
+            if time.monotonic() > until:
+                raise TargetContentionError(f"a type changes, and the stream has to come to {lsn}")
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _take_in(
         self, source: Connection, target: TargetConnection, mapped: MappedRelation
@@ -174,6 +186,11 @@ class ChangedDefinitions:
         """Make the changes of which no message comes any more."""
         message = await read_present(source, self._source, mapped.mapping.source)
         lsn = await flush_wal(source)
+        known = await read_definition(target, mapped.relation_id)
+        assert known is not None
+        changes = all_differences(known, message.definition)
+        if any(isinstance(change, TypeChange) for change in changes):
+            await self._wait_for_stream(lsn)
         # Stored definitions of indexes have the former names of columns.
         await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
         change = None

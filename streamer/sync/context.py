@@ -62,10 +62,11 @@ class SyncEvents(Protocol):
         ...
 
     async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
-        """Apply the changes of *mapped* that commit before *point*, the copy's consistent point.
+        """Apply the changes of *mapped* that commit before *point*.
 
-        Returns when all of them are durable. The lane keeps the others until `copy_finished` or
-        `copy_failed`. *mapped* is held to a point. Raises SyncError if it cannot be reached.
+        Returns when all of them are durable. Behind `snapshot_begins`, *point* is the consistent
+        point, and the lane keeps the other changes until `copy_finished` or `copy_failed`. *mapped*
+        is held to a point. Raises SyncError if it cannot be reached.
         """
         ...
 
@@ -74,7 +75,19 @@ class SyncEvents(Protocol):
         ...
 
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
-        """Whether a table has changes to come that committed before *lsn*."""
+        """Whether a table has changes to apply that committed before *lsn*."""
+        ...
+
+    def has_delivered(self, lsn: Lsn) -> bool:
+        """Whether the stream has brought everything that committed before *lsn*."""
+        ...
+
+    def snapshot_begins(self, mapped: MappedRelation) -> None:
+        """A snapshot of *mapped* is about to be taken: its point is not known until then."""
+        ...
+
+    def snapshot_ends(self, mapped: MappedRelation) -> None:
+        """No copy of *mapped* under way has a snapshot any more, or is to get one."""
         ...
 
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None: ...

@@ -51,7 +51,7 @@ class SyncCoordinator:
 
     def __init__(self, context: CopyContext) -> None:
         self._context = context
-        self._queue = CopyQueue()
+        self._queue = CopyQueue(context.events.snapshot_ends)
         self._reports = CopyReports(context)
         self._wanted = asyncio.Event()
         self._leaving = Leaving(context, self._queue, self._reports, self._wanted.set)
@@ -163,6 +163,8 @@ class SyncCoordinator:
                 turn, self._turn = self._turn, None
                 turn = turn or await self._take_turn(batch)
                 await self._share_rate()
+                if batch[0].is_held_to_point:  # it may have later changes by now
+                    await self._close_snapshot()
                 exported, self._snapshot = self._snapshot, None
             context = replace(self._context, round_number=number)
             copying = Round(context, self._queue, self._reports, self._finisher, self._leaving)

@@ -8,6 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from streamer.apply.lane import MappedRelation
 
 LOCK_AFTER_ROUNDS: Final = 3
@@ -17,7 +19,9 @@ LOCK_AFTER_ROUNDS: Final = 3
 class CopyQueue:
     """See the module. A relation that was set aside misses changes and waits for an operator."""
 
-    def __init__(self) -> None:
+    def __init__(self, free: "Callable[[MappedRelation], None]" = lambda _: None) -> None:
+        """*free* is called when no round has a relation any more that one had taken."""
+        self._free = free
         self._waiting: dict[MappedRelation, None] = {}
         self._copying: set[MappedRelation] = set()
         """Taken, and neither handed over nor in error."""
@@ -60,7 +64,7 @@ class CopyQueue:
         """The round of *batch*, which `take` returned, is over."""
         for mapped in batch:
             if self._taken.get(mapped) is batch:  # else another round has it by now
-                del self._taken[mapped]
+                self._let_go(mapped)
 
     def ask_again(self, mapped: "MappedRelation") -> None:
         """An operator asks for *mapped*, which a round copies: its failure begins another copy.
@@ -105,6 +109,10 @@ class CopyQueue:
         self._copying -= {mapped for mapped in mine if mapped.is_set_aside}
         return [mapped for mapped in mine if mapped in self._copying]
 
+    def _let_go(self, mapped: "MappedRelation") -> None:
+        if self._taken.pop(mapped, None) is not None:
+            self._free(mapped)
+
     # ---- before the end of a round -------------------------------------------------------------
 
     def leaves(self, mapped: "MappedRelation") -> "list[MappedRelation] | None":
@@ -129,7 +137,7 @@ class CopyQueue:
         """
         self._leaving.discard(mapped)
         if self.is_taken(mapped, batch):
-            del self._taken[mapped]
+            self._let_go(mapped)
         if again and self.is_copying(mapped):
             self.remove(mapped)
             self.request(mapped)
@@ -162,14 +170,14 @@ class CopyQueue:
 
     def copied(self, mapped: "MappedRelation") -> None:
         self.remove(mapped)
-        self._taken.pop(mapped, None)
+        self._let_go(mapped)
         self._rewrites.pop(mapped, None)
         self._in_one_piece.discard(mapped)
 
     def chunk_copied(self, mapped: "MappedRelation") -> None:
         """A chunk of *mapped* is there; its next one may belong to another round."""
         self.remove(mapped)
-        self._taken.pop(mapped, None)
+        self._let_go(mapped)
 
     def copy_in_one_piece(self, mapped: "MappedRelation") -> None:
         """Do not copy *mapped* in chunks."""

@@ -18,6 +18,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.errors import (
     Retry,
+    SourceError,
     StreamerError,
     SyncError,
     TargetContentionError,
@@ -36,6 +37,8 @@ from streamer.progress.copies import (
     read_chunks,
 )
 from streamer.progress.relations import demand_copy, fail_chunk, fail_copy, fail_part
+from streamer.source.catalog import read_relations
+from streamer.sync.changed_definitions import alters_values
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source
 from streamer.sync.copy_queue import CopyQueue
@@ -58,10 +61,10 @@ class Finisher:
         context: CopyContext,
         queue: CopyQueue,
         request: Callable[[MappedRelation], None],
-        leave: Callable[[MappedRelation], None],
+        leave: Callable[[MappedRelation, str | None], None],
     ) -> None:
         """*request* asks for another copy, or for the next chunk. *leave* has a relation leave its
-        round.
+        round, with the reason why its copy begins again, if it does.
         """
         self._leave = leave
         self._context = context
@@ -88,7 +91,7 @@ class Finisher:
         try:
             await self._fail(mapped, error)
         finally:
-            self._leave(mapped)
+            self._leave(mapped, None)
 
     async def _fail(self, mapped: MappedRelation, error: ErrorReport) -> None:
         try:
@@ -191,6 +194,10 @@ class Finisher:
         """
         failpoint("sync.copied")
         try:
+            if await self.has_other_types(copy):
+                copy.is_done = True
+                self._leave(copy.mapped, f'a type of "{copy.name}" was altered during its copy')
+                return
             if copy.is_to_point:
                 await self._context.events.reach(copy.mapped, copy.consistent_point)
                 failpoint("sync.at_point")
@@ -219,11 +226,24 @@ class Finisher:
             if exc.retry is not Retry.TIMED:
                 copy.is_done = True
                 await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
-            elif (copy.is_staged or copy.chunk) and not isinstance(exc, TargetFencedError):
+            elif _can_wait(copy, exc):
                 copy.backoff.log(log, f'handing over the rows of "{copy.name}" has to wait', exc)
                 copy.not_before = time.monotonic() + copy.backoff.next_seconds()
             else:
                 raise
+
+    async def has_other_types(self, copy: TableCopy) -> bool:
+        """Whether the copy may have read values as they are now, and others as they were before.
+
+        PostgreSQL shows labels of enums and attributes as they are now, also under a snapshot.
+        """
+        before, name = copy.relation.definition, copy.relation.name
+        if not before.types:
+            return False
+        context = self._context
+        async with context.sources.connection(context.source) as source:
+            now = (await read_relations(source, [name])).get(name)
+        return now is not None and alters_values(before, now.definition)
 
     async def _is_last_chunk_stored(self, target: TargetConnection, copy: TableCopy) -> bool:
         """Whether the connection was lost in the commit of the last chunk."""
@@ -333,6 +353,13 @@ class Finisher:
         copy.has_strays = True  # not before: a lost connection brings us here again
         copy.parts += parts
         return bool(parts)
+
+
+def _can_wait(copy: TableCopy, error: StreamerError) -> bool:
+    """Whether *copy* may be finished later: all its rows are in the target."""
+    if isinstance(error, TargetFencedError):
+        return False
+    return copy.is_staged or copy.chunk is not None or isinstance(error, SourceError)
 
 
 @contextlib.asynccontextmanager

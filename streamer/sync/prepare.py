@@ -24,7 +24,7 @@ from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import ApplyPlan, Identity, make_plan, missing_columns
 from streamer.backoff import Backoff
-from streamer.errors import SyncError, TargetSchemaError
+from streamer.errors import SyncError, TargetFencedError, TargetSchemaError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.chunks import ChunkedCopy, beyond, in_bytes
@@ -416,8 +416,7 @@ class Preparation:
             begun = await begin_chunk(target, mapped.relation_id)
             copy.attempt = begun.attempt
             if mapped.chunks != begun.chunks:  # the outcome of a commit was unknown
-                mapped.chunks = begun.chunks
-                mapped.end_lsn = mapped.skip_through_lsn = begun.end_lsn
+                raise TargetFencedError(f'the target has another chunk of "{copy.name}" by now')
             await rest_triggers(target)
             names = _border_columns(copy, begun.chunks)
             if names is None or not begun.may_have_rows:

@@ -288,6 +288,8 @@ class Round:
                 sessions.push_async_callback(locked.close)
                 self._locked[copy] = locked
         relations = [copy.mapped for copy in self._copies]
+        for copy in self._unfinished:
+            context.events.snapshot_begins(copy.mapped)
         if exported is None:
             exported = await create_slot(
                 context.source,
@@ -655,6 +657,9 @@ class Round:
                 case "changed" if not copy.is_done:
                     self._queue.rewritten(copy.mapped)
                     reason = f'"{copy.name}" was altered or rewritten while it was copied'
+                    await self._leave_to_next_round(copy, reason)
+                case "refused" if not copy.is_done and await self._finisher.has_other_types(copy):
+                    reason = f'a type of "{copy.name}" was altered during its copy'
                     await self._leave_to_next_round(copy, reason)
                 case "refused" if not copy.is_done:
                     copy.is_done = True

@@ -71,7 +71,10 @@ async def test_a_table_that_changes_before_the_snapshot_is_copied_as_the_snapsho
         await streamer.caught_up(60)
 
         # WHEN their definitions change while a resync is about to take its snapshot
+        changed = asyncio.Event()
+
         def change() -> None:
+            changed.set()
             source.execute(
                 "alter table filled add column n int; update filled set n = id;"
                 "alter table renamed rename a to c; alter table renamed rename b to a;"
@@ -83,6 +86,7 @@ async def test_a_table_that_changes_before_the_snapshot_is_copied_as_the_snapsho
 
         before_the_slot(monkeypatch, change)
         resync(target)
+        await asyncio.wait_for(changed.wait(), 60)
         await streamer.eventually(lambda: _are_copied(streamer, 50), 60)
 
         # THEN the copy has the values that no later change brings
