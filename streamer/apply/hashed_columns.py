@@ -120,14 +120,8 @@ def check_hashes(
     relation: "Relation",
     mapping: "RelationMapping",
     columns: "Sequence[PlanColumn]",
-    key: "Sequence[PlanColumn]",
-    primary_key: "Sequence[str]",
 ) -> None:
-    """Raise MappingError for a hash that does not fit the table.
-
-    *key*: the columns by which the plan finds rows. *primary_key*: the source's.
-    """
-    in_key = {*primary_key, *(relation.columns[c.position].name for c in key if c.position >= 0)}
+    """Raise MappingError for a hash that does not fit the table."""
     sent = {column.name: column for column in relation.columns}
     positions = {column.name: number for number, column in enumerate(relation.columns)}
     for each in mapping.rule.hashes:
@@ -141,11 +135,6 @@ def check_hashes(
             raise MappingError(
                 f"{place}, whose type has no text that depends on the value alone",
                 hint="exclude the column, or change its type at the source, for example to text",
-            )
-        if each.column in in_key:
-            raise MappingError(
-                f"{place}, which is part of the key of its rows",
-                hint="take it out of `set`, or choose another replica identity",
             )
         there = next((c.target for c in columns if c.position == positions[each.column]), None)
         if there is None or not _holds_hash(there.type):

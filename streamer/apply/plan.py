@@ -441,7 +441,7 @@ def make_plan(
     key: tuple[PlanColumn, ...] = ()
     if not has_partial_key:
         identity, key = _identify(relation, mapping, target, columns, primary_key, source_keys)
-    check_hashes(relation, mapping, columns, key, primary_key)
+    check_hashes(relation, mapping, columns)
     if mapping.rule.deleted_at is not None:
         _check_marks(relation, mapping, target, identity, key, columns)
     columns = _with_metadata(columns, len(relation.columns), mapping, target)

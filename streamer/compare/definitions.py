@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # this module decides, and those read servers
 
 _CHAR: Final = 18
 _BPCHAR: Final = 1042
+_HASHED: Final = "case when {} is not null then 'hashed' end"
 
 ORDERED_TYPES: Final = frozenset(
     {
@@ -60,13 +61,20 @@ class _Value:
     """A column of the target and the source's expression for it.
 
     ``source``: the column that the value comes from; None for a computed one. ``is_same``: the
-    value needs no cast.
+    value needs no cast. ``is_hashed``: only NULL counts.
     """
 
     target: TargetColumn
     expression: str
     source: str | None
     is_same: bool
+    is_hashed: bool = False
+
+    @property
+    def target_expression(self) -> str:
+        """The value of a row t of the target."""
+        name = f"t.{quote_identifier(self.target.name)}"
+        return _HASHED.format(name) if self.is_hashed else name
 
 
 def build_table(facts: TableFacts, kind: HashKind, buckets: int) -> ComparedTable:
@@ -110,12 +118,13 @@ def _values(facts: TableFacts) -> list[_Value]:
         raise missing_error(mapping, facts.target.name, missing, types)
     sources = {column.name: column for column in facts.relation.columns}
     values: dict[str, _Value] = {}
-    hashed = {each.target for each in mapping.rule.hashes}  # neither server has the key
     for found in matched:
-        if found.name in hashed:
-            continue
         column = sources[facts.published.columns[found.position].name]
-        values[found.name] = _plain_value(column, found.target)
+        if mapping.hash_of(found.name) is None:
+            values[found.name] = _plain_value(column, found.target)
+        else:  # neither server has the key, so a comparison is for NULL alone
+            is_null = _HASHED.format(quote_identifier(column.name))
+            values[found.name] = _Value(found.target, is_null, None, is_same=False, is_hashed=True)
     for name, expression in mapping.rule.set:
         there = facts.target.columns.get(name)
         if there is not None:
@@ -207,7 +216,7 @@ def _source_side(facts: TableFacts, values: list[_Value]) -> Side:
 def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Side:
     name = facts.target.name
     table = quote_qualified(name.namespace, name.name)
-    shown = [_shown(f"t.{quote_identifier(v.target.name)}", v.target) for v in values]
+    shown = [_shown(value.target_expression, value.target) for value in values]
     conditions = []
     if sid is not None:
         conditions.append(f"t.{quote_identifier(SID)} = {quote_literal(sid)}")

@@ -478,7 +478,9 @@ class Round:
 
     async def _plan_one(self, target: TargetConnection, copy: TableCopy) -> None:
         settings, relation = self._context.settings, copy.relation
-        if copy.is_to_point and not copy.resync.is_partial:
+        # Neither server can compute a hash, so only staged rows show which ones differ.
+        is_hashed = bool(copy.mapped.mapping.rule.hashes)
+        if copy.is_to_point and not copy.resync.is_partial and not is_hashed:
             await self._find_differences(copy)
         rate = settings.rows_per_second
         source = copy_source(copy.order, self._context.server.version, target.server_version)
