@@ -1,5 +1,7 @@
 """The processor time of `streamer compare`: both servers, Spark's JVM, Python.
 
+``--on local spark`` compares the same rows in one process of Python, and then on Spark.
+
 Both sides get the same rows; a few of the target's are then changed. `run` streams meanwhile, as it
 does for an operator. The time of a server is that of all its processes, so that of `run` and of
 autovacuum is in it. The peak of memory is that of the JVM, and of all Python processes together.
@@ -91,6 +93,7 @@ def main() -> None:
     parser.add_argument("--differing", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--key", choices=["bigint", "text"], default="bigint")
+    parser.add_argument("--on", nargs="+", choices=["local", "spark"], default=["spark"])
     options = parser.parse_args()
     with (
         source_and_target(settings=SETTINGS) as (source, target),
@@ -123,7 +126,9 @@ def main() -> None:
             name: psutil.Process(server.postmaster_pid)
             for name, server in (("source", source), ("target", target))
         }
-        measure(config, roots, options.rows)
+        for place in options.on:
+            print(f"on {place}:")
+            measure(config, roots, options.rows, spark_above="0" if place == "spark" else "1TB")
         run.stop()
         for server in (source, target):
             server.execute("checkpoint")
@@ -131,14 +136,14 @@ def main() -> None:
         print(f"both servers hold {used / 1e9:.1f} GB on disk")
 
 
-def measure(config: Path, roots: dict[str, psutil.Process], rows: int) -> None:
+def measure(config: Path, roots: dict[str, psutil.Process], rows: int, *, spark_above: str) -> None:
     before = {name: server_seconds(root) for name, root in roots.items()}
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         command = subprocess.Popen(
             [sys.executable, "-m", "streamer", "-c", str(config), "compare", "--json"],
             stdout=output,
-            env=dict(os.environ),
+            env=os.environ | {"STREAMER_SYNC__COMPARE_ON_SPARK_ABOVE": spark_above},
         )
         family = Family(command.pid)
         while True:

@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.table import Table
 
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
+from streamer.compare.runner import ComparisonRunner
 from streamer.config.settings import Settings
 from streamer.errors import MappingError, StreamerError
 from streamer.mapping.expressions import Expression
@@ -54,8 +55,10 @@ def check_report(path: Path | None) -> None:
 
 
 @asynccontextmanager
-async def spark(settings: Settings) -> AsyncIterator[SparkLauncher]:
-    """Have a Spark process of this command for the length of a block."""
+async def comparing(settings: Settings) -> AsyncIterator[ComparisonRunner]:
+    """Have a runner of comparisons for the length of a block, and with it the Spark process of this
+    command, if a comparison needs one.
+    """
     # Its files have connection strings. After a kill, the next comparison removes them.
     with OwnedDirectory(Path(tempfile.gettempdir()), "streamer-compare-") as directory:
         launcher = SparkLauncher(
@@ -65,10 +68,9 @@ async def spark(settings: Settings) -> AsyncIterator[SparkLauncher]:
             settings.sync.spark_settings,
             allow_insecure=settings.sync.allow_insecure_spark,
         )
-        launcher.prepare()  # it starts while the definitions are read
         running = asyncio.create_task(launcher.run(), name="spark")
         try:
-            yield launcher
+            yield ComparisonRunner(settings.sync, launcher)
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -112,19 +114,19 @@ async def _show_progress(comparison: Comparison, console: Console) -> None:
 async def compare(
     settings: Settings, mapping: Mapping, scope: ComparisonScope, options: Options
 ) -> list[TableResult]:
-    """Compare tables on a Spark process of this command.
+    """Compare tables, in a process of this command.
 
     Raises MappingError, SourceError, TargetError, SparkJobError.
     """
     check_report(options.report)
     if options.sql is not None and not options.sql.absolute().parent.is_dir():
         raise MappingError(f"--sql {options.sql}: there is no such directory")
-    async with spark(settings) as launcher:
+    async with comparing(settings) as runner:
         comparison = Comparison(
             TargetAddress.parse(settings.target.url),
             settings.target.url,
             mapping,
-            launcher,
+            runner,
             options,
         )
         async with _progress(comparison, progress_console()):

@@ -1,4 +1,4 @@
-"""A comparison from its plan to its result: definitions, ranges, the Spark job, the answer.
+"""A comparison from its plan to its result: definitions, ranges, the job, the answer.
 
 It first reads the definitions of both sides. Then it cuts ranges at keys that a sample of the
 source yields, and stores them in the target (``streamer.compared_range``). Tasks mark the equal
@@ -70,6 +70,13 @@ SAMPLED_PER_RANGE: Final = 50
 JUDGE_SECONDS: Final = 120.0
 COUNTED_ROWS_MAX: Final = 10_000_000
 
+_BYTES_SQL: Final = """
+select coalesce(pg_catalog.pg_table_size({oid}), 0)
+       + coalesce((select pg_catalog.sum(pg_catalog.pg_table_size(relid))
+                     from pg_catalog.pg_partition_tree({oid}) where isleaf and relid <> {oid}), 0)
+       as bytes
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ComparisonScope:
@@ -111,7 +118,7 @@ class Options:
 
 
 class JobRunner(Protocol):
-    """Spark's launcher, or the process that does the same without Spark."""
+    """Spark, the process that does the same without it, or the choice of both."""
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]: ...
 
@@ -174,6 +181,7 @@ class _Found:
     result: TableResult
     table: ComparedTable | None = None
     rows: int = 0
+    size_bytes: int = 0
 
 
 class Comparison:
@@ -334,6 +342,7 @@ class Comparison:
                                 is_shared=aim.has_sid and bool(others),
                             )
                         one.rows = await estimate_rows(plain, facts.relation)
+                        one.size_bytes = await estimate_bytes(plain, facts.relation)
                         table = build_table(facts, kind, count_buckets(one.rows))
                         one.table = table.since(*self._options.since.get(table.relation_id, ()))
                         self._check_statements(one.table)
@@ -368,7 +377,8 @@ class Comparison:
                 ranges=len(record.ranges),
                 done=len(record.ranges) - len(left),
             )
-        results = await self._run_job(tables, record, left)
+        size_bytes = sum(one.size_bytes for one in found)
+        results = await self._run_job(tables, record, left, size_bytes)
         by_id = {one.record.relation_id: one.result for one in found}
         for one in found:
             assert one.table is not None
@@ -424,7 +434,11 @@ class Comparison:
     # ---- the job -------------------------------------------------------------------------------
 
     async def _run_job(
-        self, tables: list[ComparedTable], record: ComparisonRecord, left: list[RangeRecord]
+        self,
+        tables: list[ComparedTable],
+        record: ComparisonRecord,
+        left: list[RangeRecord],
+        size_bytes: int,
     ) -> list[dict[str, Any]]:
         options = self._options
         ends = ComparisonEnds(await login_of_target(self._target_url), self._sources)
@@ -436,6 +450,7 @@ class Comparison:
                 "tables": [table.to_json() for table in tables],
                 "units": units,
                 "ends": ends.to_json(),
+                "size_bytes": size_bytes,
                 "jobs": options.jobs,
                 "rows_per_second": task_rate(options.rows_per_second, options.jobs, len(units)),
                 "comparison_id": record.comparison_id,
@@ -474,6 +489,17 @@ async def estimate_rows(plain: Connection, relation: SourceRelation) -> int:
         f"select count(*) as rows from (select from {quoted} limit {COUNTED_ROWS_MAX}) r".encode(),
     )
     return int(row["rows"])
+
+
+async def estimate_bytes(plain: Connection, relation: SourceRelation) -> int:
+    """Return about how many bytes a table has at the source, all partitions included.
+
+    The statistics need no lock. A table without them was counted already, which takes the same one.
+    """
+    if relation.row_count_estimate > 0:
+        return relation.size_bytes
+    row = await fetch_one(plain, _BYTES_SQL.format(oid=relation.oid).encode())
+    return int(row["bytes"])
 
 
 async def cut_table(

@@ -1,14 +1,14 @@
 """Runs `streamer.compare.local_program` in a process of its own, which costs 50 MB while it runs.
 
-A thread would share the interpreter with the streams, and nothing could end it in the middle of a
-statement. Spark's JVM would take 500 MB and seconds to start, and its tasks would compete with the
-copies.
+In `run`, a thread would share the interpreter with the streams, and nothing could end it in the
+middle of a statement. Spark's JVM takes 500 MB and seconds to start.
 """
 
 import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from typing import Any, Final
 
@@ -20,11 +20,16 @@ log = structlog.get_logger()
 
 PROGRAM: Final = "streamer.compare.local_program"
 STOP_SECONDS: Final = 2.0
-_LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class LocalProcess:
-    """Takes the jobs of comparisons, like `streamer.sync.launcher.SparkLauncher`."""
+    """Takes the jobs of comparisons, like `streamer.sync.launcher.SparkLauncher`.
+
+    *is_background*: with a low priority, and no further than to a number of rows that differ.
+    """
+
+    def __init__(self, *, is_background: bool = False) -> None:
+        self._is_background = is_background
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run *job* to its end. Cancelled, this ends the process and its statements.
@@ -37,19 +42,22 @@ class LocalProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
-            limit=_LINE_BYTES_MAX,
             env=dict(os.environ),
         )
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(job).encode() + b"\n")
+            handed = job | {"is_background": self._is_background}
+            process.stdin.write(json.dumps(handed).encode() + b"\n")
             with contextlib.suppress(ConnectionError):  # its answer says why
                 await process.stdin.drain()
-            line = await process.stdout.readline()
+            line = await process.stdout.read()
+            await _wait(process)
         finally:
             await _end(process)
-        answer: dict[str, Any] = json.loads(line or b'{"error": "its process ended"}')
+        answer: dict[str, Any] = {"error": "its process ended"}
+        with contextlib.suppress(ValueError):  # a process that is killed writes nothing, or a half
+            answer = json.loads(line)
         if "error" in answer:
             if (frames := answer.get("traceback")) is not None:
                 log.error("defect in a comparison", error=answer["error"], traceback=frames)
@@ -60,10 +68,16 @@ class LocalProcess:
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End the process: with its statements, and if that takes long, at once."""
-    for end in (process.terminate, process.kill):
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
-            end()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_SECONDS):
-                await process.wait()
-                return
+            os.killpg(process.pid, sent)
+        await _wait(process)
+
+
+async def _wait(process: asyncio.subprocess.Process) -> None:
+    """Wait a while for the end of the process."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()

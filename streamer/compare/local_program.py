@@ -1,39 +1,49 @@
-"""A comparison without Spark: one process reads range by range, for `run`'s standing verification.
+"""A comparison without Spark: threads of one process read range by range.
 
 The readings are those of Spark's tasks (`streamer.compare.readings`). Spark distributes ranges and
-joins rows that differ; here one loop does both. It has two connections, and memory for the rows of
-one small range.
+joins rows that differ; here each thread takes the next range and does both. It has two connections,
+and memory for the rows of one small range.
 
 `streamer.compare.local_process` writes the job to standard input, as one line of JSON. The answer
 is one line of JSON on standard output. The process ends with that input, so it never outlives its
-parent. SIGTERM cancels the statement that runs.
+parent. SIGTERM cancels the statements that run.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import signal
+import sqlite3
 import sys
 import threading
+import time
 import traceback
+from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
 
 import psycopg
 
 from streamer.compare import ranges
+from streamer.compare.files import write_report, write_statements
 from streamer.compare.ranges import SPLITS_MAX
 from streamer.compare.readings import (
     ERROR,
     SOURCE,
     TARGET,
     ComparisonEnds,
+    DigestRow,
     ElsewhereError,
     KeyJudging,
     RangeReader,
     Servers,
+    Tables,
     Unit,
     Verdict,
     batches,
@@ -44,12 +54,21 @@ from streamer.compare.results import SAMPLE_ROWS, shown
 from streamer.compare.tables import ComparedTable
 from streamer.sync.parts import PassingError
 
-APPLICATION_NAME: Final = "streamer verify"
 BUCKETS_ROWS: Final = 100_000
 """The rows of buckets that one query fetches, because each such query reads the whole table."""
 DIFFERING_MAX: Final = 10_000
-"""With that many rows that differ, the rest of a table is not read: it needs a repair anyway."""
+"""With that many rows that differ, a verification does not read the rest of a table: it needs a
+repair anyway.
+"""
+ATTEMPTS: Final = 4
+"""How often a reading is made before its failure ends the comparison, as with Spark's tasks."""
 END_SECONDS: Final = 3.0
+CANCEL_SECONDS: Final = 1.0
+"""How long ending statements may take. The parent kills this process after two seconds."""
+
+T = TypeVar("T")
+_Rows = tuple[dict[str, Counter[bytes]], dict[str, Counter[bytes]]]
+_Entry = tuple[tuple[str, str], dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -63,82 +82,263 @@ class _Count:
     different: int = 0
     undecided: int = 0
     error: str | None = None
-    sample: list[dict[str, Any]] = field(default_factory=list)
+    sample: list[_Entry] = field(default_factory=list)
+    """By kind and key."""
+    keys: list[list[str]] | None = None
+    """None if nobody wants them, or they are too many."""
 
-    @property
-    def is_enough(self) -> bool:
-        found = self.missing + self.extra + self.different
-        return self.error is not None or found >= DIFFERING_MAX
+
+class _Verdicts:
+    """All verdicts for the files of a comparison, in a file without a name: SQLite removes it at
+    once.
+    """
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._database.execute("pragma journal_mode = off")
+        self._database.execute(
+            "create table verdict (relation, key, kind, columns, source, target, lsn)"
+        )
+
+    def add(self, verdict: Verdict) -> None:
+        relation_id, key, kind, _, _, _, columns, source, target, lsn = verdict
+        self._database.execute(
+            "insert into verdict values (?, ?, ?, ?, ?, ?, ?)",
+            (relation_id, key, kind, json.dumps(columns), source, target, lsn),
+        )
+
+    def in_order(self, *, with_undecided: bool) -> Iterator[dict[str, Any]]:
+        """Yield verdicts by relation and key; with those that are undecided, by kind before key."""
+        order = "relation, kind, key" if with_undecided else "relation, key"
+        cursor = self._database.execute(f"select * from verdict order by {order}")
+        names = [column[0] for column in cursor.description]
+        for row in cursor:
+            verdict = dict(zip(names, row, strict=True))
+            if with_undecided or verdict["kind"] != "undecided":
+                yield verdict | {"columns": json.loads(verdict["columns"])}
+
+    def close(self) -> None:
+        self._database.close()
+
+
+class _Findings:
+    """The result so far, of all threads."""
+
+    def __init__(self, tables: Tables, job: dict[str, Any]) -> None:
+        self._tables = tables
+        self._job = job
+        self._lock = threading.Lock()
+        self._is_background = bool(job.get("is_background"))
+        self._keys_max: int = job["keys_max"]
+        self._verdicts = _Verdicts() if job["report"] or job["sql"] else None
+        self._counts = {
+            relation_id: _Count(
+                keys=[] if self._keys_max and table.key and table.key_types else None
+            )
+            for relation_id, table in tables.items()
+        }
+
+    def add_rows(self, relation_id: int, source: int, target: int) -> None:
+        with self._lock:
+            self._counts[relation_id].rows_source += source
+            self._counts[relation_id].rows_target += target
+
+    def fail(self, relation_id: int, error: str) -> None:
+        with self._lock:
+            self._counts[relation_id].error = self._counts[relation_id].error or error
+
+    def is_enough(self, relation_id: int) -> bool:
+        """Return whether a verification need not read the rest of a table."""
+        count = self._counts[relation_id]
+        found = count.missing + count.extra + count.different
+        return self._is_background and (count.error is not None or found >= DIFFERING_MAX)
+
+    def add(self, verdict: Verdict) -> None:
+        relation_id, key, kind, missing, extra, different, columns, source, target, _ = verdict
+        if kind == ERROR:
+            self.fail(relation_id, key)
+            return
+        count = self._counts[relation_id]
+        with self._lock:
+            count.missing += missing
+            count.extra += extra
+            count.different += different
+            count.undecided += kind == "undecided"
+            if count.keys is not None and kind != "undecided":
+                count.keys.append(json.loads(key))
+                if len(count.keys) > self._keys_max:
+                    count.keys = None
+            entry: dict[str, Any] = {"key": key, "kind": kind, "columns": columns}
+            entry |= {"source": source, "target": target}
+            insort(count.sample, ((kind, key), entry), key=lambda each: each[0])
+            del count.sample[SAMPLE_ROWS:]
+            if self._verdicts is not None:
+                self._verdicts.add(verdict)
+
+    def results(self) -> list[dict[str, Any]]:
+        """Write the files, and return a result for each table. Raises OSError."""
+        if self._verdicts is not None:
+            if report := self._job["report"]:
+                found = self._verdicts.in_order(with_undecided=True)
+                write_report(Path(report), self._tables, found)
+            if sql := self._job["sql"]:
+                found = self._verdicts.in_order(with_undecided=False)
+                write_statements(Path(sql), self._tables, found)
+        results = []
+        for relation_id, count in self._counts.items():
+            result = {name: getattr(count, name) for name in _Count.__slots__}
+            table = self._tables[relation_id]
+            result["sample"] = [shown(table, entry) for _, entry in count.sample]
+            results.append({"relation_id": relation_id} | result | {"keys": count.keys or None})
+        return results
+
+    def close(self) -> None:
+        if self._verdicts is not None:
+            self._verdicts.close()
 
 
 def run(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Compare the tables of *job*; return a result for each, like the Spark program.
 
-    Raises PassingError, after which the same comparison goes on with the ranges that are left.
+    Raises PassingError, after which the same comparison goes on with the ranges
+    that are left; OSError for a file that cannot be written.
     """
-    with Servers(ComparisonEnds.read(job["ends"]), APPLICATION_NAME) as servers:
-        return _LocalComparison(servers, job).run()
+    ends = ComparisonEnds.read(job["ends"])
+    tables = {row["relation_id"]: ComparedTable.from_json(row) for row in job["tables"]}
+    findings = _Findings(tables, job)
+    units = _Units(job["units"], findings)
+    count = max(1, min(job["jobs"], len(job["units"])))
+    readers = [_UnitReader(job, tables, ends, findings, units) for _ in range(count)]
+    pool = ThreadPoolExecutor(count)
+    running = [pool.submit(reader.run) for reader in readers]
+    try:
+        for done in as_completed(running):
+            done.result()
+        return findings.results()
+    except BaseException:
+        units.stop()
+        _end(readers, running)
+        raise
+    finally:
+        pool.shutdown(wait=False)
+        findings.close()
 
 
-class _LocalComparison:
-    def __init__(self, servers: Servers, job: dict[str, Any]) -> None:
-        self._servers = servers
-        self._tables = {row["relation_id"]: ComparedTable.from_json(row) for row in job["tables"]}
-        self._units = [Unit.from_row(row) for row in job["units"]]
-        self._reader = RangeReader(
-            self._tables, servers, job["rows_per_second"], job["comparison_id"]
+def _end(readers: "list[_UnitReader]", running: list[Future[None]]) -> None:
+    """Cancel statements until all threads have ended; give up after a while."""
+    deadline = time.monotonic() + CANCEL_SECONDS
+    while not all(each.done() for each in running) and time.monotonic() < deadline:
+        for reader in readers:
+            reader.cancel()
+        time.sleep(0.05)
+
+
+class _Units:
+    """The ranges that no thread has taken yet."""
+
+    def __init__(self, rows: list[Any], findings: _Findings) -> None:
+        self._left = (Unit.from_row(row) for row in rows)
+        self._findings = findings
+        self._lock = threading.Lock()
+        self.is_stopped = False
+
+    def take(self) -> Unit | None:
+        """Return the next range to read; None at the end."""
+        with self._lock:
+            for unit in self._left:
+                if self.is_stopped:
+                    return None
+                if not self._findings.is_enough(unit.relation_id):
+                    return unit
+        return None
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class _UnitReader:
+    """One thread with a pair of connections."""
+
+    def __init__(
+        self,
+        job: dict[str, Any],
+        tables: Tables,
+        ends: ComparisonEnds,
+        findings: _Findings,
+        units: _Units,
+    ) -> None:
+        self._job = job
+        self._tables = tables
+        self._ends = ends
+        self._findings = findings
+        self._units = units
+        self._connect()
+
+    def _connect(self) -> None:
+        job = self._job
+        name = "streamer verify" if job.get("is_background") else "streamer compare"
+        self._servers = Servers(self._ends, name)
+        self._ranges = RangeReader(
+            self._tables, self._servers, job["rows_per_second"], job["comparison_id"]
         )
-        self._judging = KeyJudging(servers, seconds=job["seconds"], with_values=job["values"])
-        self._counts = {relation_id: _Count() for relation_id in self._tables}
+        self._judging = KeyJudging(self._servers, seconds=job["seconds"], with_values=job["values"])
 
-    def run(self) -> list[dict[str, Any]]:
-        for keys in batches(self._keys()):
-            for verdict in self._judging.judge(self._tables, keys):
-                self._add(verdict)
-        return [
-            {"relation_id": relation_id} | {name: getattr(count, name) for name in _Count.__slots__}
-            for relation_id, count in self._counts.items()
-        ]
+    def run(self) -> None:
+        try:
+            for keys in batches(self._keys()):
+                for verdict in self._again(partial(self._judge, keys)):
+                    self._findings.add(verdict)
+        finally:
+            self._servers.close()
 
-    def _add(self, verdict: Verdict) -> None:
-        relation_id, key, kind, missing, extra, different, columns, source, target, _ = verdict
-        count = self._counts[relation_id]
-        if kind == ERROR:
-            count.error = count.error or key
-            return
-        count.missing += missing
-        count.extra += extra
-        count.different += different
-        count.undecided += kind == "undecided"
-        if len(count.sample) < SAMPLE_ROWS:
-            entry: dict[str, Any] = {"key": key, "kind": kind, "columns": columns}
-            entry |= {"source": source, "target": target}
-            count.sample.append(shown(self._tables[relation_id], entry))
+    def cancel(self) -> None:
+        """Cancel the statement that runs. Another thread calls this."""
+        self._servers.cancel()
+
+    def _again(self, work: Callable[[], T]) -> T:
+        """Return the answer of *work*, which is done again over new connections if it fails.
+
+        Raises PassingError.
+        """
+        for attempt in itertools.count(1):
+            try:
+                return work()
+            except (PassingError, psycopg.Error) as exc:
+                if self._units.is_stopped or attempt == ATTEMPTS:
+                    text = str(exc) if isinstance(exc, PassingError) else describe(exc)
+                    raise PassingError(text) from None
+                self._servers.close()
+                self._connect()
+        raise AssertionError
+
+    def _judge(self, keys: dict[int, list[str]]) -> list[Verdict]:
+        return [*self._judging.judge(self._tables, keys)]
 
     # ---- keys in question ----------------------------------------------------------------------
 
     def _keys(self) -> Iterator[tuple[int, str]]:
         """Yield relation and key of the rows that differ between two readings."""
-        for unit in self._units:
-            if not self._counts[unit.relation_id].is_enough:
-                for key in self._keys_of(unit, depth=0):
-                    yield unit.relation_id, key
+        while (unit := self._units.take()) is not None:
+            for key in self._keys_of(unit, depth=0):
+                yield unit.relation_id, key
+
+    def _digest(self, unit: Unit, *, is_first: bool) -> list[DigestRow]:
+        return [*self._ranges.digest(unit, is_first=is_first)]
 
     def _keys_of(self, unit: Unit, *, depth: int) -> Iterator[str]:
-        table, count = self._tables[unit.relation_id], self._counts[unit.relation_id]
+        table = self._tables[unit.relation_id]
         rows: dict[int, list[int]] = {}
         digests: dict[int, list[tuple[str, str]]] = {}
-        for *_, bucket, side, number, first, second, error in self._reader.digest(
-            unit, is_first=depth == 0
-        ):
+        found = self._again(partial(self._digest, unit, is_first=depth == 0))
+        for *_, bucket, side, number, first, second, error in found:
             if error is not None:
-                count.error = error
+                self._findings.fail(unit.relation_id, error)
                 return
             rows.setdefault(bucket, [0, 0])[side] = number
             digests.setdefault(bucket, [("0", "0"), ("0", "0")])[side] = first, second
         if depth == 0:
-            count.rows_source += sum(numbers[SOURCE] for numbers in rows.values())
-            count.rows_target += sum(numbers[TARGET] for numbers in rows.values())
+            numbers = (sum(both[side] for both in rows.values()) for side in (SOURCE, TARGET))
+            self._findings.add_rows(unit.relation_id, *numbers)
         differing = {
             bucket: rows[bucket]
             for bucket, (here, there) in digests.items()
@@ -151,32 +351,45 @@ class _LocalComparison:
             for buckets in _groups(differing):
                 yield from self._differing_keys(table, unit, buckets)
             return
-        numbers = rows[0]
-        if max(numbers) <= ranges.FETCH_ROWS or depth == SPLITS_MAX - 1:
+        larger = max(rows[0])
+        if larger <= ranges.FETCH_ROWS or depth == SPLITS_MAX - 1:
             yield from self._differing_keys(table, unit, [])
             return
-        larger = SOURCE if numbers[SOURCE] >= numbers[TARGET] else TARGET
-        whole = Unit(unit.relation_id, unit.number, unit.range, max(numbers), larger)
-        for part in self._reader.split(whole):
+        side = SOURCE if rows[0][SOURCE] == larger else TARGET
+        whole = Unit(unit.relation_id, unit.number, unit.range, larger, side)
+        for part in self._again(partial(self._split, whole)):
             yield from self._keys_of(part, depth=depth + 1)
 
     def _differing_keys(
         self, table: ComparedTable, unit: Unit, buckets: list[int]
     ) -> Iterator[str]:
-        """Fetch the rows of a range, or of buckets, from both sides, and join them."""
-        found: tuple[dict[str, Counter[bytes]], dict[str, Counter[bytes]]] = {}, {}
+        """Yield the keys whose rows differ in a range, or in buckets."""
+        found = self._again(partial(self._fetch, table, unit, buckets))
+        if isinstance(found, str):
+            self._findings.fail(table.relation_id, found)
+            return
+        here, there = found
+        yield from sorted(
+            key for key in here.keys() | there.keys() if here.get(key) != there.get(key)
+        )
+
+    def _fetch(self, table: ComparedTable, unit: Unit, buckets: list[int]) -> _Rows | str:
+        """Return the hashes of the rows of both sides by key; or an error of the table.
+
+        Raises PassingError.
+        """
+        found: _Rows = ({}, {})
         try:
             for side in (SOURCE, TARGET):
                 for _, _, key, row in fetch_rows(table, unit, buckets, side, self._servers):
                     digest = hashlib.blake2b(row.encode(), digest_size=16).digest()
                     found[side].setdefault(key, Counter())[digest] += 1
         except (psycopg.Error, ElsewhereError) as exc:
-            self._counts[table.relation_id].error = describe(exc)
-            return
-        here, there = found
-        yield from sorted(
-            key for key in here.keys() | there.keys() if here.get(key) != there.get(key)
-        )
+            return describe(exc)
+        return found
+
+    def _split(self, unit: Unit) -> list[Unit]:
+        return [*self._ranges.split(unit)]
 
 
 def _groups(buckets: dict[int, list[int]]) -> Iterator[list[int]]:
@@ -217,10 +430,11 @@ def _answer(fields: dict[str, Any]) -> None:
 def main() -> int:
     """Run as a program."""
     signal.signal(signal.SIGTERM, _cancel)
-    os.nice(10)  # the streams come first
     try:
         job = json.loads(sys.stdin.readline())
         threading.Thread(target=_end_with_input, daemon=True).start()
+        if job.get("is_background"):
+            os.nice(10)  # the streams come first
         _answer({"result": run(job)})
     except KeyboardInterrupt:
         return 1
@@ -231,16 +445,16 @@ def main() -> int:
 
 
 def failure(exc: Exception) -> dict[str, Any]:
-    """Return the answer about an error; one that no server has raised is a defect. Pure.
+    """Return the answer about an error; one of no server and no file is a defect. Pure.
 
     The traceback has lines of code, and no values of rows.
     """
     text = str(exc) or type(exc).__name__
-    if isinstance(exc, psycopg.Error | PassingError | ElsewhereError):
+    if isinstance(exc, PassingError | OSError):
         return {"error": text}
     frames = "".join(traceback.format_tb(exc.__traceback__))
     return {"error": f"{type(exc).__name__}: {text}", "traceback": frames}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # a thread that cannot be cancelled holds nothing up

@@ -13,7 +13,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -114,7 +114,17 @@ class Servers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._stack.close()
+
+    def cancel(self) -> None:
+        """Cancel the statements that run. Another thread may call this."""
+        for opened in (*self._sources.values(), self._target):
+            if opened is not None:
+                with suppress(psycopg.Error):
+                    opened.cancel()
 
     @property
     def target(self) -> Connection:

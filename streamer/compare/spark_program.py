@@ -15,7 +15,6 @@ the executors, which spill it to disk. Executors get connection strings as `spar
 """
 
 import json
-import os
 import shutil
 import tempfile
 from functools import partial, reduce
@@ -27,13 +26,12 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from streamer.compare.files import PARQUET, write_report, write_statements
 from streamer.compare.ranges import FETCH_ROWS, SPLITS_MAX, count_partitions
 from streamer.compare.readings import ERROR, SOURCE, TARGET, Unit
 from streamer.compare.results import SAMPLE_ROWS, shown
-from streamer.compare.statements import statements
 from streamer.compare.tables import ComparedTable
 from streamer.compare.tasks import Ends, digest_units, fetch, judge_keys, split_units
-from streamer.postgres.session import TEXT_FORMAT, pin_sql
 
 RANGES_PER_TASK: Final = 8
 SESSION_SETTINGS: Final = {
@@ -323,33 +321,16 @@ class _Comparison:
     def _write_report(self, verdicts: DataFrame, path: Path) -> None:
         """Write one file: Parquet, or a line of JSON for each row."""
         rows = verdicts.where(f.col("kind") != ERROR)
-        if path.suffix == ".parquet":
+        if path.suffix == PARQUET:
             self._write_parquet(rows, path)
             return
-        with path.open("w", encoding="utf-8") as file:
-            for row in rows.orderBy("relation", "kind", "key").toLocalIterator():
-                table = self._tables[row["relation"]]
-                line = {
-                    "database": table.database,
-                    "sid": table.sid,
-                    "table": table.source_name,
-                    "target": table.target_name,
-                    **shown(table, row.asDict()),
-                    "lsn": row["lsn"],
-                }
-                file.write(json.dumps(line) + "\n")
+        ordered = rows.orderBy("relation", "kind", "key").toLocalIterator()
+        write_report(path, self._tables, (row.asDict() for row in ordered))
 
     def _write_statements(self, verdicts: DataFrame, path: Path) -> None:
-        """Write the SQL of `streamer.compare.statements`, in one transaction."""
         rows = verdicts.where(f.col("kind").isin("missing", "extra", "different"))
-        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(f"{pin_sql(TEXT_FORMAT)};\nbegin;\n")
-            for row in rows.orderBy("relation", "key").toLocalIterator():
-                table = self._tables[row["relation"]]
-                for statement in statements(table, shown(table, row.asDict())):
-                    file.write(f"{statement};\n")
-            file.write("commit;\n")
+        ordered = rows.orderBy("relation", "key").toLocalIterator()
+        write_statements(path, self._tables, (row.asDict() for row in ordered))
 
     def _write_parquet(self, rows: DataFrame, path: Path) -> None:
         names = self._session.createDataFrame(

@@ -9,7 +9,6 @@ alone in a form. ``title`` is the label in a form, ``examples`` the value in
 
 import enum
 import os
-import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from streamer.config.connection import ConnectionSettings, SecretText, Strict
 from streamer.config.hash_keys import HashKeySettings, HashSettings
 from streamer.config.size import Size
+from streamer.config.sync import SyncSection
 from streamer.config.yaml_file import Document, Location, format_location
 from streamer.errors import SettingsError
 from streamer.mapping.rules import (
@@ -190,78 +190,6 @@ class TargetSettings(ConnectionSettings):
         default=False,
         description="Build missing indexes under foreign keys with CREATE INDEX CONCURRENTLY, once "
         "the tables are ready. `streamer indexes --missing-fk` lists them.",
-    )
-
-
-_SECRET_NAME: Final = re.compile("(?i)secret|password|token|access.?key")
-
-
-def _check_spark_settings(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    for name, given in value.items():
-        if not str(name).startswith("spark."):
-            raise ValueError(f'"{name}" is not a Spark setting: their names begin with "spark."')
-        if _SECRET_NAME.search(str(name)) or re.search("://.*@", str(given)):
-            raise ValueError(
-                f'"{name}" would be visible in process lists; write it to spark-defaults.conf in '
-                "the directory that SPARK_CONF_DIR names, with mode 0600"
-            )
-    return {
-        name: str(given).lower() if isinstance(given, bool) else str(given)
-        for name, given in value.items()
-        if given is not None
-    }
-
-
-class SyncSection(Strict):
-    """``sync``"""
-
-    spark_master: str = Field(
-        default="local[*]",
-        description="The Spark master that runs copies: `local[*]` or `local[N]` for a separate "
-        "process on this machine, or the URL of a cluster.",
-    )
-    spark_settings: Annotated[dict[str, str], BeforeValidator(_check_spark_settings)] = Field(
-        default={},
-        description="Further Spark settings by name, such as `{spark.executor.memory: 1g}`. "
-        "streamer rejects secrets here, because Spark passes these settings on command lines; put "
-        "them into Spark's own `spark-defaults.conf`.",
-    )
-    allow_insecure_spark: bool = Field(
-        default=False,
-        description="Send connection strings through a cluster that neither authenticates clients "
-        "nor encrypts connections.",
-    )
-    jobs: int = Field(
-        default=4,
-        ge=1,
-        le=256,
-        description="COPY pairs that run at the same time. Each pair uses one connection to "
-        "the source and one to the target.",
-    )
-    rows_per_second: float | None = Field(
-        default=None,
-        gt=0,
-        description="Rows per second that all copies together read from one source. Without it the "
-        "rate is unlimited.",
-    )
-    sources_at_once: int = Field(
-        default=4,
-        ge=1,
-        le=1000,
-        description="Sources whose first copies run at the same time. The others have no slot and "
-        "no snapshot until their turn: higher `priority` first, then less to copy. Tables that "
-        "join later, and resyncs, have as many turns of their own.",
-    )
-    resumable_above: Size = Field(
-        default=10 << 30,
-        description="Size above which streamer copies a table in chunks that survive.",
-    )
-    defer_indexes: bool = Field(
-        default=True,
-        description="Drop the primary key and indexes of an empty target table during its copy and "
-        "re-create them afterwards. A table that another role owns keeps its indexes.",
     )
 
 

@@ -190,7 +190,7 @@ class Verification:
             self._address,
             self._settings.target_url,
             self._mapping(),
-            LocalProcess(),
+            LocalProcess(is_background=True),
             Options(1, self._settings.rows_per_second, purpose="verification"),
         )
         relation_id = table.relation.relation_id

@@ -185,6 +185,9 @@ def _cause(error: Exception) -> str:
     for line in reversed(lines):
         if "Error:" in line:
             return line[:500]
+    for line in lines:  # a process of Python that died leaves an exception of Spark's own
+        if "Exception: " in line:
+            return line[:500]
     return lines[0][:500] if lines else type(error).__name__
 
 

@@ -6,7 +6,7 @@ import random
 import re
 import shlex
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,6 @@ import pytest
 from streamer.commands import compare as compare_command
 from streamer.commands import ddl
 from streamer.compare.comparison import ComparisonScope, Options
-from streamer.compare.local_process import LocalProcess
-from streamer.config.settings import Settings
 from streamer.runtime import definitions as definition_builder
 from streamer.target.connection import TargetAddress
 from tests.support.definitions import everything
@@ -154,7 +152,7 @@ async def test_the_target_follows_a_history_of_migrations(
                     await decide(streamer, target, stops, before)
         await streamer.caught_up()
         await equal(streamer, source, target)
-        await compared_as_equal(streamer, monkeypatch)
+        await compared_as_equal(streamer)
         waiting = target.execute("select query from streamer.ddl where state = 'waiting'")
         assert waiting == []
 
@@ -225,14 +223,9 @@ async def equal(streamer: Streamer, source: Database, target: Database) -> None:
         raise AssertionError("\n".join([*differing, *map(str, left), str(exc)])) from exc
 
 
-async def compared_as_equal(streamer: Streamer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def compared_as_equal(streamer: Streamer) -> None:
     """`streamer compare --definitions` finds no difference, neither in rows nor in definitions."""
 
-    @contextlib.asynccontextmanager
-    async def without_jvm(settings: Settings) -> AsyncIterator[LocalProcess]:
-        yield LocalProcess()
-
-    monkeypatch.setattr(compare_command, "spark", without_jvm)
     results = await compare_command.compare(
         streamer.settings, streamer.mapping, ComparisonScope(), Options(jobs=2, seconds=60)
     )

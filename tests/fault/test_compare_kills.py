@@ -1,7 +1,7 @@
 """`streamer compare` killed at its failpoints: nothing is harmed, and another run goes on.
 
-The Python process of a task dies in the Spark that tests share. The JVM and the command each die in
-a Spark of their own.
+The comparison runs by turns on Spark and without it, and each goes on with the ranges that the other
+has left. One Spark loses the Python processes of its tasks at each failpoint, and then its JVM.
 """
 
 import asyncio
@@ -12,25 +12,31 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pyspark import SparkContext
 
+from streamer.commands import compare as compare_command
+from streamer.compare.comparison import Comparison, ComparisonScope, Options
+from streamer.compare.runner import ComparisonRunner
+from streamer.errors import SparkJobError
 from streamer.failpoints import NAMES, VARIABLE
+from streamer.sync import launcher
+from streamer.sync.launcher import SparkLauncher
+from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database
-from tests.support.streamer import MakeStreamer
+from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.spark,
-    # PySpark leaves sockets to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 TABLES = [f"t_{n}" for n in range(16)]
 """Enough that ranges are left for the last victim: killed tasks may end a few on their way out."""
 SESSIONS = "select count(*) from pg_stat_activity where application_name = 'streamer compare'"
+BLOCKED = f"{SESSIONS} and wait_event_type = 'Lock'"
 DONE = "select count(*) from streamer.compared_range where source_rows is not null"
+RANGES, KEYS = "compare.range_done", "compare.keys_read"
+"""In the order of a comparison: all ranges are done when it reads keys."""
+SPARK = {"STREAMER_SYNC__COMPARE_ON_SPARK_ABOVE": "0"}
+ALL = os.environ.get("TEST_COMBINATIONS") == "all"
+"""In `make nightly`: each victim that costs another start of Spark dies at each failpoint, too."""
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -39,19 +45,38 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-class Command:
-    """A `streamer compare` in a process of its own, whose tasks stop at *failpoint*."""
+def find_stopped(family: set[psutil.Process]) -> psutil.Process | None:
+    """Return the process that stands at a failpoint."""
+    for child in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() == psutil.STATUS_STOPPED:
+                return child
+    return None
 
-    def __init__(self, config: Path, failpoint: str) -> None:
+
+def find_java(family: set[psutil.Process]) -> psutil.Process:
+    for child in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name() == "java":
+                return child
+    raise AssertionError("there is no JVM")
+
+
+class Command:
+    """A `streamer compare` in a process of its own."""
+
+    def __init__(self, config: Path, failpoint: str | None = None, **variables: str) -> None:
         self.temporary = config.parent / "tmp"
         self.temporary.mkdir(exist_ok=True)
-        environment = {VARIABLE: f"{failpoint}=stop@1", "TMPDIR": str(self.temporary)}
-        self._output = config.parent / f"compared-{failpoint}.json"
-        self._log = config.parent / f"compared-{failpoint}.log"
+        environment = os.environ | {"TMPDIR": str(self.temporary)} | variables
+        if failpoint is not None:
+            environment[VARIABLE] = f"{failpoint}=stop@1"
+        self._output = config.parent / "compared.json"
+        self._log = config.parent / "compared.log"
         self.process = ForkedProcess(
             "streamer",
             ["--config", str(config), "compare", "--json"],
-            environment=os.environ | environment,
+            environment=environment,
             stdout=self._output,
             stderr=self._log,
         )
@@ -67,97 +92,158 @@ class Command:
                 process.kill()
         self.process.kill()
 
-    def stopped_worker(self) -> psutil.Process | None:
-        """Return the Python process of Spark that stands at the failpoint."""
+    def watch(self) -> set[psutil.Process]:
         self._family |= set(psutil.Process(self.process.pid).children(recursive=True))
-        for child in self._family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if child.status() == psutil.STATUS_STOPPED:
-                    return child
-        return None
+        return self._family
 
-    def _java(self) -> psutil.Process:
-        for child in self._family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if child.name() == "java":
-                    return child
-        raise AssertionError("there is no JVM")
-
-    def kill(self, victim: str) -> tuple[int, str, str]:
-        """Kill *victim* while a task is at the failpoint; return exit code, output and log."""
-        worker = eventually(self.stopped_worker, 120, "a task is at the failpoint")
-        if victim == "command":
-            self.process.kill()
-        else:
-            self._java().kill()
+    def kill(self, victim: str) -> None:
+        """Kill *victim* while a process is at the failpoint."""
+        stopped = eventually(lambda: find_stopped(self.watch()), 120, "it is at the failpoint")
+        match victim:
+            case "command":
+                self.process.kill()
+            case "JVM":
+                find_java(self._family).kill()
+            case _:
+                stopped.kill()
         with contextlib.suppress(psutil.NoSuchProcess):
-            worker.send_signal(signal.SIGCONT)
-        code = self.process.wait(120)
+            stopped.send_signal(signal.SIGCONT)
+
+    def assert_failed(self) -> str:
+        """The command ends with all of its processes, and without a result; return its log."""
+        code, log = self.process.wait(120), self._log.read_text()
         eventually(lambda: not any(map(is_alive, self._family)), 60, "they end")
-        return code, self._output.read_text(), self._log.read_text()
-
-
-VICTIMS = ("command", "JVM")
-FAILPOINTS = ("compare.range_done", "compare.keys_read")
-"""In the order of a comparison: all ranges are done when it reads keys."""
+        assert (code != 0, self._output.read_text()) == (True, ""), log
+        return log
 
 
 def test_every_failpoint_is_here() -> None:
-    assert {name for name in NAMES if name.startswith("compare.")} == set(FAILPOINTS)
+    assert {name for name in NAMES if name.startswith("compare.")} == {RANGES, KEYS}
 
 
-def victims_at(name: str) -> tuple[str, ...]:
-    """Return the processes to kill at a failpoint beside a task's. Each costs a start of Spark, so
-    one dies at each failpoint, and in `make nightly` both.
-    """
-    if os.environ.get("TEST_COMBINATIONS") == "all":
-        return VICTIMS
-    return VICTIMS[:1] if name == FAILPOINTS[0] else VICTIMS[1:]
+class Case:
+    """A streamer whose tables are compared again and again; ``done``: ranges after each time."""
+
+    def __init__(self, streamer: Streamer, source: Database, target: Database) -> None:
+        self.streamer = streamer
+        self.source = source
+        self.target = target
+        self.done: list[int] = []
+
+    def rest(self) -> None:
+        eventually(lambda: not self.target.value(SESSIONS), what="no session is left")
+        eventually(lambda: not self.source.value(SESSIONS), what="no session is left")
+        self.done.append(int(str(self.target.value(DONE))))
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C while several statements wait for locks."""
+        with (
+            self.target.connect() as other,
+            Command(self.streamer.path, STREAMER_SYNC__JOBS="3") as command,
+        ):
+            other.execute("begin")
+            other.execute(f"lock table {', '.join(TABLES)} in access exclusive mode")
+            eventually(lambda: self.target.value(BLOCKED) == 3, what="three statements wait")
+            command.watch()
+            command.process.send_signal(signal.SIGINT)
+            assert "Traceback" not in command.assert_failed()
+            self.rest()
+
+    def kill(self, failpoint: str, victim: str, **variables: str) -> None:
+        with Command(self.streamer.path, failpoint, **variables) as command:
+            command.kill(victim)
+            log = command.assert_failed()
+        if victim == "process":
+            assert "the comparison stopped: its process ended" in log
+        self.rest()
+
+    async def compare_on(self, runner: ComparisonRunner) -> None:
+        settings = self.streamer.settings
+        comparison = Comparison(
+            TargetAddress.parse(settings.target.url),
+            settings.target.url,
+            self.streamer.mapping,
+            runner,
+            Options(jobs=1),
+        )
+        await comparison.run(ComparisonScope())
 
 
+def kill_jvm() -> None:
+    """Kill the JVM of this process once a task is at the failpoint."""
+    own = psutil.Process()
+    stopped = eventually(
+        lambda: find_stopped(set(own.children(recursive=True))), 120, "a task is at the failpoint"
+    )
+    find_java(set(own.children(recursive=True))).kill()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        stopped.kill()
+
+
+_submit, _prepare = SparkLauncher.submit, SparkLauncher.prepare
+
+
+@pytest.mark.spark
 @pytest.mark.timeout(600)
 async def test_killed_at_each_failpoint_the_next_comparison_goes_on(
     stream: MakeStreamer,
     compare: Compare,
-    spark_context: SparkContext,
     monkeypatch: pytest.MonkeyPatch,
     source: Database,
     target: Database,
 ) -> None:
-    """At each, the Python process of a task first, then the command or Spark's JVM."""
     for table in TABLES:
         source.execute(f"create table {table} (id int primary key, v text)")
         source.execute(f"insert into {table} select g, 'v' from generate_series(1, 20) g")
     async with stream('"*":', settings="sync: {jobs: 1}") as streamer:
         await streamer.caught_up()
         target.execute("update t_0 set v = 'w' where id = 3; delete from t_1 where id = 4")
-        counts: list[int] = []
-
-        def count() -> None:
-            eventually(lambda: not target.value(SESSIONS), what="no session is left")
-            eventually(lambda: not source.value(SESSIONS), what="no session is left")
-            counts.append(int(str(target.value(DONE))))
-
-        for name in FAILPOINTS:
-            with monkeypatch.context() as armed:
-                # Spark starts other Python processes for another environment.
-                armed.setitem(spark_context.environment, VARIABLE, f"{name}=kill@1")
-                with pytest.raises(Exception, match="worker exited unexpectedly"):
-                    await compare(streamer, jobs=1)
-            await asyncio.to_thread(count)
-            for victim in victims_at(name):
-                with Command(streamer.path, name) as command:
-                    code, output, log = await asyncio.to_thread(command.kill, victim)
-                assert (code != 0, output) == (True, ""), log
-                await asyncio.to_thread(count)
-            if "JVM" in victims_at(name):  # that command ends in order
-                left = [*command.temporary.glob("streamer-compare-*")]
-                assert left == [], "the next comparison removes what a killed one leaves"
-        assert counts == sorted(counts), "ranges that are done stay done"
-        assert counts[0] > 0
-        results = await compare(streamer, local=True)
+        case = Case(streamer, source, target)
+        await asyncio.to_thread(case.interrupt)
+        always = streamer.settings.sync.model_copy(update={"compare_on_spark_above": 0})
+        settings = streamer.settings.model_copy(update={"sync": always})
+        with monkeypatch.context() as real:
+            real.setattr(SparkLauncher, "submit", _submit)
+            real.setattr(SparkLauncher, "prepare", _prepare)
+            real.setattr(launcher, "IDLE_SECONDS", 300.0)
+            # Each Python process of a task dies in the first comparison, those of the other two stop.
+            real.setenv(VARIABLE, f"{RANGES}=kill@1,{KEYS}=stop@1")
+            async with compare_command.comparing(settings) as spark:
+                with pytest.raises(SparkJobError, match="worker exited unexpectedly"):
+                    await case.compare_on(spark)
+                await asyncio.to_thread(case.rest)
+                for failpoint in (RANGES, KEYS):
+                    for victim in ("process", "command"):
+                        await asyncio.to_thread(case.kill, failpoint, victim)
+                await kill_tasks(case, spark)
+                killing = asyncio.create_task(asyncio.to_thread(kill_jvm))
+                with pytest.raises(SparkJobError):  # its message depends on the moment
+                    await case.compare_on(spark)
+                await killing
+                await asyncio.to_thread(case.rest)
+        assert case.done == sorted(case.done), "ranges that are done stay done"
+        assert len(set(case.done)) > 3
+        assert case.done[-1] == len(TABLES) - 2
+        for failpoint in (RANGES, KEYS) if ALL else ():
+            for victim in ("command", "JVM"):
+                target.execute("update streamer.compared_range set source_rows = null")
+                await asyncio.to_thread(case.kill, failpoint, victim, **SPARK)
+        results = await compare(streamer, jobs=1)
         assert target.value("select count(*) from streamer.comparison") == 0
     assert [result.error for result in results.values()] == [None] * len(TABLES)
     found = {name: (r.missing, r.extra, r.different) for name, r in results.items() if r.differing}
     assert found == {"t_0": (0, 0, 1), "t_1": (1, 0, 0)}
     assert all(result.rows_source == 20 for result in results.values())
+
+
+async def kill_tasks(case: Case, spark: ComparisonRunner) -> None:
+    """Kill each process of a task that reads keys, until Spark gives up."""
+    comparing = asyncio.create_task(case.compare_on(spark))
+    own = psutil.Process()
+    while not comparing.done():
+        if (stopped := find_stopped(set(own.children(recursive=True)))) is not None:
+            stopped.kill()
+        await asyncio.wait([comparing], timeout=0.1)
+    with pytest.raises(SparkJobError, match="worker exited unexpectedly"):
+        await comparing
+    await asyncio.to_thread(case.rest)

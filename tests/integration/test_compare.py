@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,22 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from rich.console import Console
+from structlog.testing import capture_logs
 
 from streamer.commands import compare as compare_command
 from streamer.commands import requests
 from streamer.commands.embedded import Server
-from streamer.compare import comparison, ranges, spark_program, tasks
+from streamer.compare import comparison, local_program, ranges, spark_program
 from streamer.compare.comparison import ComparisonScope, TableResult
+from streamer.compare.readings import DigestRow, RangeReader, Unit
 from streamer.errors import MappingError
 from streamer.mapping.resync import Mode, Resync
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
 from tests.support.postgres import Database, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.spark,
-    # PySpark leaves sockets to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 DDL = """
 create table t (id int primary key, v text, c char(4), n numeric, j jsonb, d double precision,
                 at timestamptz default now());
@@ -86,6 +83,7 @@ OTHER_GROUP = """
   urls: [{{url: "{url}", sid: us}}]
   tables: {{t: {{}}, bag: {{}}}}
 """
+WITH_STORAGE = "select sum(pg_table_size(oid)) from pg_class where relkind = 'r' and relnamespace = 'public'::regnamespace"
 PLANTED = {
     "eu t": (
         """
@@ -158,8 +156,17 @@ async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_ar
     source: Database,
     target: Database,
     shared_server: Server,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source.execute(DDL)
+    sizes = []
+    run = local_program.run
+
+    def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
+        sizes.append(job["size_bytes"])
+        return run(job)
+
+    monkeypatch.setattr(local_program, "run", measure)
     # As text, a value of char(n) keeps its blanks.
     target.execute("create table padded (sid text, id int, c text, v text, primary key (sid, id))")
     with database(shared_server, "source_us") as other:
@@ -168,12 +175,14 @@ async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_ar
         write_config(path, source, target, TABLES, sid="eu")
         path.write_text(path.read_text() + OTHER_GROUP.format(url=other.url))
         async with running(path) as streamer:
-            before = await compare(streamer, local=True)
+            before = await compare(streamer)
+            whole = sum(int(str(each.value(WITH_STORAGE))) for each in (source, other))
             for sql, _ in PLANTED.values():
                 target.execute(sql or "select")
             after: dict[str, TableResult] = {}
             repaired = await compare(streamer, repairs=True, first=after, with_values=True)
     assert {name: r.is_equal for name, r in before.items()} == dict.fromkeys(PLANTED, True), before
+    assert 8192 * 13 <= sizes[0] <= whole, "partitions and tables without statistics count"
     assert before["eu t"].rows_source == before["eu t"].rows_target == 300
     found = {name: (r.missing, r.extra, r.different) for name, r in after.items()}
     assert found == {name: counts for name, (_, counts) in PLANTED.items()}, after
@@ -187,8 +196,9 @@ async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_ar
     assert by_key["20"]["kind"] == "missing"
 
 
+COMPARING = "from pg_stat_activity where application_name = 'streamer compare'"
 LIVE_RUNS = int(os.environ.get("COMPARE_RUNS", "1"))
-"""Comparisons of two tenants with ten tables under writes, after one on Spark, by turns without
+"""Comparisons of two tenants with twelve tables under writes, after one on Spark, by turns without
 and on Spark; `make nightly` makes ten.
 """
 TENANT_DDL = """
@@ -203,8 +213,10 @@ alter table bag replica identity full;
 insert into bag select g % 7, 'row' from generate_series(1, 100) g;
 create table price (id int primary key, amount numeric(10, 2));
 insert into price select g, g from generate_series(1, 100) g;
+create table log (id int primary key, v text);
+insert into log select g, 'line ' || g from generate_series(1, 50) g;
 """
-TENANT_TABLES = "hot:\nmoving:\nshort:\nbag:\nprice: {type: history}"
+TENANT_TABLES = "hot:\nmoving:\nshort:\nbag:\nprice: {type: history}\nlog: {type: append}"
 
 
 def write_traffic(database: Database, stop: threading.Event) -> None:
@@ -257,8 +269,30 @@ async def two_tenants(
             yield streamer, other
 
 
+PLANTED_AT_TENANTS = """
+update hot set sid = 'us', id = id + 1000 where sid = 'eu' and id = 17;
+update hot set n = -1 where sid = 'us' and id = 30; delete from hot where sid = 'us' and id between 391 and 400;
+insert into bag select * from bag where sid = 'us' limit 1;
+update moving set n = -1 where sid = 'us' and n = 9;
+insert into log values ('eu', 900, 'more'); delete from log where sid = 'eu' and id = 4;
+"""
+FOUND = {
+    "eu hot": (1, 0, 0),
+    "us hot": (10, 1, 1),
+    "us bag": (0, 1, 0),
+    "us moving": (0, 0, 1),
+    "eu log": (1, 0, 0),
+}
+ALL_BUT_HISTORY = ComparisonScope(("hot", "bag", "moving", "short", "log"), database="shop")
+"""No statements can make a history equal."""
+
+
+@pytest.mark.spark
 @pytest.mark.timeout(600 + 60 * LIVE_RUNS)
-async def test_live_traffic_of_two_tenants_gives_no_false_alarm(
+# PySpark leaves sockets to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_live_traffic_of_two_tenants_gives_no_false_alarm_and_both_ways_agree(
     tmp_path: Path,
     source: Database,
     target: Database,
@@ -267,10 +301,12 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm(
     spark_context: SparkContext,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Hot rows, keys that move, TRUNCATE, a resync meanwhile; ranges are cut and split."""
+    """Hot rows, keys that move, TRUNCATE, a resync meanwhile; ranges are cut and split. Then each
+    way goes on with a comparison of the other, and both give the same answer.
+    """
     monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
     for program in (spark_program, ranges):
-        monkeypatch.setattr(program, "FETCH_ROWS", 20)
+        monkeypatch.setattr(program, "FETCH_ROWS", 50)
     stop = threading.Event()
     async with two_tenants(tmp_path, source, target, shared_server) as (streamer, other):
         writing = [
@@ -278,7 +314,7 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm(
             for one in (source, other)
         ]
         try:
-            comparing = asyncio.create_task(compare(streamer))
+            comparing = asyncio.create_task(compare(streamer, spark=spark_context))
             for table in ("hot", "price"):
                 await requests.request(
                     TargetAddress.parse(streamer.settings.target.url),
@@ -291,49 +327,97 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm(
             results = await comparing
             for n in range(LIVE_RUNS):
                 assert [r for r in results.values() if not r.is_equal] == []
-                assert len(results) == 10
-                results = await compare(streamer, local=n % 2 == 0)
+                assert len(results) == 12
+                results = await compare(streamer, spark=spark_context if n % 2 else None)
             assert [r for r in results.values() if not r.is_equal] == []
         finally:
             stop.set()
             await asyncio.gather(*writing)
         await streamer.caught_up()
-        target.execute(
-            """
-            update hot set sid = 'us', id = id + 1000 where sid = 'eu' and id = 17;
-            insert into bag select * from bag where sid = 'us' limit 1;
-            update moving set n = -1 where sid = 'us' and n = 9
-            """
-        )
-        report, sql = tmp_path / "report.jsonl", tmp_path / "repair.sql"
+        target.execute(PLANTED_AT_TENANTS)
+        await _both_ways_agree(streamer, target, compare, spark_context, tmp_path, monkeypatch)
+        eu = ComparisonScope(("hot",), sid="eu")
         parquet = tmp_path / "report.parquet"
         with monkeypatch.context() as whole:
             whole.setattr(spark_program, "FETCH_ROWS", ranges.RANGE_ROWS)
-            eu = await compare(streamer, ComparisonScope(("hot",), sid="eu"), report=parquet)
-        nothing = ComparisonScope(("hot",), database="other")
+            found = await compare(streamer, eu, spark=spark_context, report=parquet)
         with pytest.raises(MappingError, match="no table hot is streamed"):
-            await compare(streamer, nothing)
-        clones = ComparisonScope(("h*", "bag", "moving", "short"), database="shop")
-        results = await compare(streamer, clones, report=report, sql=sql)
+            await compare(streamer, ComparisonScope(("hot",), database="other"))
+        sql = tmp_path / "repair.sql"
+        await compare(streamer, ALL_BUT_HISTORY, sql=sql)
         target.execute(sql.read_text())
-        repaired = await compare(streamer, clones, local=True)
-    assert [(name, r.missing, r.lsn is None) for name, r in eu.items()] == [("eu hot", 1, False)]
+        repaired = await compare(streamer, ALL_BUT_HISTORY)
+    assert [(name, r.missing, r.lsn is None) for name, r in found.items()] == [("eu hot", 1, False)]
     (row,) = [r.asDict() for r in SparkSession(spark_context).read.parquet(str(parquet)).collect()]
     assert row.items() >= {"sid": "eu", "table": "public.hot", "kind": "missing"}.items()
     assert json.loads(row["key"]) == ["17"]
-    found = {n: (r.missing, r.extra, r.different) for n, r in results.items() if not r.is_equal}
-    assert found == {
-        "eu hot": (1, 0, 0),
-        "us hot": (0, 1, 0),
-        "us bag": (0, 1, 0),
-        "us moving": (0, 0, 1),
-    }
     assert [r for r in repaired.values() if not r.is_equal] == []
-    lines = [json.loads(line) for line in report.read_text().splitlines()]
-    assert [(x["sid"], x["table"], x["kind"]) for x in lines if x["sid"] == "eu"] == [
-        ("eu", "public.hot", "missing")
-    ]
-    assert len(lines) == 4
+
+
+def _refuse_parts(
+    digests: Callable[..., Iterator[Any]], relation_id: int | None = None
+) -> Callable[..., Iterator[Any]]:
+    """Return *digests* with an error for each part of a range, of one table or of all."""
+
+    def refuse(*arguments: Any, is_first: bool, **options: Any) -> Iterator[Any]:
+        for row in digests(*arguments, is_first=is_first, **options):
+            if is_first or relation_id not in (None, row[0]):
+                yield row
+            else:
+                yield (*row[:5], 0, 0, "0", "0", "refused in a part")
+
+    return refuse
+
+
+async def _both_ways_agree(
+    streamer: Streamer,
+    target: Database,
+    compare: Compare,
+    spark_context: SparkContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark goes on with a comparison that threads began, and gives the answer of threads. The
+    parts of one table cannot be read.
+    """
+
+    def end(*_: object) -> None:
+        raise ConnectionResetError("it has ended")
+
+    with monkeypatch.context() as killed:
+        killed.setattr(local_program._UnitReader, "_judge", end)
+        with pytest.raises(ConnectionResetError):
+            await compare(streamer, ALL_BUT_HISTORY)
+    done = target.value("select count(source_rows) from streamer.compared_range")
+    assert int(str(done)) > 20
+    refused = target.value(
+        "select r.id from streamer.relation r join streamer.source s on s.id = r.source_id"
+        " where s.sid = 'us' and r.source = 'public.hot'"
+    )
+    answers = []
+    for name, context in (("Spark", spark_context), ("threads", None)):
+        report, sql = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.sql"
+        with capture_logs() as logs, monkeypatch.context() as refusing:
+            for owner, digests in ((spark_program, "digest_units"), (RangeReader, "digest")):
+                refuse = _refuse_parts(getattr(owner, digests), int(str(refused)))
+                refusing.setattr(owner, digests, refuse)
+            found = await compare(
+                streamer, ALL_BUT_HISTORY, spark=context, keys_max=5, report=report, sql=sql
+            )
+        went_on = [entry["done"] for entry in logs if entry["event"].startswith("going on")]
+        assert went_on == ([done] if context else [])
+        assert target.value("select count(*) from streamer.comparison") == 0
+        counts = {n: (r.missing, r.extra, r.different) for n, r in found.items() if not r.is_equal}
+        assert counts == FOUND | {"us hot": (0, 0, 0)}
+        assert [n for n, r in found.items() if r.error == "refused in a part"] == ["us hot"]
+        assert (found["eu hot"].keys is None, found["us bag"].keys is None) == (False, True)
+        results = [r.to_json() | {"keys": r.keys, "seconds": 0, "lsn": ""} for r in found.values()]
+        lines = [json.loads(line) | {"lsn": ""} for line in report.read_text().splitlines()]
+        assert len(lines) == sum(map(sum, counts.values()))
+        assert sql.stat().st_mode & 0o777 == 0o600
+        answers.append((results, lines, sql.read_text()))
+    for by_spark, by_threads in zip(*answers, strict=True):
+        assert by_spark == by_threads
 
 
 @pytest.mark.timeout(600)
@@ -344,45 +428,55 @@ async def test_an_interrupted_comparison_goes_on_with_the_ranges_left_and_an_err
     target: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With all ranges read, Spark ends before the rows of the one that differs are. Later a task
-    reads the sums of a whole range, and fails for its parts.
+    """With all ranges read, it ends before the rows of the one that differs are. Later the sums of a
+    whole range are read, and those of its parts fail.
     """
     source.execute("create table t (id int primary key, v text); analyze t")
     source.execute("insert into t select g, 'v' from generate_series(1, 400) g; analyze t")
     monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
     started = []
-    run = spark_program.run
-    digest_units = tasks.digest_units
+    lost: list[RangeReader] = []
+    run = local_program.run
+    digest = RangeReader.digest
 
-    def refuse_parts(rows: Any, *, is_first: bool, **options: Any) -> Iterator[Any]:
-        for row in digest_units(rows, is_first=is_first, **options):
-            yield row if is_first else (*row[:5], 0, 0, "0", "0", "refused in a part")
+    def lose_connections(self: RangeReader, unit: Unit, *, is_first: bool) -> Iterator[DigestRow]:
+        """Lose the connection to the source in the middle, as often as one task of Spark may."""
+        if len(lost) < local_program.ATTEMPTS - 1:
+            lost.append(self)
+            self._servers.source(self._tables[unit.relation_id].source_id)
+            source.execute(f"select pg_terminate_backend(pid) {COMPARING}")
+        return digest(self, unit, is_first=is_first)
 
-    def count(context: object, job: dict[str, Any], ends: object) -> list[dict[str, Any]]:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+
+    def count(job: dict[str, Any]) -> list[dict[str, Any]]:
         started.append(len(job["units"]))
-        return run(context, job, ends)  # type: ignore[arg-type]
+        if len(started) == 2:
+            eventually(lambda: "3/4" in terminal.file.getvalue(), what="the progress is shown")  # type: ignore[attr-defined]
+        return run(job)
 
     def end(*_: object) -> None:
-        raise ConnectionResetError("the JVM has ended")
+        raise ConnectionResetError("it has ended")
 
-    monkeypatch.setattr(spark_program, "run", count)
+    monkeypatch.setattr(local_program, "run", count)
     async with stream("t:") as streamer:
         await streamer.caught_up()
         target.execute("update t set v = 'w' where id = 399")
         with monkeypatch.context() as killed:
-            killed.setattr(spark_program._Comparison, "_find_keys", end)
+            killed.setattr(local_program._UnitReader, "_fetch", end)
             with pytest.raises(ConnectionResetError):
-                await compare(streamer)
+                await compare(streamer, jobs=1)
         done = target.value("select count(source_rows) from streamer.compared_range")
-        terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
         monkeypatch.setattr(compare_command, "progress_console", lambda: terminal)
+        monkeypatch.setattr(RangeReader, "digest", lose_connections)
         after = await compare(streamer)
+        monkeypatch.setattr(RangeReader, "digest", digest)
         left = target.execute("select * from streamer.comparison")
-        monkeypatch.setattr(spark_program, "digest_units", refuse_parts)
-        monkeypatch.setattr(spark_program, "FETCH_ROWS", 20)
+        monkeypatch.setattr(RangeReader, "digest", _refuse_parts(RangeReader.digest))
+        monkeypatch.setattr(ranges, "FETCH_ROWS", 20)
         refused = (await compare(streamer))["t"]
     assert (refused.error, refused.is_equal) == ("refused in a part", False)
     assert (started, done, left) == ([4, 1, 4], 3, [])
-    assert "3/4" in terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert len({id(reader) for reader in lost}) == len(lost) == 3
     result = after["t"]
     assert (result.different, result.rows_source, result.rows_target) == (1, 400, 400)

@@ -42,7 +42,7 @@ def bookkeeping(target: Database) -> str:
     )
 
 
-@pytest.mark.usefixtures("comparing_without_spark")
+@pytest.mark.usefixtures("comparing_in_threads")
 async def test_copy_stream_and_quarantine_hold_hashes_and_another_key_copies_the_table(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -52,7 +52,7 @@ async def test_each_table_is_verified_in_turn_and_differences_show_everywhere(
     stream: MakeStreamer, source: Database, target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A process for each verification takes ten times the CPU; the tests below have it.
-    monkeypatch.setattr(LocalProcess, "submit", lambda self, job: compare_in_thread(job))
+    monkeypatch.setattr(LocalProcess, "submit", compare_in_thread)
     source.execute(DDL)
     async with stream(TABLES, settings="verify_interval: 1") as streamer:
         await streamer.caught_up()
@@ -121,7 +121,7 @@ async def test_a_table_that_is_read_as_a_whole_keeps_to_the_rate_within_its_stat
             TargetAddress.parse(streamer.settings.target.url),
             streamer.settings.target.url,
             streamer.mapping,
-            LocalProcess(),
+            LocalProcess(is_background=True),
             Options(1, rows_per_second=40),
         )
         comparing = asyncio.create_task(comparison.run(ComparisonScope()))

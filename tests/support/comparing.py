@@ -1,6 +1,4 @@
-"""Comparisons in tests. Many tests share one Spark session of their own process; others use the
-program of the standing verification, which needs no Spark.
-"""
+"""Comparisons in tests: in threads, or on a Spark session that tests of one process share."""
 
 import asyncio
 import sys
@@ -15,6 +13,7 @@ from streamer.commands import compare as compare_command
 from streamer.commands import repair as repair_command
 from streamer.compare import local_program, spark_program
 from streamer.compare.comparison import ComparisonScope, Options, TableResult
+from streamer.compare.local_process import LocalProcess
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.spark_security import LOCAL_ENVIRONMENT
 from streamer.sync.spark_start import start_spark
@@ -36,55 +35,50 @@ def spark_context() -> Iterator[SparkContext]:
 Compare = Callable[..., Coroutine[Any, Any, dict[str, TableResult]]]
 
 
-@pytest.fixture
-def comparing_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a thread compare as the standing verification does, and threads copy."""
-
-    async def submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
-        if job.get("program") != "compare":
-            return await copy_in_threads(self, job)
-        return await compare_in_thread(job)
-
-    monkeypatch.setattr(SparkLauncher, "submit", submit)
-    monkeypatch.setattr(SparkLauncher, "prepare", lambda self: None)
-
-
-async def compare_in_thread(job: dict[str, Any]) -> list[dict[str, Any]]:
-    assert job["report"] is None, "only Spark writes reports"
-    assert job["sql"] is None, "only Spark writes statements"
+async def compare_in_thread(self: LocalProcess, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Take the place of `LocalProcess.submit`: a process takes ten times the CPU."""
     return await asyncio.to_thread(local_program.run, job)
 
 
 @pytest.fixture
-def compare(spark_context: SparkContext, monkeypatch: pytest.MonkeyPatch) -> Compare:
-    """Return a function that compares the tables of a streamer; copies need no Spark then.
+def comparing_in_threads(without_spark: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let threads compare and copy."""
+    monkeypatch.setattr(LocalProcess, "submit", compare_in_thread)
 
-    With *local* a thread compares. The result is by table, or by ``sid table`` for a source with a
-    sid. With *repairs* it is that of the comparison after the repair; *first* gets the one before.
+
+@pytest.fixture
+def compare(comparing_in_threads: None, monkeypatch: pytest.MonkeyPatch) -> Compare:
+    """Return a function that compares the tables of a streamer in threads.
+
+    With *spark* that Spark compares. The result is by table, or by ``sid table`` for a source with
+    a sid. With *repairs* it is that of the comparison after the repair; *first* gets the one
+    before.
     """
-    runs_locally = False
+    context: SparkContext | None = None
 
     async def submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
         if job.get("program") != "compare":
             return await copy_in_threads(self, job)
-        if runs_locally:
-            return await compare_in_thread(job)
-        return await asyncio.to_thread(spark_program.run, spark_context, job, job["ends"])
+        assert context is not None, "a small comparison needs no Spark"
+        return await asyncio.to_thread(spark_program.run, context, job, job["ends"])
 
     monkeypatch.setattr(SparkLauncher, "submit", submit)
-    monkeypatch.setattr(SparkLauncher, "prepare", lambda self: None)
 
     async def run(
         streamer: Streamer,
         scope: ComparisonScope | None = None,
         *,
         repairs: bool = False,
-        local: bool = False,
+        spark: SparkContext | None = None,
         first: dict[str, TableResult] | None = None,
         **options: Any,
     ) -> dict[str, TableResult]:
-        nonlocal runs_locally
-        runs_locally = local
+        nonlocal context
+        context = spark
+        settings = streamer.settings
+        if spark is not None:
+            always = settings.sync.model_copy(update={"compare_on_spark_above": 0})
+            settings = settings.model_copy(update={"sync": always})
 
         async def compare_and_keep(*arguments: Any) -> list[TableResult]:
             results = await compare_command.compare(*arguments)
@@ -95,7 +89,7 @@ def compare(spark_context: SparkContext, monkeypatch: pytest.MonkeyPatch) -> Com
         monkeypatch.setattr(repair_command, "compare", compare_and_keep)
         work = repair_command.repair if repairs else compare_command.compare
         results = await work(
-            streamer.settings,
+            settings,
             streamer.mapping,
             scope or ComparisonScope(),
             replace(DEFAULTS, **options),

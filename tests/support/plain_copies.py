@@ -1,7 +1,6 @@
 """The work of `streamer.sync.spark_job --serve`, in threads instead of Spark: it starts at once.
 
-Everything else of a copy is real: the launcher, a separate process, jobs, events, retried tasks. A
-comparison is that of the standing verification.
+Everything else of a copy is real: the launcher, a separate process, jobs, events, retried tasks.
 """
 
 import json
@@ -46,10 +45,6 @@ def _run_job(path: str) -> None:
 
 
 def _find_result(path: str, job: dict[str, Any]) -> list[dict[str, Any]]:
-    if job.get("program") == "compare":
-        from streamer.compare import local_program  # a third of all imports: copies go without
-
-        return local_program.run(job)
     ends = CopyEnds.from_json(job["ends"])
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda parts: _run_task(path, parts, ends), job["tasks"]))

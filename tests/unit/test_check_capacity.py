@@ -6,7 +6,8 @@ from streamer.commands.check.capacity import check_capacity, target_needs
 from streamer.commands.check.findings import Place
 from streamer.commands.check.source import check_server, check_settings
 from streamer.commands.check.source_facts import SourceFacts, Usage
-from streamer.config.settings import Settings, SyncSection
+from streamer.config.settings import Settings
+from streamer.config.sync import SyncSection
 from streamer.lsn import Lsn
 from streamer.mapping.rules import (
     Initial,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from streamer.commands.check.findings import SPARK, Finding, error, in_words, warning
-from streamer.config.settings import SyncSection
+from streamer.config.sync import SyncSection
 from streamer.sync.java import FIX, find_obstacle
 from streamer.sync.spark_security import (
     find_defaults_file,

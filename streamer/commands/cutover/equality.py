@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from streamer.commands.compare import comparing
 from streamer.commands.compare import describe as describe_result
-from streamer.commands.compare import spark
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
 from streamer.compare.marks import (
     Extent,
@@ -33,7 +33,7 @@ from streamer.source.connection import Connection, connection, fetch_all, fetch_
 from streamer.target.connection import TargetAddress
 
 if TYPE_CHECKING:
-    from streamer.sync.launcher import SparkLauncher
+    from streamer.compare.runner import ComparisonRunner
 
 _COUNT_SQL: Final = "select pg_catalog.count(*) as number from {}"
 NAMED_MAX: Final = 20
@@ -82,7 +82,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 class Equality:
-    """Compares the tables of one source. Spark starts once. Use it as a context manager."""
+    """Compares the tables of one source. Use it as a context manager: Spark starts once at most."""
 
     def __init__(
         self, settings: Settings, mapping: Mapping, source: SourceMapping, bookkeeping: Bookkeeping
@@ -91,7 +91,7 @@ class Equality:
         self._mapping = mapping
         self._source = source
         self._bookkeeping = bookkeeping
-        self._launcher: SparkLauncher | None = None
+        self._runner: ComparisonRunner | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Equality":
@@ -146,13 +146,13 @@ class Equality:
     async def _compare(
         self, scope: ComparisonScope, since: dict[int, tuple[int, int]] | None = None
     ) -> list[TableResult]:
-        if self._launcher is None:
-            self._launcher = await self._stack.enter_async_context(spark(self._settings))
+        if self._runner is None:
+            self._runner = await self._stack.enter_async_context(comparing(self._settings))
         comparison = Comparison(
             TargetAddress.parse(self._settings.target.url),
             self._settings.target.url,
             self._mapping,
-            self._launcher,
+            self._runner,
             Options(jobs=self._settings.sync.jobs, restart=True, since=since or {}),
         )
         return await comparison.run(scope)
