@@ -199,7 +199,8 @@ async def _reload(
     With a mapping database, `run` reads the last applied revision again.
     """
     try:
-        settings, mapping = load()
+        # A `key_command` may take seconds, and the stream goes on meanwhile.
+        settings, mapping = await asyncio.to_thread(load)
         if settings.mapping_database is None:
             static.require_sources(settings, mapping, f"{path}: ")
         if settings.mapping_database != before.mapping_database:

@@ -48,14 +48,18 @@ def _command_line(value: Any) -> Any:
     return shlex.join(value) if is_list else value
 
 
-def _check_command(value: str | None) -> str | None:
+def _check_command(value: str) -> str:
     try:
-        words = shlex.split(value or "true")
+        words = shlex.split(value)
     except ValueError:
         words = []
     if not words:
         raise ValueError("expected a command with its arguments, quoted as for a shell")
     return value
+
+
+CommandLine = Annotated[str, BeforeValidator(_command_line), AfterValidator(_check_command)]
+"""A command with its arguments, as text or as a list."""
 
 
 class ConnectionSettings(Strict):
@@ -69,9 +73,7 @@ class ConnectionSettings(Strict):
         description="File whose only line is the password, if the url has none. streamer reads it "
         "for each new connection.",
     )
-    password_command: Annotated[
-        str | None, BeforeValidator(_command_line), AfterValidator(_check_command)
-    ] = Field(
+    password_command: CommandLine | None = Field(
         default=None,
         title="Password command",
         description="Command that prints the password, such as a token of a cloud, if the url has "

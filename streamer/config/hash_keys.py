@@ -6,8 +6,12 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from streamer.config.connection import SecretText, Strict
-from streamer.postgres.password_source import PASSWORD_BYTES_MAX
+from streamer.config.connection import CommandLine, SecretText, Strict
+from streamer.postgres.password_source import (
+    PASSWORD_BYTES_MAX,
+    PasswordUnavailableError,
+    command_output,
+)
 from streamer.postgres.secret import Secret
 
 KEY_CHARACTERS_MIN: Final = 32
@@ -35,11 +39,17 @@ class HashKeySettings(Strict):
         description="File whose only line is the key. streamer reads it at its start and at "
         "SIGHUP.",
     )
+    key_command: CommandLine | None = Field(
+        default=None,
+        description="Command that prints the key in one line. streamer runs it without a shell, "
+        "for at most 10 s, whenever it reads the configuration.",
+        examples=["vault kv get -field=key secret/people"],
+    )
 
     @model_validator(mode="after")
     def _has_one_place(self) -> Self:
-        if (self.key is None) == (self.key_file is None):
-            raise ValueError("expected one of key and key_file")
+        if [self.key, self.key_file, self.key_command].count(None) != 2:
+            raise ValueError("expected one of key, key_file and key_command")
         return self
 
 
@@ -48,25 +58,36 @@ class HashKeyError(Exception):
 
 
 def read_key(settings: HashKeySettings) -> Secret:
-    """Return the key. Raises HashKeyError."""
+    """Return the key. Blocks while a command runs. Raises HashKeyError."""
     if settings.key is not None:
-        text, place = settings.key.reveal(), "key"
+        content, place = settings.key.reveal().encode(), "key"
+    elif settings.key_file is not None:
+        content, place = _read_file(settings.key_file), f"key_file {settings.key_file}"
     else:
-        assert settings.key_file is not None
-        place = f"key_file {settings.key_file}"
+        assert settings.key_command is not None
+        place = "key_command"
         try:
-            with Path(settings.key_file).open("rb") as file:
-                text = file.read(PASSWORD_BYTES_MAX).decode()
-        except OSError as exc:
-            raise HashKeyError(f"{place}: {exc.strerror}") from None
-        except UnicodeDecodeError:
-            raise HashKeyError(f"{place}: the key is not UTF-8") from None
+            content = command_output(settings.key_command, place, {})
+        except PasswordUnavailableError as exc:
+            raise HashKeyError(str(exc)) from None
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise HashKeyError(f"{place}: the key is not UTF-8") from None
     lines = text.splitlines()
     if len(lines) != 1 or len(lines[0]) < KEY_CHARACTERS_MIN:
         raise HashKeyError(
             f"{place}: expected one line of at least {KEY_CHARACTERS_MIN} characters"
         )
     return Secret(lines[0])
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(PASSWORD_BYTES_MAX)
+    except OSError as exc:
+        raise HashKeyError(f"key_file {path}: {exc.strerror}") from None
 
 
 def read_keys(settings: Mapping[str, HashKeySettings]) -> dict[str, Secret | HashKeyError]:

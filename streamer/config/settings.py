@@ -650,8 +650,8 @@ class Settings(BaseSettings):
     hash_keys: dict[str, HashKeySettings] = Field(
         default={},
         description="Secret keys for hashes in `set`, by name. Each has a `key` of at least 32 "
-        "characters, or a `key_file`. streamer computes HMAC-SHA256 itself, so neither server gets "
-        "a key.",
+        "characters, a `key_file` or a `key_command`. streamer computes HMAC-SHA256 itself, so "
+        "neither server gets a key.",
     )
     sources: list[SourceSettings] = Field(
         default=[], description="The groups of source databases, and the tables to replicate."

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -102,6 +103,15 @@ def _read_file(path: Path) -> str:
 def _run(command: str, url: str) -> str:
     given = parse_conninfo(url)
     variables = {variable: given[name] for name, variable in _VARIABLES.items() if name in given}
+    return _single_line(command_output(command, "password_command", variables), "password_command")
+
+
+def command_output(command: str, setting: str, variables: Mapping[str, str]) -> bytes:
+    """Return the output of a command, which runs without a shell. Blocks.
+
+    *setting*: its name, for errors. *variables*: of its environment, beside streamer's own. Raises
+    PasswordUnavailableError.
+    """
     try:
         done = subprocess.run(
             shlex.split(command),
@@ -113,14 +123,14 @@ def _run(command: str, url: str) -> str:
         )
     except subprocess.TimeoutExpired:
         problem = f"streamer ended it after {COMMAND_SECONDS:g} s"
-        raise PasswordUnavailableError(f"password_command: {problem}") from None
+        raise PasswordUnavailableError(f"{setting}: {problem}") from None
     except OSError as exc:
-        raise PasswordUnavailableError(f"password_command: {exc.strerror}") from None
+        raise PasswordUnavailableError(f"{setting}: {exc.strerror}") from None
     if done.returncode != 0:
         # Its messages may repeat a secret.
         problem = f"it ended with exit status {done.returncode}"
-        raise PasswordUnavailableError(f"password_command: {problem}")
-    return _single_line(done.stdout, "password_command")
+        raise PasswordUnavailableError(f"{setting}: {problem}")
+    return done.stdout
 
 
 def _single_line(content: bytes, place: str) -> str:

@@ -1,6 +1,7 @@
 """streamer hashes values in messages and in lines of COPY as decoding and `hmac` would."""
 
 import hmac
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from streamer.mapping.fingerprint import fingerprint
 from streamer.mapping.recomputed import recomputed
 from streamer.mapping.rules import Mapping, RelationMapping, RelationName, resolve
 from streamer.postgres.keyed_hash import KeyedHash, hashed_line, key_check
+from streamer.sync.copy_query import CopyOrder, copy_source
+from streamer.sync.parts import CopyEnds
+from streamer.sync.plan import Heap, cut
 from streamer.sync.scope import unchanged_columns
 from tests.unit.build import relation, source_column, target_column, target_relation
 
@@ -169,6 +173,55 @@ def test_captured_definitions_and_short_or_missing_keys_are_refused(tmp_path: Pa
     file.write_text(file.read_text().replace(f"key: {KEY}", "key_file: /nowhere"))
     with pytest.raises(ConfigurationError, match="key_file /nowhere: No such file"):
         load(file)
+
+
+def test_a_command_prints_a_key_and_no_error_repeats_it(tmp_path: Path) -> None:
+    plain = config(tmp_path, f"{{{HASHED}}}").read_text()
+    key_of = "printf '%s\\n' "
+    for command, problem in [
+        (f"{key_of}{KEY}", None),
+        (f"sh -c 'echo {KEY}; echo {KEY} >&2; exit 3'", "key_command: it ended with exit status 3"),
+        (f"{key_of}hunter2", "key_command: expected one line of at least 32 characters"),
+        (f"echo -e '{KEY}\n{KEY}'", "key_command: expected one line"),
+        ("/nowhere/at/all", "key_command: No such file"),
+    ]:
+        file = tmp_path / "config.yaml"
+        file.write_text(plain.replace(f"key: {KEY}", f"key_command: {json.dumps(command)}"))
+        if problem is None:
+            _, mapping = load(file)
+            assert mapping.sources[0].rules[0].hashes[0].key.reveal() == KEY
+            continue
+        with pytest.raises(ConfigurationError, match=problem) as error:
+            load(file)
+        assert KEY not in str(error.value)
+        assert "hunter2" not in str(error.value)
+    file.write_text(plain.replace(f"key: {KEY}", f"key: {KEY}, key_command: 'true'"))
+    with pytest.raises(ConfigurationError, match="one of key, key_file and key_command"):
+        load(file)
+
+
+def test_a_job_of_spark_describes_parts_without_the_key(tmp_path: Path) -> None:
+    """Only the ends of a job have it, beside the connection strings."""
+    _, mapping = load(config(tmp_path, f"{{{HASHED}}}"))
+    made = next(iter(resolved(mapping)))
+    order = CopyOrder(
+        relation_id=1,
+        attempt=1,
+        mapping=made,
+        columns=[source_column("id"), source_column("email")],
+        target=target_relation(["id", "email"]),
+        sid=None,
+        destination="public.t",
+        heaps=(Heap("public.t", 9, 1),),
+        can_split=False,
+    )
+    (part,) = cut(copy_source(order, 18_00_00, 18_00_00))
+    described = json.dumps(part.to_json())
+    assert key_check(KEY) in described
+    assert KEY not in described
+    assert "hmac" not in described
+    ends = CopyEnds("source", "target", "s", "a", ("1", 1, 0), (1, 1, 1, "t"), None, {"c": KEY})
+    assert KEY not in repr(ends)
 
 
 def test_another_key_is_another_rule_and_its_rows_need_a_copy(tmp_path: Path) -> None:
