@@ -475,7 +475,7 @@ create table streamer.purge (
     blocks bigint,
     began_at timestamptz,
     finished_at timestamptz,
-    -- The columns that the source filled, by its own names.
+    -- The columns that the source has filled each time it was there, by its own names.
     columns text[] not null default '{}',
     primary key (database, sid, target)
 );

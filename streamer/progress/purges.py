@@ -29,11 +29,13 @@ on conflict (database, sid, target) do update set
 """
 
 
-# A source without known columns may have any.
+# A source may have left columns earlier, and then come back without them. One without known columns
+# may have any.
 _KEEP_COLUMNS_SQL: Final = """
 update streamer.purge p set columns = array(
     select c.key from streamer.relation r, pg_catalog.jsonb_each_text(r.columns) c
-     where r.source_id = s.id and r.target = p.target and c.value::int > 0)
+     where r.source_id = s.id and r.target = p.target and c.value::int > 0
+    union select pg_catalog.unnest(p.columns))
 from streamer.source s
 where s.id = $1 and (p.database, p.sid) = (s.database, s.sid)
   and exists (select from streamer.relation r where r.source_id = s.id and r.target = p.target)

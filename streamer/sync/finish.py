@@ -36,6 +36,7 @@ from streamer.progress.copies import (
     is_handed_over,
     read_chunks,
 )
+from streamer.progress.ddl import read_users
 from streamer.progress.relations import demand_copy, fail_chunk, fail_copy, fail_part
 from streamer.source.catalog import read_relations
 from streamer.sync.changed_definitions import alters_values
@@ -244,6 +245,20 @@ class Finisher:
         async with context.sources.connection(context.source) as source:
             now = (await read_relations(source, [name])).get(name)
         return now is not None and alters_values(before, now.definition)
+
+    async def find_transient(self, copy: TableCopy) -> str | None:
+        """Return why the target may refuse values of *copy* only for now; None if it will again."""
+        if await self.has_other_types(copy):
+            return f'a type of "{copy.name}" was altered during its copy'
+        context, types = self._context, copy.relation.definition.types
+        if not context.captures or not types:
+            return None
+        async with context.bookkeeping.connection() as target:
+            users = await read_users(target, copy.mapped.relation_id, [t.oid for t in types])
+        for name in users:
+            if name != copy.relation.name and context.events.is_behind(name, copy.consistent_point):
+                return f'table "{name}", which has a column of the same type, is behind'
+        return None
 
     async def _is_last_chunk_stored(self, target: TargetConnection, copy: TableCopy) -> bool:
         """Whether the connection was lost in the commit of the last chunk."""

@@ -660,10 +660,10 @@ class Round:
                     self._queue.rewritten(copy.mapped)
                     reason = f'"{copy.name}" was altered or rewritten while it was copied'
                     await self._leave_to_next_round(copy, reason)
-                case "refused" if not copy.is_done and await self._finisher.has_other_types(copy):
-                    reason = f'a type of "{copy.name}" was altered during its copy'
-                    await self._leave_to_next_round(copy, reason)
                 case "refused" if not copy.is_done:
+                    if (transient := await self._finisher.find_transient(copy)) is not None:
+                        await self._leave_to_next_round(copy, f"{error}; {transient}")
+                        continue
                     copy.is_done = True
                     refused = SyncError(f'copying "{copy.name}": {error}')
                     async with self._context.bookkeeping.connection() as target:

@@ -102,6 +102,28 @@ async def test_a_copy_changes_no_type_before_the_stream_shows_its_other_users(
             assert_same(source, target, table)
 
 
+async def test_a_table_joins_whose_type_changes_later_in_the_stream(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(TABLES)
+    async with stream("a:", group=GROUP) as streamer:
+        await streamer.caught_up()
+        await pause(streamer, "a")
+        await run(source, *RENAMED)
+        streamer.path.write_text(streamer.path.read_text().replace("    a:", "    a:\n    b:"))
+        await streamer.apply()
+
+        async def waits() -> bool:
+            tables = {each["source"]: each for each in (await streamer.status())["tables"]}
+            return 'table "public.a", which has' in str(tables.get("public.b", {}).get("error"))
+
+        await streamer.eventually(waits)
+        await streamer.ask("resume", "public.a")
+        await streamer.caught_up()
+        for table in ("a", "b"):
+            assert_same(source, target, table)
+
+
 async def test_tables_with_more_transactions_to_come_than_their_positions_do_not_wait(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
