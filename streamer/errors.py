@@ -425,6 +425,13 @@ class TargetSchemaError(TargetError):
     runbook = "table-in-error"
 
 
+class ColumnsRenamedError(TargetSchemaError):
+    """Columns of a source table had names of each other, so values may have gone to wrong ones."""
+
+    code = "columns_renamed"
+    advice = "Run the `streamer resync` in the message."
+
+
 class DefinitionStopError(TargetError):
     """A change of a table's definition at the source waits for an operator's decision."""
 

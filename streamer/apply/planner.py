@@ -25,6 +25,7 @@ from streamer.containment import contained
 from streamer.decode.former_labels import FormerLabels, Labels
 from streamer.decode.pgoutput import Relation
 from streamer.errors import (
+    ColumnsRenamedError,
     StreamerError,
     TargetError,
     TargetSchemaError,
@@ -382,11 +383,27 @@ class Planner:
     async def _columns_now(
         self, mapped: MappedRelation, relation: Relation, known: dict[str, int] | None
     ) -> dict[str, ColumnNow]:
-        """Return the source's present columns if *relation* has others than the last copy had."""
-        if known is None or all(column.name in known for column in relation.columns):
+        """Return the source's present columns if *relation* has others than the last copy had.
+
+        Raises ColumnsRenamedError.
+        """
+        if known is None:
             return {}
-        source = mapped.source
-        return await self._ask_columns(source.database, source.sid, mapped.mapping.source)
+        names = [column.name for column in relation.columns]
+        is_known = all(name in known for name in names)
+        if is_known and in_order(names, known):
+            return {}
+        source, table = mapped.source, str(mapped.mapping.source)
+        now = await self._ask_columns(source.database, source.sid, mapped.mapping.source)
+        if traded := traded_names(names, known, now):
+            listed = ", ".join(f'"{name}"' for name in traded)
+            resync = command("resync", table, database=source.database, sid=source.sid)
+            raise ColumnsRenamedError(
+                f'columns {listed} of table "{table}" had names of each other at the source, so '
+                "the names in its changes may be those of other columns",
+                hint=f"run: {resync}; with `ddl: capture`, streamer carries such changes",
+            )
+        return now
 
     async def plan_again(self, mapped: MappedRelation, definition: Definition) -> ApplyPlan:
         """Plan changes that come from quarantine, as text. Raises like `plans`.
@@ -504,6 +521,37 @@ def known_plans(share: LaneTransaction) -> list[ApplyPlan | None] | None:
             return None
         plans.append(plan)
     return plans
+
+
+def in_order(names: Sequence[str], known: Mapping[str, int]) -> bool:
+    """Return whether those of *names* that are *known* come in the order of their numbers. Pure.
+
+    A number is negative if the target does not get the column.
+    """
+    numbers = [abs(known[name]) for name in names if name in known]
+    return numbers == sorted(numbers)
+
+
+def traded_names(
+    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, ColumnNow]
+) -> list[str]:
+    """Return the columns of a message that another column lent its name, if there may be any. Pure.
+
+    RELATION has the columns in the order of their numbers, which no command changes. *names*: its
+    columns. A column that was dropped and added again under its name has a new number and comes
+    last. A number under another known name is a rename, which a later one may take back. Then
+    nothing else shows that values between the two belong to other columns.
+    """
+    if in_order(names, known):
+        return []
+    present = {name: now[name].number for name in names if name in now}
+    former = {abs(number): name for name, number in known.items()}
+    lent = [name for name, number in present.items() if former.get(number, name) != name]
+    if lent or in_order(names, present):
+        return lent
+    there = [name for name in names if name in known]
+    ordered = sorted(there, key=lambda name: abs(known[name]))
+    return [name for name, other in zip(there, ordered, strict=True) if name != other]
 
 
 def judge_added(

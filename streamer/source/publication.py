@@ -62,6 +62,16 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedSchema:
+    """A schema whose tables a publication has. ``moves``: the transactions that last put tables
+    there, by the tables' OIDs; a table that leaves and comes back has another one.
+    """
+
+    mark: str
+    moves: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
     """A publication as it is. ``mark`` changes with every ALTER PUBLICATION … SET."""
 
@@ -71,8 +81,8 @@ class Publication:
     publishes: frozenset[str]
     via_root: bool
     has_all_tables: bool = False
-    namespaces: Mapping[str, str] = field(default_factory=dict)
-    """FOR TABLES IN SCHEMA: marks of its schemas."""
+    namespaces: Mapping[str, PublishedSchema] = field(default_factory=dict)
+    """FOR TABLES IN SCHEMA."""
     members: Mapping[RelationName, Member] = field(default_factory=dict)
 
     def has(self, relation: RelationName) -> bool:
@@ -90,8 +100,10 @@ class Publication:
         if identity.is_unlogged or not self.has(identity.name):
             return None
         # Members by name would not show that another table has the name now.
-        schema = self.namespaces.get(identity.name.namespace, "all")
-        return f"{self.mark}/{schema}/{identity.root.oid}"
+        oid = identity.root.oid
+        if (namespace := self.namespaces.get(identity.name.namespace)) is None:
+            return f"{self.mark}/all/{oid}"
+        return f"{self.mark}/{namespace.mark}/{oid}/{namespace.moves.get(str(oid))}"
 
     @property
     def oid(self) -> str:
@@ -222,8 +234,13 @@ select p.oid::text || '.' || p.xmin::text as mark, pg_catalog.to_jsonb(p) as pub
        {namespaces} as namespaces
 from pg_catalog.pg_publication p where p.pubname = any (%s) order by p.pubname
 """
+# SET SCHEMA writes the row of pg_depend that ties a table to its schema, and nothing else does.
 _NAMESPACES_SQL: Final = """
-array(select pg_catalog.jsonb_build_array(n.nspname, r.oid::text)
+array(select pg_catalog.jsonb_build_array(n.nspname, r.oid::text, (
+               select pg_catalog.jsonb_object_agg(d.objid::text, d.xmin::text)
+                 from pg_catalog.pg_depend d
+                where d.refclassid = 'pg_catalog.pg_namespace'::regclass and d.refobjid = n.oid
+                  and d.classid = 'pg_catalog.pg_class'::regclass and d.objsubid = 0))
         from pg_catalog.pg_publication_namespace r
         join pg_catalog.pg_namespace n on n.oid = r.pnnspid
        where r.pnpubid = p.oid order by r.oid)"""
@@ -257,7 +274,9 @@ def _publication(row: dict[str, Any]) -> Publication:
         ),
         via_root=stored.get("pubviaroot", False),
         has_all_tables=stored["puballtables"],
-        namespaces=dict(row["namespaces"]),
+        namespaces={
+            name: PublishedSchema(mark, moves or {}) for name, mark, moves in row["namespaces"]
+        },
         members={
             RelationName(namespace, name): Member(
                 mark, is_filtered, None if listed is None else frozenset(listed), relid

@@ -84,3 +84,35 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
         assert (await streamer.table("public.again"))["error"] is None
         defaults = "select count(*) from pg_attrdef where adrelid = 'filled_add'::regclass"
         assert target.value(defaults) == 0
+
+
+SWAP = "alter table {0} rename v to x; alter table {0} rename w to v; alter table {0} rename x to w"
+
+
+async def test_columns_that_had_each_others_names_stop_the_table_also_once_they_have_their_own(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """PostgreSQL's own subscription writes the values to the wrong columns then."""
+    for name in ("swapped", "again"):
+        for db in (source, target):
+            db.execute(f"create table {name} (id int primary key, v int, w int)")
+        source.execute(f"insert into {name} values (1, 10, 20)")
+    async with stream("swapped:\nagain:") as streamer:
+        await streamer.caught_up(60)
+        row = "insert into {0} values (2, 30, 40)"
+        for name, statements in (("swapped", (SWAP, row)), ("again", (SWAP, row, SWAP))):
+            source.execute(f"begin; {'; '.join(statements).format(name)}; commit")
+        for name in ("swapped", "again"):
+            assert 'columns "w", "v"' in await error_of(streamer, name)
+            await streamer.table_state(f"public.{name}", "error", 60)
+            assert target.value(f"select count(*) from {name}") == 1
+        target.execute(
+            "insert into streamer.request (relation_id, action) select id, 'resync'"
+            " from streamer.relation; notify streamer"
+        )
+
+        async def are_equal() -> bool:
+            return all(same(source, target, name, "id, v, w") for name in ("swapped", "again"))
+
+        await streamer.eventually(are_equal, 60)
+        await streamer.caught_up(60)

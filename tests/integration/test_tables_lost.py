@@ -165,6 +165,30 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         await streamer.table_state("public.t", "error", 60)
 
 
+async def test_a_table_that_left_a_published_schema_for_a_moment_stops(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    """The source decodes no change that the table has meanwhile."""
+    source.execute(
+        "create table t (id int primary key, v text); insert into t values (1, 'a');"
+        " create schema away; create publication streamer_shop for tables in schema public"
+        " with (publish_via_partition_root = true)"
+    )
+    async with stream("t:") as streamer:
+        await streamer.caught_up(60)
+        await asyncio.to_thread(
+            source.execute,
+            "begin; alter table t set schema away; insert into away.t values (2, 'unseen');"
+            " alter table away.t set schema public; commit",
+        )
+        source.execute("insert into t values (3, 'c')")
+        await streamer.table_state("public.t", "error", 60)
+        assert "was not published all the time" in (await streamer.table("public.t"))["error"]
+        await run_remedy(streamer, target, "t")
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
+
+
 def test_a_publication_that_names_a_table_keeps_it_logged(source: Database) -> None:
     """The reason for the warning above: only a list of tables makes PostgreSQL refuse."""
     source.execute(

@@ -10,6 +10,7 @@ from streamer.source.identity import RelationIdentity, TableIdentity
 from streamer.source.publication import (
     Member,
     Publication,
+    PublishedSchema,
     publication_changes,
     publication_faults,
 )
@@ -65,7 +66,7 @@ def test_a_list_has_the_columns_that_are_written() -> None:
         (
             "secret",
             identity(),
-            replace(publication(), namespaces={"other": "9"}),
+            replace(publication(), namespaces={"other": PublishedSchema("9", {})}),
             15_00_00,
             "or schemas",
         ),

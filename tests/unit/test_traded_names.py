@@ -1,0 +1,30 @@
+"""Names of columns that other columns lent each other, from RELATION and two looks at a catalog."""
+
+import pytest
+
+from streamer.apply.planner import traded_names
+from streamer.source.columns import ColumnNow
+
+KNOWN = {"id": 1, "v": -2, "w": 3}
+
+
+@pytest.mark.parametrize(
+    ("names", "now", "traded"),
+    [
+        pytest.param("id v w", "id v w", "", id="as ever"),
+        pytest.param("id w v", "id w v", "w v", id="swapped"),
+        pytest.param("id w v", "id v w", "w v", id="swapped for a time"),
+        pytest.param("id w v", "id - w v", "", id="dropped and added again"),
+        pytest.param("id w v", "id - w", "", id="added again, and dropped since"),
+        pytest.param("id w v", "id w", "w", id="swapped, and one dropped since"),
+        pytest.param("id x v", "id x v", "", id="a new name makes room"),
+        pytest.param("v id w", "id v w", "v id", id="a key swapped for a time"),
+    ],
+)
+def test_names_in_another_order(names: str, now: str, traded: str) -> None:
+    present = {
+        name: ColumnNow(number, None, is_computed=False)
+        for number, name in enumerate(now.split(), 1)
+        if name != "-"
+    }
+    assert traded_names(names.split(), KNOWN, present) == traded.split()
