@@ -1,4 +1,6 @@
-"""The copy on a Spark cluster: a standalone master and two workers, one of which dies."""
+"""A Spark cluster: a standalone master and two workers, one of which dies in the middle of copies and
+of a comparison.
+"""
 
 import asyncio
 import contextlib
@@ -19,19 +21,22 @@ import psycopg
 import pyspark
 import pytest
 
-from streamer.commands.embedded import free_port
+from streamer.commands.embedded import Server, free_port
+from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import migrate
+from streamer.runtime import engine
 from streamer.source.place import PLACE_SQL, place_of
-from streamer.sync import spark_job
+from streamer.sync import launcher, spark_job
+from streamer.sync.launcher import SparkLauncher
 from streamer.sync.parts import CopyEnds, copy_parts
+from streamer.sync.spark_jvm import java_program
 from streamer.target.claim import LOCK_CLASS
 from streamer.target.connection import TargetAddress
-from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up
-from tests.support.streamer import write_config
-from tests.support.waiting import eventually
+from tests.support.postgres import Database, assert_same, database
+from tests.support.streamer import Streamer, write_config
+from tests.support.waiting import eventually, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -65,19 +70,23 @@ class Cluster:
         """The driver's needs here: names that resolve, little memory."""
         return {
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_DAEMON_MEMORY": "128m",
-            "SPARK_DAEMON_JAVA_OPTS": os.environ["SPARK_SUBMIT_OPTS"],
+            "SPARK_SCALA_VERSION": "2.13",
             "SPARK_CONF_DIR": str(self.directory / "conf"),
             "SPARK_HOME": str(SPARK_HOME),
             "PYSPARK_PYTHON": sys.executable,
         }
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        """Start a daemon as ``spark-class`` does, without the JVM that finds its command."""
         # As on other machines: our package is not on an executor's path.
         environment = os.environ | self.environment | {"PYTHONPATH": ""}
         with (self.directory / f"daemon-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [SPARK_HOME / "bin" / "spark-class", *arguments],
+                [
+                    *(java_program(os.environ), "-Xmx128m"),
+                    *os.environ["SPARK_SUBMIT_OPTS"].split(),
+                    *("-cp", f"{SPARK_HOME}/jars/*", *arguments),
+                ],
                 env=environment,
                 stdout=log,
                 stderr=log,
@@ -89,7 +98,7 @@ class Cluster:
 
     def start_worker(self) -> "subprocess.Popen[bytes]":
         return self.start(
-            *("org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1"),
+            *("org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "2"),
             *("--memory", "700m", "--work-dir", str(self.work), "--webui-port", "0", self.url),
         )
 
@@ -124,9 +133,10 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path / "cluster")
+    cluster.directory.mkdir()
     (cluster.directory / "conf").mkdir()
     (cluster.directory / "events").mkdir()
     (cluster.directory / "conf" / "spark-defaults.conf").write_text(
@@ -174,18 +184,77 @@ def written(*directories: Path) -> str:
     return "".join(path.read_bytes().decode(errors="replace") for path in files)
 
 
-def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
-    cluster: Cluster, source: Database, target: Database, tmp_path: Path
+DDL = "create table big_{} (id int primary key, v text, filler char(1900));"
+ROWS = f"insert into big_{{}} select g, '{VALUE}', 'x' from generate_series(1, 9000) g"
+GATE = """
+create function wait() returns trigger language plpgsql as $$
+begin perform pg_catalog.pg_advisory_xact_lock_shared(4711); return new; end $$;
+create trigger gate before insert on big_{0} for each row when (new.id = 5000) execute function wait();
+alter table big_{0} enable always trigger gate
+"""
+"""Copies stop in the middle. The lock of a session that waits for nothing has no transaction, for
+which a new slot would wait.
+"""
+STUCK = "from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+COPYING = f"{STUCK} and application_name like 'streamer copy%' and query like 'copy %'"
+SMALL = 12
+COMPARED = [f"t_{n}" for n in range(6)]
+
+
+def two_ports(target: Database, stuck: str) -> list[int] | None:
+    found = [int(str(row[0])) for row in target.execute(f"select client_port {stuck}")]
+    return found if len(found) == 2 else None
+
+
+def lose_a_worker(cluster: Cluster, target: Database, ui_port: int) -> str:
+    """Lose the connection of one copy, and the worker of the other; return what Spark shows."""
+    copying = eventually(lambda: two_ports(target, COPYING), 300, "both workers copy")
+    comparing = f"{STUCK} and application_name = 'streamer compare'"
+    ports = eventually(lambda: two_ports(target, comparing), 300, "both workers compare")
+    first, second = (cluster.worker_of(port) for port in copying)
+    assert first != second
+    assert {first, second} == {cluster.worker_of(port) for port in ports}
+    # A task that fails says why, and Spark writes that down.
+    target.execute(f"select pg_terminate_backend(pid) {COPYING} and client_port = {copying[0]}")
+    shown = pages(ui_port) + cluster.state() + command_lines()
+    end(second)
+    return shown
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a_job_is_submitted(
+    cluster: Cluster,
+    source: Database,
+    target: Database,
+    shared_server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    for n in range(3):  # a task each
-        ddl = f"create table big_{n} (id int primary key, v text, filler char(1900));"
-        target.execute(ddl)
+    """One driver: it copies tables, then others while it compares the first. The worker that dies has
+    tasks of both.
+    """
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launcher, "IDLE_SECONDS", 300.0)
+    made: list[SparkLauncher] = []
+
+    def make(*arguments: Any, **options: Any) -> SparkLauncher:
+        made.append(SparkLauncher(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(engine, "SparkLauncher", make)
+    for table in COMPARED:
+        source.execute(f"create table {table} (id int primary key, v text)")
         source.execute(
-            f"{ddl} insert into big_{n} select g, '{VALUE}', 'x' from generate_series(1, 9000) g"
+            f"insert into {table} select g, '{VALUE}' || g from generate_series(1, 50) g"
         )
-    for n in range(60):  # two tasks for all of them
+    for n in range(SMALL):  # one task for all of them
         source.execute(f"create table small_{n} (id int primary key, v text)")
         source.execute(f"insert into small_{n} select g, 'v' from generate_series(1, {n % 3}) g")
+    for n in range(2):  # a task each, once they are at the source
+        target.execute(DDL.format(n))
+    target.execute(GATE.format(0) + ";" + GATE.partition("$$;")[2].format(1))
     for db in (source, target):
         db.parameters = f"password={SECRET}"
     ui_port = free_port()
@@ -196,9 +265,10 @@ def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
         target,
         '"*":',
         settings=f"""
+        discovery_interval: 0.5
         sync:
           spark_master: {cluster.url}
-          jobs: 2
+          jobs: 4
           defer_indexes: false
           spark_settings:
             spark.ui.enabled: true
@@ -209,47 +279,48 @@ def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
             spark.speculation.quantile: 0.1
         """,
     )
-    # Copies stop in the middle, at a row that another session is about to write.
-    stuck = (
-        "from pg_stat_activity where datname = current_database() and query like 'copy %'"
-        " and application_name like 'streamer copy%' and wait_event_type = 'Lock'"
-    )
-    with (
-        target.connect() as blocker,
-        Process(config, environment=cluster.environment) as process,
-    ):
-        # Planned, so the slot is made, which would wait for us too; Spark takes seconds to start.
-        made = "select to_regclass('streamer.relation') is not null"
-        planned = "select count(*) = 63 from streamer.relation where rows_total is not null"
-        eventually(lambda: target.value(made) and target.value(planned), 300, "the copy is planned")
-        blocker.execute("begin")
-        for n in range(3):
-            blocker.execute(f"insert into big_{n} values (5000, 'theirs')")
-
-        def ports() -> list[int] | None:
-            found = [int(str(row[0])) for row in target.execute(f"select client_port {stuck}")]
-            return found if len(found) == 2 else None
-
-        first, second = eventually(ports, 300, "both workers copy")
-        assert cluster.worker_of(first) != cluster.worker_of(second)
-        source.execute(
-            "update big_0 set v = 'meanwhile' where id % 7 = 0; delete from big_1 where id < 50"
-        )
-        # A task that fails says why, and Spark writes that down.
-        target.execute(f"select pg_terminate_backend(pid) {stuck} and client_port = {first}")
-        shown = pages(ui_port) + cluster.state() + command_lines()
-        assert "spark.speculation" in shown
-        assert cluster.url in shown
-        end(cluster.worker_of(second))
-        blocker.execute("rollback")
-        caught_up(process, 400)
-        for n in range(3):
-            assert_same(source, target, f"big_{n}")
-        for n in range(60):
-            assert_same(source, target, f"small_{n}")
-        shown += process.output
-        assert process.terminate() == 0
-    cluster.start_worker()
+    streamer = Streamer(config)
+    streamer.start()
+    try:
+        await streamer.caught_up(300)
+        with target.connect() as gate, target.connect() as blocker:
+            gate.execute("select pg_advisory_lock(4711)")
+            for n in range(2):
+                source.execute(DDL.format(n) + ROWS.format(n))
+            await until(lambda: two_ports(target, COPYING) is not None, "two copies stop", 300)
+            target.execute("update t_2 set v = 'other' where id = 7; delete from t_3 where id = 8")
+            blocker.execute("begin")
+            blocker.execute(f"lock table {', '.join(COMPARED)} in access exclusive mode")
+            comparison = Comparison(
+                TargetAddress.parse(streamer.settings.target.url),
+                streamer.settings.target.url,
+                streamer.mapping,
+                made[0],
+                Options(jobs=4),
+            )
+            comparing = asyncio.create_task(comparison.run(ComparisonScope(("t_*",))))
+            source.execute(
+                "update big_0 set v = 'meanwhile' where id % 7 = 0; delete from big_1 where id < 50"
+            )
+            shown = await asyncio.to_thread(lose_a_worker, cluster, target, ui_port)
+            gate.execute("select pg_advisory_unlock(4711)")
+            blocker.execute("rollback")
+        results = {result.source: result for result in await comparing}
+        await streamer.caught_up(300)
+    finally:
+        await streamer.stop()
+    assert "spark.speculation" in shown
+    assert cluster.url in shown
+    assert results.keys() == {f"public.{table}" for table in COMPARED}
+    assert {
+        name: (r.missing, r.extra, r.different) for name, r in results.items() if not r.is_equal
+    } == {"public.t_2": (0, 0, 1), "public.t_3": (1, 0, 0)}, results
+    for n in range(2):
+        assert_same(source, target, f"big_{n}")
+    for n in range(SMALL):
+        assert_same(source, target, f"small_{n}")
+    out, err = capfd.readouterr()
+    shown += out + err + str([result.to_json() for result in results.values()])
     recorded = written(cluster.work, cluster.directory / "events", tmp_path / "spool")
     assert "SparkListenerTaskEnd" in recorded
     assert "streamer.sync.parts.PassingError: " in recorded, "why the task failed"
@@ -257,67 +328,12 @@ def test_a_copy_on_a_cluster_outlives_a_worker_and_tells_no_secret(
         assert SECRET not in text
         assert SPARK_SECRET not in text
         assert VALUE not in text
-
-
-def test_a_comparison_ships_its_code_outlives_a_worker_and_leaves_no_value_behind(
-    cluster: Cluster, source: Database, target: Database, tmp_path: Path
-) -> None:
-    """An executor is lost while its task reads a range: another one reads it."""
-    tables = [f"t_{n}" for n in range(6)]
-    for table in tables:
-        source.execute(f"create table {table} (id int primary key, v text)")
-        source.execute(
-            f"insert into {table} select g, '{VALUE}' || g from generate_series(1, 50) g"
-        )
-    for db in (source, target):
-        db.parameters = f"password={SECRET}"
-    config = tmp_path / "config.yaml"
-    settings = f"sync: {{spark_master: '{cluster.url}', jobs: 2}}"
-    write_config(config, source, target, '"*":', settings=settings)
-    waiting = (
-        "select client_port from pg_stat_activity where wait_event_type = 'Lock'"
-        " and application_name = 'streamer compare'"
-    )
-    with Process(config, spark=False) as process, target.connect() as blocker:
-        caught_up(process, 120)
-        target.execute("update t_2 set v = 'other' where id = 7; delete from t_3 where id = 8")
-        blocker.execute("begin")
-        blocker.execute(f"lock table {', '.join(tables)} in access exclusive mode")
-        with (tmp_path / "output").open("wb") as output, (tmp_path / "log").open("wb") as log:
-            comparing = subprocess.Popen(
-                [sys.executable, "-m", "streamer", "-c", config, "compare", "--json"],
-                env=os.environ | cluster.environment,
-                stdout=output,
-                stderr=log,
-            )
-        try:
-
-            def ports() -> list[int] | None:
-                found = [int(str(row[0])) for row in target.execute(waiting)]
-                return found if len(found) == 2 else None
-
-            first, second = eventually(ports, 300, "both workers compare")
-            assert cluster.worker_of(first) != cluster.worker_of(second)
-            end(cluster.worker_of(second))
-            blocker.execute("rollback")
-            code = comparing.wait(300)
-        finally:
-            comparing.kill()
-            comparing.wait()
-            cluster.start_worker()
-        assert process.terminate() == 0
-    text, told = (tmp_path / "output").read_text(), (tmp_path / "log").read_text()
-    assert code == 1, told
-    found = json.loads(text)["tables"]
-    assert {
-        table["source"]: (table["missing"], table["extra"], table["different"])
-        for table in found
-        if not table["equal"]
-    } == {"public.t_2": (0, 0, 1), "public.t_3": (1, 0, 0)}, text
-    recorded = written(cluster.work, cluster.directory / "events")
-    for each in (text, told, recorded):
-        assert SECRET not in each
-        assert VALUE not in each
+    with (
+        database(shared_server, "source_of_job") as here,
+        database(shared_server, "target_of_job") as there,
+    ):
+        await make_bookkeeping(there)
+        await asyncio.to_thread(a_job_by_spark_submit, cluster, here, there, tmp_path)
 
 
 async def make_bookkeeping(target: Database) -> None:
@@ -330,14 +346,13 @@ def copy_all(tasks: list[list[dict[str, Any]]], ends: CopyEnds) -> None:
     assert [failure for task in tasks for failure in copy_parts(task, ends)] == []
 
 
-def test_a_job_by_spark_submit(
+def a_job_by_spark_submit(
     cluster: Cluster, source: Database, target: Database, tmp_path: Path
 ) -> None:
     """Its parts are copied by another task at the same time: each is there once."""
     source.execute("create table t (id int, v text)")
     source.execute("insert into t select g, 'v' from generate_series(1, 1000) g")
     target.execute("create table t (id int, v text)")
-    asyncio.run(make_bookkeeping(target))
     target.execute(
         "insert into streamer.source (database, slot, publication, lock_token)"
         " values ('shop', 's', 'p', 'token');"
