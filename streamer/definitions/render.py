@@ -315,8 +315,15 @@ class Renderer:
         return name
 
     def _renamed(self, text: str, uses: Iterable[str]) -> str:
+        """Return an expression over the target's columns, where none of them is a hash."""
+        names = list(uses)
         try:
-            return self.expression(text, uses)
+            for name in names:
+                there = self._place.column(name) or ""
+                is_hashed = self._place.mapping.hash_of(there) is not None
+                if is_hashed and rename_columns(text, {name: f"{name}?"}) != text:
+                    raise _UnmadeError(f'streamer hashes column "{name}"')
+            return self.expression(text, names)
         except KeyError as exc:
             raise _UnmadeError(f'the target does not get column "{exc.args[0]}"') from None
         except UnclearExpressionError as exc:

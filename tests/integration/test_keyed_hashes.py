@@ -197,7 +197,7 @@ CUSTOMERS = """
 """
 
 
-@pytest.mark.usefixtures("comparing_without_spark")
+@pytest.mark.usefixtures("comparing_in_threads")
 async def test_hashed_keys_still_find_their_rows_and_join(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

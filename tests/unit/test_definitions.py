@@ -1,5 +1,7 @@
 """What the target cannot have is planned with the reason, and names are found in deparsed SQL."""
 
+from dataclasses import replace
+
 import pytest
 
 from streamer.definitions.model import (
@@ -14,6 +16,7 @@ from streamer.definitions.planned import Planned, TargetPlace
 from streamer.definitions.render import Renderer, other_name
 from streamer.mapping.expressions import parse_expression
 from streamer.mapping.rules import (
+    ColumnHash,
     Create,
     RelationMapping,
     RelationName,
@@ -21,6 +24,7 @@ from streamer.mapping.rules import (
     TableRule,
     TableType,
 )
+from streamer.postgres.secret import Secret
 
 NAMES = {"year": "Y", "at": "when", "name": "n", "a b": "c", "text": "t", "zone": "z"}
 
@@ -63,6 +67,7 @@ def place(
     exclude: str = "",
     filter: str | None = None,
     set: str | None = None,
+    hashed: str = "",
 ) -> TargetPlace:
     rule = TableRule(
         RelationPattern(name.namespace, name.name),
@@ -70,6 +75,7 @@ def place(
         exclude=frozenset(exclude.split()),
         filter=None if filter is None else parse_expression(filter),
         set=() if set is None else ((set, parse_expression("'x'")),),
+        hashes=tuple(ColumnHash(c, c, "people", "0", Secret("k")) for c in hashed.split()),
     )
     return TargetPlace(RelationMapping(name, name, rule), has_sid)
 
@@ -123,6 +129,29 @@ def test_reasons_name_what_the_target_lacks() -> None:
     assert plan(place(set="a"))["t_a_key"].reason is not None
     assert plan(place(), place(OTHER, TableType.HISTORY))["fk"].reason is not None
     assert plan(place(has_sid=False), place(OTHER))["fk"].reason is not None
+
+
+def test_no_expression_reads_a_hash_in_place_of_its_column() -> None:
+    """A unique index would refuse rows whose plain values its predicate leaves out."""
+    only = IndexDefinition(
+        "only_b",
+        "btree",
+        (IndexKey("a"),),
+        is_unique=True,
+        predicate="(b <> ''::text)",
+        uses=frozenset("ab"),
+    )
+    definition = replace(DEFINITION, indexes=(*DEFINITION.indexes, only))
+    hashed = plan(place(hashed="b c"), place(OTHER), definition)
+    assert hashed["only_b"].reason == 'streamer hashes column "b"'
+    assert hashed["lower_b"].reason == 'streamer hashes column "b"'
+    assert hashed["c_ok"].reason == '`set` computes column "c"'
+    assert hashed["fk"].reason == '`set` hashes column "b" by another key than its table'
+    key = plan(place(hashed="a"), place(OTHER), definition)
+    assert key["t_a_key"].reason is None  # equal values have equal hashes
+    assert key["only_b"].reason is None
+    both = plan(place(hashed="b"), place(OTHER, hashed="id"))
+    assert both["fk"].reason is None
 
 
 def test_sid_leads_foreign_keys_and_no_action_changes_it() -> None:
