@@ -299,6 +299,8 @@ class Pipeline:
                 mappings = [mapped.mapping for mapped in tables.relations]
                 raise await name_large_row(self._source, mappings, exc) from exc
             count = len(burst.payloads)
+            if session.timeline_watch is not None and (count or burst.wal_end_lsn is not None):
+                await session.timeline_watch.look()  # before a position behind a fork counts
             try:
                 await self._dispatch(session, burst.payloads)
                 burst.payloads.clear()  # while libpq delivers the next large message, none is kept

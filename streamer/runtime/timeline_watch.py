@@ -6,8 +6,12 @@ source has lost, so the bookkeeping needs the new timeline before.
 
 The connection of the watch tells the server's identity when the attempt begins, and lives as long
 as the attempt. So one run of the server sends everything that the attempt receives. A run replays
-one history: it never goes back behind a fork. So all changes of the stream are part of the timeline
-that the server replays now. Earlier changes are part of it only if the fork is not before them.
+one history: it never goes back behind a fork.
+
+The reader looks after it has received changes, and before it passes them on. A standby sends only
+changes that it has replayed. So if it replays the known timeline at that look, these changes are
+part of it. A kill therefore never leaves a change from behind a fork without its timeline. Earlier
+changes are part of the new timeline only if the fork is not before them.
 
 PostgreSQL's GetStandbyFlushRecPtr: IDENTIFY_SYSTEM tells a standby's replayed timeline, not the
 received one.
@@ -57,9 +61,12 @@ class TimelineWatch:
         self._bookkeeping = bookkeeping
         self._claim = claim
         self._held_lsn = held_lsn
+        self._looking = asyncio.Lock()
+        self._change: str | None = None
+        """The message about another timeline that a look has found."""
 
     async def run(self) -> None:
-        """Look until cancelled, and once more then: the attempt ends for many reasons.
+        """Look until cancelled, and once more then: copies store positions beside the reader.
 
         Raises SourceConnectionError when the timeline has changed: the attempt's place is another.
         """
@@ -79,19 +86,24 @@ class TimelineWatch:
 
     async def look(self) -> None:
         """Store the timeline if it has changed. Raises SourceConnectionError then."""
+        async with self._looking:
+            if self._change is None:
+                self._change = await self._find_change()
+        if self._change is not None:
+            raise SourceConnectionError(self._change)
+
+    async def _find_change(self) -> str | None:
         label, known = self._source.label, self._server.timeline
         with translating(label):
             timeline = await read_timeline(self._connection)
             if timeline == known:
-                return
+                return None
             now = replace(self._server, timeline=timeline)
             history = await read_history(self._connection, now, known)
         if is_common(history, known, self._held_lsn):
             await follow_timeline(self._bookkeeping, self._claim, known, timeline)
             log.info("the standby follows another timeline", source=label, timeline=timeline)
-        raise SourceConnectionError(
-            f'source "{label}": the server went over from timeline {known} to {timeline}'
-        )
+        return f'source "{label}": the server went over from timeline {known} to {timeline}'
 
 
 def is_common(history: str, timeline: int, held_lsn: Lsn) -> bool:

@@ -15,6 +15,7 @@ from streamer.config import static
 from streamer.errors import SourceRejectedError, SourceStandbyError, SourceUnreadyError
 from streamer.mapping.rules import DdlCapture, SourceMapping
 from streamer.postgres.secret import Secret
+from streamer.runtime import timeline_watch
 from streamer.source.catalog import check_ready, read_server
 from streamer.source.connection import connection
 from streamer.source.publication import ensure_publications
@@ -125,7 +126,9 @@ async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url
     tmp_path: Path,
     server_directory: Path,
     without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(timeline_watch, "LOOK_SECONDS", 3600.0)  # the reader has to look
     source, _ = pair
     source.execute("insert into t select generate_series(1, 3)")
     source.options = "target_session_attrs=standby"
@@ -182,7 +185,13 @@ async def the_source_follows_another_primary(
         await asyncio.to_thread(second.follow, new)
         source.server = new
         new.execute("insert into t values (6)", "shop")
-        await brought("2 3 4 5 6")
+
+        async def is_followed() -> bool:
+            return target.value("select timeline from streamer.source") == 2
+
+        await streamer.eventually(is_followed, SECONDS)
+        # A kill may come at any time, so the timeline is there before its first change.
+        assert target.value(keys) == "2 3 4 5"
         await streamer.stop()
         await the_standby_alone(second)
         source.options = "target_session_attrs=prefer-standby"
@@ -197,8 +206,8 @@ async def the_source_follows_another_primary(
             await asyncio.to_thread(second.promote)
             second.execute("insert into t values (8)", "shop")
             await brought("2 3 4 5 6 7 8")
-            await streamer.stop()
             assert target.value("select timeline from streamer.source") == 3
+            await streamer.stop()
             second.execute("insert into t values (9)", "shop")
             streamer.start()
             await streamer.caught_up(SECONDS)
