@@ -212,10 +212,11 @@ def plan_lines(plan: Row) -> Iterable[str]:
     """Write a plan for people."""
     for source in plan["sources"]:
         name = source["database"] + (f":{source['sid']}" if source["sid"] is not None else "")
+        reads = ", from a standby" if source["role"] == "standby" else ""
         if source["action"] == "keep":
-            yield f"{name}: stays as it is"
+            yield f"{name}: stays as it is{reads}"
             continue
-        yield f"{name}: {source['action']}; slot {source['slot']}: {source['slot_action']}"
+        yield f"{name}: {source['action']}; slot {source['slot']}: {source['slot_action']}{reads}"
         for table in source["tables"]:
             if table["action"] != "keep":
                 yield f"  {_table_line(table)}"

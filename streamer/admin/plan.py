@@ -66,6 +66,8 @@ class SourcePlan:
     publication_sql: list[str] = field(default_factory=list)
     tables: list[TablePlan] = field(default_factory=list)
     error: str | None = None
+    role: str | None = None
+    """The role of its server: 'primary' or 'standby'; None if it does not answer."""
 
     @property
     def label(self) -> str:
@@ -185,6 +187,7 @@ def _plan_source(
         source.slot,
         "unknown" if not facts.is_complete else "create" if facts.slot is None else "keep",
         error=str(facts.error) if facts.error is not None else None,
+        role=facts.role,
     )
     if facts.is_complete and facts.server is not None:
         plan.publication_sql = publication_sql(

@@ -110,6 +110,7 @@ async def test_a_plan_says_what_applying_would_do(
         plan = (await client.get("/api/plan")).json()
 
         (planned,) = plan["sources"]
+        assert planned["role"] == "primary"
         assert (planned["action"], planned["slot"], planned["slot_action"]) == (
             "add",
             "streamer_shop_eu",

@@ -157,6 +157,8 @@ async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url
 
         await streamer.eventually(beats, SECONDS)
         assert (await streamer.status())["role"] == "standby"
+        report = (await examine(streamer.settings, streamer.mapping)).report
+        assert report.to_json()["roles"] == {"shop": "standby"}
         assert "publications and heartbeats at its primary" in await found(tmp_path)
         await the_source_follows_another_primary(streamer, pair, target, server_directory)
     finally:

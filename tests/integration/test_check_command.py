@@ -35,7 +35,8 @@ async def test_a_clean_check(checker: Checker) -> None:
     assert (report.exit_code, report.summary) == (0, "everything is ready: 2 tables of 1 source")
     shown = report.to_json()
     (copies,) = shown.pop("copies")
-    assert shown == {"ready": True, "sources": 1, "tables": 2, "findings": []}
+    roles = {"shop:eu": "primary"}
+    assert shown == {"ready": True, "sources": 1, "tables": 2, "roles": roles, "findings": []}
     assert (copies["label"], copies["seconds"]) == ("shop:eu", 0.0)
     assert [table["source"] for table in copies["tables"]] == ["public.items", "public.more"]
 

@@ -38,11 +38,13 @@ def test_a_plan_prints_statements_in_the_same_way() -> None:
     finding = error(PLACE, "is not ready", at_source("one", "two")).to_json()
     source = {
         "database": "shop", "sid": None, "action": "add", "slot": "s", "slot_action": "create",
+        "role": "standby",
         "tables": [], "publication_sql": ["create publication p"],
     }  # fmt: skip
     plan = {"sources": [source], "findings": [finding], "notes": [], "copies": [], "sources_at_once": 4, "estimate": {"tables": 0},
             "changes": True}  # fmt: skip
-    assert list(plan_lines(plan))[1:] == [
+    assert list(plan_lines(plan)) == [
+        "shop: add; slot s: create, from a standby",
         "  run at the source by streamer:",
         "    create publication p;",
         "error   shop public.t: is not ready",

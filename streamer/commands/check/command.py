@@ -70,6 +70,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
         source_count=len(sources),
         table_count=sum(len(facts.mappings) for facts in sources),
         is_reachable=not any(facts.is_out_of_reach for facts in sources),
+        roles={facts.label: facts.role for facts in sources},
     )
     target: TargetFacts | None = None
     try:

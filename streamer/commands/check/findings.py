@@ -203,6 +203,8 @@ class CheckReport:
     is_reachable: bool = True
     copies: "list[PlannedCopies]" = field(default_factory=list)
     """The first copies that `run` would make, in order."""
+    roles: dict[str, str | None] = field(default_factory=dict)
+    """The role of each source's server: 'primary' or 'standby'; None if it does not answer."""
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity is severity for finding in self.findings)
@@ -232,6 +234,7 @@ class CheckReport:
             "ready": self.is_ready,
             "sources": self.source_count,
             "tables": self.table_count,
+            "roles": self.roles,
             "findings": [finding.to_json() for finding in self.findings],
             "copies": [each.to_json() for each in self.copies],
         }

@@ -154,6 +154,13 @@ class SourceFacts:
         return self.source.label
 
     @property
+    def role(self) -> str | None:
+        """The role of its server: 'primary' or 'standby'; None if it does not answer."""
+        if self.server is None:
+            return None
+        return "standby" if self.server.in_recovery else "primary"
+
+    @property
     def is_out_of_reach(self) -> bool:
         """Whether it is unreachable or refuses us, so that its facts are unknown."""
         return self.server is None and self.error is not None and self.error.exit_code == 3
