@@ -21,7 +21,7 @@ from streamer.mapping.definition import (
     DefinitionMessage,
     SourceDefinition,
 )
-from streamer.mapping.objects import DefinedType, TypeChange
+from streamer.mapping.objects import DefinedObject, DefinedType, TypeChange
 from streamer.mapping.rules import DdlKind, RelationMapping, RelationName
 from streamer.postgres.describing import NAMED_TYPES_SQL, USED_TYPES
 from streamer.progress.definitions import end_plans, put_plans, read_plans, read_taken
@@ -117,6 +117,28 @@ class Objects:
         relation_id = self._mapped.relation_id
         await end_plans(self._target, relation_id, translation.ended)
         await put_plans(self._target, relation_id, translation.planned)
+
+    async def read_names(self, there: TargetRelation) -> frozenset[str]:
+        """Return the names of the indexes and constraints that the target's table has."""
+        (row,) = await self._target.fetch(definitions_sql("$1::oid[]"), [there.oid])
+        present = definition_of(dict(row))
+        indexes = [index.name for index in present.indexes]
+        return frozenset([*indexes, *(constraint.name for constraint in present.constraints)])
+
+    async def plan_lost(
+        self,
+        there: TargetRelation,
+        others: Sequence[SourceDefinition],
+        objects: Sequence[DefinedObject],
+        before: frozenset[str],
+    ) -> None:
+        """Plan those of the source's *objects* anew that went with a former column of the target.
+
+        *before*: the names that the target's table had.
+        """
+        if lost := before - await self.read_names(there):
+            translator = await self.translator(there, others, frozenset(there.columns))
+            await self.store(translator.plan_lost(objects, lost))
 
     async def renew_plans(self, there: TargetRelation) -> None:
         """Have the plans that are still to be made fit the columns that the target has now."""

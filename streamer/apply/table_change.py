@@ -202,8 +202,11 @@ class TableChange:
                 tried = None if known is None else known.reason
                 raise _undecided(stops, doubts, tried)
             is_edited = decision is not None and decision.statements is not None
+            # The last of several tenants drops the former column, with its indexes and constraints.
+            may_lose = target.has_sid and any(c.kind is DdlKind.RENAME_COLUMN for c in changes)
+            names = await self._objects.read_names(target) if may_lose else frozenset()
             await self._run(translation, is_edited=is_edited)
-            await self._plan(translation, changes)
+            await self._plan(translation, changes, names)
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
@@ -335,13 +338,22 @@ class TableChange:
     def _objects(self) -> Objects:
         return Objects(self._target, self._tables, self._mapped, self._message)
 
-    async def _plan(self, translation: Translation, changes: Sequence[AnyChange]) -> None:
-        """Store what is made beside the stream, as it fits the columns that there are now."""
+    async def _plan(
+        self, translation: Translation, changes: Sequence[AnyChange], names: frozenset[str]
+    ) -> None:
+        """Store what is made beside the stream, as it fits the columns that there are now.
+
+        *names*: of indexes and constraints that a renamed column may have lost.
+        """
         target = await read_relation(self._target, self._mapped.mapping.target)
         if target is None:
             return  # dropped by a statement of the operator
         if translation.objects is not None:
             await self._objects.store(translation.objects)
+        if names:
+            others = await read_others(self._target, self._mapped.relation_id)
+            objects = self._message.definition.objects or ()
+            await self._objects.plan_lost(target, others, objects, names)
         columns = [change for change in changes if isinstance(change, ColumnChange)]
         if columns:
             await self._objects.renew_plans(target)

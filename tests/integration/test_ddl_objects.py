@@ -295,3 +295,37 @@ async def test_tenants_of_one_table_are_not_bound_by_each_other(
             await has()
         finally:
             await streamer.stop()
+
+
+@pytest.mark.usefixtures("without_spark")
+async def test_a_renamed_column_of_several_tenants_keeps_its_indexes_and_constraints(
+    shared_server: Server, source: Database, target: Database, tmp_path: Path
+) -> None:
+    with database(shared_server, "second") as second:
+        for db in (source, second):
+            db.execute(
+                "create table t (id int primary key, amount int constraint positive check (amount > 0));"
+                "create index i on t (amount); alter table t add constraint once unique (amount)"
+            )
+        path = tmp_path / "config.yaml"
+        write_config(path, source, target, "t:", sid="a", group=GROUP)
+        one = f'{{url: "{source.url}", sid: a}}'
+        path.write_text(path.read_text().replace(one, f'{one}, {{url: "{second.url}", sid: b}}'))
+        streamer = Streamer(path)
+        streamer.start()
+
+        async def has(column: str) -> bool:
+            found = str(await asyncio.to_thread(objects, target))
+            parts = f"i on public.t using btree ({column})", f"({column} > 0)", f"(sid, {column})"
+            return all(part in found.lower() for part in parts)
+
+        try:
+            await streamer.caught_up()
+            await streamer.eventually(lambda: has("amount"))
+            for number, db in enumerate((source, second)):
+                rename = f"alter table t rename amount to total; insert into t values ({number}, 1)"
+                await asyncio.to_thread(db.execute, rename)
+                await streamer.caught_up()
+            await streamer.eventually(lambda: has("total"), 15)
+        finally:
+            await streamer.stop()

@@ -100,6 +100,17 @@ class ObjectTranslator:
                     self._add(change.after, found)
         return found
 
+    def plan_lost(
+        self, objects: Sequence[DefinedObject], lost: frozenset[str]
+    ) -> ObjectTranslation:
+        """Return the plans for those of the source's *objects* whose names are among *lost*."""
+        found = ObjectTranslation()
+        for each in objects:
+            is_claimed = claims(self._place.mapping.rule.create, each.kind)
+            if is_claimed and not lost.isdisjoint(self._names(each.name)):
+                self._add(each, found)
+        return found
+
     def planned(self, kind: ObjectKind, name: str) -> Planned | None:
         """Return the plan for an object that the source has; None if it has none of that name."""
         for index in self._definition.indexes:
