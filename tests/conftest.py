@@ -21,6 +21,7 @@ pytest_plugins = [
     "tests.support.blocking",
     "tests.support.postgres",
     "tests.support.streamer",
+    "tests.support.shared",
     "tests.support.comparing",
     "tests.support.combinations",
     "tests.support.admin",

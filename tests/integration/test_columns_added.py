@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from streamer.commands.embedded import Server
 from streamer.runtime import session as session_module
 from tests.support.postgres import Database, assert_same, contents, database
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -57,53 +58,46 @@ async def begin(source: Database, streamer: Streamer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["clone", "history"])
-async def test_stop_names_the_exact_statement(
-    source: Database, target: Database, stream: MakeStreamer, kind: str
-) -> None:
-    source.execute(DDL)
-    async with stream(f"t: {{initial: none, type: {kind}}}") as streamer:
-        await begin(source, streamer)
-        await streamer.table_state("public.t", "error")
-        error = (await streamer.table("public.t"))["error"]
-        assert f"run there: {ALTER} or exclude" in error
-        assert rows(target, "id") == [("1",), ("2",)]
+@streams("t: {initial: none, type: <kind>}", source=DDL)
+async def test_stop_names_the_exact_statement(shared: Shared, kind: str) -> None:
+    source, target = shared.source, shared.target
+    await begin(source, shared)
+    await shared.table_state("t", "error")
+    error = (await shared.table("t"))["error"]
+    alter = ALTER.replace("public", target.schema)
+    assert f"run there: {alter} or exclude" in error
+    assert rows(target, "id") == [("1",), ("2",)]
 
-        target.execute(ALTER)
-        await streamer.caught_up()
-        assert rows(source, ADDED) == rows(target, ADDED, OPEN if kind == "history" else "")
+    target.execute(alter)
+    await shared.caught_up()
+    assert rows(source, ADDED) == rows(target, ADDED, OPEN if kind == "history" else "")
 
 
 @pytest.mark.parametrize("kind", ["clone", "history"])
-async def test_add_adds_it(
-    source: Database, target: Database, stream: MakeStreamer, kind: str
-) -> None:
-    source.execute(DDL)
-    tables = f"t: {{initial: none, type: {kind}, on_column_added: add}}"
+@streams("t: {initial: none, type: <kind>, on_column_added: add}", source=DDL, sid="eu")
+async def test_add_adds_it(shared: Shared, kind: str) -> None:
+    source, target = shared.source, shared.target
     with capture_logs() as logs:
-        async with stream(tables, sid="eu") as streamer:
-            await begin(source, streamer)
-            await streamer.caught_up()
-            assert source.execute(TYPES) == target.execute(TYPES)
-            assert rows(source, ADDED) == rows(target, ADDED, OPEN if kind == "history" else "")
-            if kind == "history":
-                closed = rows(target, "id, amount", " where kvsz_end < '9999-01-01'")
-                assert closed == [("(1,)",), ("(2,)",)]
+        await begin(source, shared)
+        await shared.caught_up()
+        assert source.execute(TYPES) == target.execute(TYPES)
+        assert rows(source, ADDED) == rows(target, ADDED, OPEN if kind == "history" else "")
+        if kind == "history":
+            closed = rows(target, "id, amount", " where kvsz_end < '9999-01-01'")
+            assert closed == [("(1,)",), ("(2,)",)]
     (said,) = [entry for entry in logs if entry["event"] == "columns added"]
     assert '"amount" numeric(10,2)' in said["sql"]
 
 
 @pytest.mark.parametrize("kind", ["clone", "history"])
-async def test_ignore_leaves_it_out(
-    source: Database, target: Database, stream: MakeStreamer, kind: str
-) -> None:
-    source.execute(DDL)
-    tables = f"t: {{initial: none, type: {kind}, on_column_added: ignore}}"
-    async with stream(tables) as streamer:
-        await begin(source, streamer)
-        await streamer.caught_up()
-        assert target.execute(TYPES) == []
-        where = OPEN if kind == "history" else ""
-        assert rows(source, "id, name") == rows(target, "id, name", where)
+@streams("t: {initial: none, type: <kind>, on_column_added: ignore}", source=DDL)
+async def test_ignore_leaves_it_out(shared: Shared, kind: str) -> None:
+    source, target = shared.source, shared.target
+    await begin(source, shared)
+    await shared.caught_up()
+    assert target.execute(TYPES) == []
+    where = OPEN if kind == "history" else ""
+    assert rows(source, "id, name") == rows(target, "id, name", where)
 
 
 @pytest.mark.parametrize("setting", ["stop", "add"])
@@ -129,17 +123,17 @@ async def test_a_type_that_the_target_lacks_stops_the_table(
         assert rows(source, "id, feeling") == rows(target, "id, feeling")
 
 
+@streams("t: {initial: none}", source=DDL)
 async def test_a_column_that_comes_again_with_another_type_is_named_with_that(
-    source: Database, target: Database, stream: MakeStreamer
+    shared: Shared,
 ) -> None:
-    source.execute(DDL)
-    async with stream("t: {initial: none}") as streamer:
-        await streamer.caught_up()
-        source.execute("alter table t drop column name; alter table t add column name bytea")
-        target.execute("alter table t drop column name")
-        source.execute("insert into t values (1, 'x')")
-        await streamer.table_state("public.t", "error")
-        assert 'add column "name" bytea;' in (await streamer.table("public.t"))["error"]
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("alter table t drop column name; alter table t add column name bytea")
+    target.execute("alter table t drop column name")
+    source.execute("insert into t values (1, 'x')")
+    await shared.table_state("t", "error")
+    assert 'add column "name" bytea;' in (await shared.table("t"))["error"]
 
 
 async def test_a_role_that_may_not_add_it_stops_the_table(

@@ -6,6 +6,7 @@ The source computes the target's expected rows: the same expressions, in a SELEC
 import pytest
 
 from tests.support.postgres import Database, assert_same
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, write_config
 
 BIG = "(select string_agg(md5(g::text || {seed}), '') from generate_series(1, 300) g)"
@@ -49,6 +50,7 @@ IDENTITIES = {
     "full without a key": "alter table t drop constraint t_pkey, drop constraint t_u_key;"
     "alter table t replica identity full",
 }
+COPIED = f"{insert('101, 102')}; {insert('103', 'US')}; {insert('104', amount='9')}"
 CHANGES = [
     insert("1, 2, 3") + ";" + insert("4, 5", "US") + ";" + insert("6", amount="1"),
     "update t set amount = 30 where id = 1",  # stays in
@@ -69,101 +71,96 @@ CHANGES = [
 ]
 
 
-@pytest.mark.usefixtures("without_spark")
 @pytest.mark.parametrize("sid", [None, "eu"])
-@pytest.mark.parametrize("identity", IDENTITIES)
+@pytest.mark.parametrize(("identity", "alter"), IDENTITIES.items(), ids=IDENTITIES)
+@streams(RULE.format(more=""), source=f"{DDL}; <alter>; {COPIED}", sid="<sid>")
 async def test_rows_enter_stay_and_leave(
-    source: Database, target: Database, stream: MakeStreamer, identity: str, sid: str | None
+    shared: Shared, identity: str, alter: str, sid: str | None
 ) -> None:
-    source.execute(DDL)
-    source.execute(IDENTITIES[identity])
-    # The copy.
-    source.execute(insert("101, 102") + ";" + insert("103", "US") + ";" + insert("104", amount="9"))
-    async with stream(RULE.format(more=""), sid=sid) as streamer:
-        await streamer.caught_up()
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    assert_filtered(source, target)
+    for change in CHANGES:
+        # Whole rows: with a key, unchanged values of rows that enter are not sent.
+        if "full" not in identity:
+            change = change.replace("set amount", "set big = 'x' || id, amount")
+            change = change.replace("set feels", "set big = 'y' || id, feels")
+            change = change.replace("set id =", "set big = 'z' || id, id =")
+        source.execute(change)
+        await shared.caught_up()
         assert_filtered(source, target)
-        for change in CHANGES:
-            # Whole rows: with a key, unchanged values of rows that enter are not sent.
-            if "full" not in identity:
-                change = change.replace("set amount", "set big = 'x' || id, amount")
-                change = change.replace("set feels", "set big = 'y' || id, feels")
-                change = change.replace("set id =", "set big = 'z' || id, id =")
-            source.execute(change)
-            await streamer.caught_up()
-            assert_filtered(source, target)
-        assert (await streamer.table("public.t"))["error"] is None
+    assert (await shared.table("t"))["error"] is None
 
 
 TWO = "create table t (id int primary key, v int, name text)"
 
 
-@pytest.mark.usefixtures("without_spark")
-async def test_a_table_without_identity_brings_the_inserts_that_pass(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create table t (v int, name text); insert into t values (1, 'a'), (20, 'b')")
-    rule = "t: {filter: 'v > 10', set: {name: 'upper(name)', twice: 'v::bigint * 2'}}"
-    async with stream(rule) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t select g, 'n' || g from generate_series(5, 15) g")
-        source.execute("update t set v = 100; insert into t values (null, 'x'), (11, null)")
-        await streamer.caught_up()
-        assert target.execute("select v, name, twice from t order by v, name") == [
-            (11, "N11", 22),
-            (11, None, 22),
-            *[(v, f"N{v}", 2 * v) for v in (12, 13, 14, 15)],
-            (20, "B", 40),
-        ]
-        twice = "select format_type(atttypid, -1) from pg_attribute where attname = 'twice'"
-        assert target.value(twice) == "bigint"
+@streams(
+    "t: {filter: 'v > 10', set: {name: 'upper(name)', twice: 'v::bigint * 2'}}",
+    source="create table t (v int, name text); insert into t values (1, 'a'), (20, 'b')",
+)
+async def test_a_table_without_identity_brings_the_inserts_that_pass(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t select g, 'n' || g from generate_series(5, 15) g")
+    source.execute("update t set v = 100; insert into t values (null, 'x'), (11, null)")
+    await shared.caught_up()
+    assert target.execute("select v, name, twice from t order by v, name") == [
+        (11, "N11", 22),
+        (11, None, 22),
+        *[(v, f"N{v}", 2 * v) for v in (12, 13, 14, 15)],
+        (20, "B", 40),
+    ]
+    twice = "select format_type(atttypid, -1) from pg_attribute where attname = 'twice'"
+    assert target.value(twice) == "bigint"
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])
+@streams(
+    "t: {initial: none, type: history, filter: 'v > 10', set: {name: 'upper(name)'}}",
+    source=f"{TWO}; alter table t replica identity <identity>",
+)
 async def test_history_ends_versions_that_leave_and_begins_those_that_enter(
-    source: Database, target: Database, stream: MakeStreamer, identity: str
+    shared: Shared, identity: str
 ) -> None:
-    source.execute(TWO + f"; alter table t replica identity {identity}")
-    rule = "t: {initial: none, type: history, filter: 'v > 10', set: {name: 'upper(name)'}}"
-    async with stream(rule) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 20, 'a'), (2, 1, 'b')")
-        source.execute("update t set v = 5 where id = 1")  # leaves
-        source.execute("update t set v = 30 where id = 2")  # enters for the first time
-        source.execute(
-            "begin; update t set v = 40 where id = 1; update t set v = 41, name = 'aa' where id = 1; commit"
-        )
-        source.execute("update t set id = 3 where id = 2")
-        source.execute("delete from t where id = 3")
-        await streamer.caught_up()
-        assert target.execute(
-            "select id, v, name, kvsz_start = '1900-01-01', kvsz_end = '9999-01-01', kvsz_deleted"
-            " from t order by kvsz_id"
-        ) == [
-            (1, 20, "A", True, False, True),
-            (2, 30, "B", True, False, True),
-            (1, 40, "A", False, False, False),
-            (1, 41, "AA", False, True, False),
-            (3, 30, "B", False, False, True),
-        ]
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 20, 'a'), (2, 1, 'b')")
+    source.execute("update t set v = 5 where id = 1")  # leaves
+    source.execute("update t set v = 30 where id = 2")  # enters for the first time
+    source.execute(
+        "begin; update t set v = 40 where id = 1; update t set v = 41, name = 'aa' where id = 1; commit"
+    )
+    source.execute("update t set id = 3 where id = 2")
+    source.execute("delete from t where id = 3")
+    await shared.caught_up()
+    assert target.execute(
+        "select id, v, name, kvsz_start = '1900-01-01', kvsz_end = '9999-01-01', kvsz_deleted"
+        " from t order by kvsz_id"
+    ) == [
+        (1, 20, "A", True, False, True),
+        (2, 30, "B", True, False, True),
+        (1, 40, "A", False, False, False),
+        (1, 41, "AA", False, True, False),
+        (3, 30, "B", False, False, True),
+    ]
 
 
-async def test_append_keeps_what_leaves_as_it_was_last(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(TWO)
-    async with stream("t: {initial: none, type: append, filter: 'v > 10'}") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 20, 'a'), (2, 1, 'b')")
-        source.execute(
-            "begin; update t set v = 21 where id = 1; update t set v = 0 where id = 1; commit"
-        )
-        source.execute("update t set v = 22 where id = 2; delete from t where id = 2")
-        source.execute(
-            "begin; insert into t values (3, 30, 'c'); update t set v = 3 where id = 3; commit"
-        )
-        await streamer.caught_up()
-        rows = target.execute("select id, v, name from t order by id")
-        assert rows == [(1, 21, "a"), (2, 22, "b"), (3, 30, "c")]
+@streams("t: {initial: none, type: append, filter: 'v > 10'}", source=TWO)
+async def test_append_keeps_what_leaves_as_it_was_last(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 20, 'a'), (2, 1, 'b')")
+    source.execute(
+        "begin; update t set v = 21 where id = 1; update t set v = 0 where id = 1; commit"
+    )
+    source.execute("update t set v = 22 where id = 2; delete from t where id = 2")
+    source.execute(
+        "begin; insert into t values (3, 30, 'c'); update t set v = 3 where id = 3; commit"
+    )
+    await shared.caught_up()
+    rows = target.execute("select id, v, name from t order by id")
+    assert rows == [(1, 21, "a"), (2, 22, "b"), (3, 30, "c")]
 
 
 # ---- unchanged values --------------------------------------------------------------------------
@@ -175,29 +172,30 @@ TOAST = (
 VALUES = f"{BIG.format(seed='1')}, {BIG.format(seed='2')}"
 
 
-async def test_unchanged_values_are_taken_from_the_target_where_it_has_them(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(TOAST)
-    rule = (
-        't: {initial: none, filter: "v > 10 and length(big) > 5",'
-        " set: {digest: 'md5(large)', joined: 'v || md5(big)'}}"
+@streams(
+    't: {initial: none, filter: "v > 10 and length(big) > 5",'
+    " set: {digest: 'md5(large)', joined: 'v || md5(big)'}}",
+    source=TOAST,
+)
+async def test_unchanged_values_are_taken_from_the_target_where_it_has_them(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute(f"insert into t select g, 20, {VALUES} from generate_series(1, 4) g")
+    await shared.caught_up()
+    source.execute("update t set v = v + 1")  # all inputs: from the target
+    source.execute("update t set v = 5 where id = 2")  # out, whatever `big` is
+    source.execute("update t set v = 6 where id = 2; update t set id = 20 where id = 2")
+    source.execute("update t set big = 'x' where id = 3")
+    source.execute("update t set id = 40, v = 50 where id = 4")
+    source.execute("update t set large = 'changed' where id = 40")
+    await shared.caught_up()
+    expected = (
+        "select (id, v, md5(big), md5(large), md5(large), v || md5(big))::text from t"
+        " where v > 10 and length(big) > 5 order by 1"
     )
-    expected = "select (id, v, md5(big), md5(large), md5(large), v || md5(big))::text from t where v > 10 and length(big) > 5"
-    found = "select (id, v, md5(big), md5(large), digest, joined)::text from t"
-    async with stream(rule) as streamer:
-        await streamer.caught_up()
-        source.execute(f"insert into t select g, 20, {VALUES} from generate_series(1, 4) g")
-        await streamer.caught_up()
-        source.execute("update t set v = v + 1")  # all inputs: from the target
-        source.execute("update t set v = 5 where id = 2")  # out, whatever `big` is
-        source.execute("update t set v = 6 where id = 2; update t set id = 20 where id = 2")
-        source.execute("update t set big = 'x' where id = 3")
-        source.execute("update t set id = 40, v = 50 where id = 4")
-        source.execute("update t set large = 'changed' where id = 40")
-        await streamer.caught_up()
-        assert target.execute(found + " order by 1") == source.execute(expected + " order by 1")
-        assert target.value("select count(*) from t") == 2
+    found = "select (id, v, md5(big), md5(large), digest, joined)::text from t order by 1"
+    assert target.execute(found) == source.execute(expected)
+    assert target.value("select count(*) from t") == 2
 
 
 @pytest.mark.parametrize(
@@ -211,45 +209,43 @@ async def test_unchanged_values_are_taken_from_the_target_where_it_has_them(
         ("set: {big: 'v || md5(big)'}", "update t set v = 2"),
     ],
 )
+@streams("t: {initial: none, truncate_target: true, <rule>}", source=TOAST)
 async def test_what_cannot_be_known_stops_the_table_and_says_what_to_do(
-    source: Database, target: Database, stream: MakeStreamer, rule: str, change: str
+    shared: Shared, rule: str, change: str
 ) -> None:
-    source.execute(TOAST)
-    async with stream(f"t: {{initial: none, truncate_target: true, {rule}}}") as streamer:
-        await streamer.caught_up()
-        source.execute(f"insert into t select 1, 1, {VALUES}")
-        source.execute("insert into t values (7, 7, 'small', 'small')")
-        await streamer.caught_up()
-        before = target.execute("select id, v from t order by 1")
-        source.execute(change)
-        await streamer.table_state("public.t", "error")
-        error = (await streamer.table("public.t"))["error"]
-        assert "unchanged value" in error
-        assert target.execute("select id, v from t order by 1") == before
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute(f"insert into t select 1, 1, {VALUES}")
+    source.execute("insert into t values (7, 7, 'small', 'small')")
+    await shared.caught_up()
+    before = target.execute("select id, v from t order by 1")
+    source.execute(change)
+    await shared.table_state("t", "error")
+    error = (await shared.table("t"))["error"]
+    assert "unchanged value" in error
+    assert target.execute("select id, v from t order by 1") == before
 
 
 # ---- larger things -----------------------------------------------------------------------------
 
 
-async def test_a_large_transaction(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create table t (id int primary key, v int, name text)")
-    async with stream(
-        "t: {initial: none, filter: 'v % 3 = 0', set: {name: 'left(name, 4)'}}"
-    ) as streamer:
-        await streamer.caught_up()
-        source.execute(
-            "begin; insert into t select g, g, repeat(md5(g::text), 8) from generate_series(1, 40000) g;"
-            "update t set v = v + 1 where id <= 20000; delete from t where id % 100 = 0; commit"
-        )
-        await streamer.caught_up(60)
-        digest = "select count(*), md5(string_agg((id, v, {})::text, ',' order by id)) from t {}"
-        expected = source.execute(digest.format("left(name, 4)", "where v % 3 = 0"))
-        assert target.execute(digest.format("name", "")) == expected
+@streams(
+    "t: {initial: none, filter: 'v % 3 = 0', set: {name: 'left(name, 4)'}}",
+    source=TWO,
+)
+async def test_a_large_transaction(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute(
+        "begin; insert into t select g, g, repeat(md5(g::text), 8) from generate_series(1, 40000) g;"
+        "update t set v = v + 1 where id <= 20000; delete from t where id % 100 = 0; commit"
+    )
+    await shared.caught_up(60)
+    digest = "select count(*), md5(string_agg((id, v, {})::text, ',' order by id)) from t {}"
+    expected = source.execute(digest.format("left(name, 4)", "where v % 3 = 0"))
+    assert target.execute(digest.format("name", "")) == expected
 
 
-@pytest.mark.usefixtures("without_spark")
 async def test_another_filter_copies_the_table_again(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -292,7 +288,6 @@ def versions_since_15(source: Database) -> bool:
     return isinstance(version, int) and version >= 150000
 
 
-@pytest.mark.usefixtures("without_spark")
 async def test_the_publication_filters_where_that_is_safe(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -328,45 +323,49 @@ async def test_the_publication_filters_where_that_is_safe(
         assert_same(source, target, "t")
 
 
-@pytest.mark.usefixtures("without_spark")
-async def test_a_filter_that_the_publication_refuses_is_left_to_the_target(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create type mood as enum ('sad', 'ok')")
-    source.execute("create table t (m mood primary key); insert into t values ('sad'), ('ok')")
-    async with stream("t: {filter: \"m = 'ok'\"}") as streamer:
-        await streamer.caught_up()
-        assert source.value(PUBLISHED) == "all"
-        assert target.value("select array_agg(m::text) from t") == ["ok"]
+@streams(
+    "t: {filter: \"m = 'ok'\"}",
+    source="create type mood as enum ('sad', 'ok');"
+    " create table t (m mood primary key); insert into t values ('sad'), ('ok')",
+)
+async def test_a_filter_that_the_publication_refuses_is_left_to_the_target(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    assert source.value(PUBLISHED) == "all"
+    assert target.value("select array_agg(m::text) from t") == ["ok"]
 
 
 # ---- errors -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rule", "problem"),
-    [
-        ("filter: 'colour = 1'", 'uses column "colour", which the source does not send'),
-        ("filter: 'name'", "must be type boolean"),
-        ("filter: 'doubled > 1'", "does not send"),
-        ("filter: 'v = name'", "is refused by the source: operator does not exist"),
-        ("set: {id: 'v'}", "part of the key"),
-    ],
-)
+PROBLEMS = {
+    "filter: 'colour = 1'": 'uses column "colour", which the source does not send',
+    "filter: 'name'": "must be type boolean",
+    "filter: 'doubled > 1'": "does not send",
+    "filter: 'v = name'": "is refused by the source: operator does not exist",
+    "set: {id: 'v'}": "part of the key",
+}
+
+
 @pytest.mark.usefixtures("without_spark")
 async def test_what_does_not_fit_stops_that_table_with_its_reason(
-    source: Database, target: Database, stream: MakeStreamer, rule: str, problem: str
+    source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    source.execute(
-        "create table t (id int primary key, v int, name text, doubled int generated always as (v * 2) stored);"
-        "create table other (id int primary key); insert into t values (1, 1, 'a')"
-    )
+    source.execute("create table other (id int primary key)")
+    for n in range(len(PROBLEMS)):
+        source.execute(
+            f"create table t{n} (id int primary key, v int, name text,"
+            " doubled int generated always as (v * 2) stored);"
+            f" insert into t{n} values (1, 1, 'a')"
+        )
     async with stream("other:") as streamer:
         await streamer.caught_up()
-        write_config(streamer.path, source, target, f"{{t: {{{rule}}}, other: {{}}}}")
+        rules = "\n".join(f"t{n}: {{{rule}}}" for n, rule in enumerate(PROBLEMS))
+        write_config(streamer.path, source, target, f"{rules}\nother:")
         await streamer.apply()
-        await streamer.table_state("public.t", "error")
-        assert problem in (await streamer.table("public.t"))["error"]
+        for n, (rule, problem) in enumerate(PROBLEMS.items()):
+            await streamer.table_state(f"public.t{n}", "error")
+            assert problem in (await streamer.table(f"public.t{n}"))["error"], rule
         source.execute("insert into other values (1)")
         await streamer.table_state("public.other", "ready")
 
@@ -376,43 +375,43 @@ async def test_what_does_not_fit_stops_that_table_with_its_reason(
         await streamer.eventually(has_arrived)
 
 
+@streams(
+    "t: {initial: none, set: {v: 'v / 2.0', name: 'name || 1', flag: 'v > 1',"
+    " day: \"'2020-02-03 04:05'::timestamp\"}}",
+    source=TWO,
+    target="create table t (id int primary key, v smallint, name varchar(5), flag text, day date)",
+)
 async def test_values_are_cast_to_the_columns_type_and_refused_where_they_do_not_fit(
-    source: Database, target: Database, stream: MakeStreamer
+    shared: Shared,
 ) -> None:
-    source.execute(TWO)
-    target.execute(
-        "create table t (id int primary key, v smallint, name varchar(5), flag text, day date)"
-    )
-    rule = "t: {initial: none, set: {v: 'v / 2.0', name: 'name || 1', flag: 'v > 1', day: \"name::timestamp\"}}"
-    async with stream(rule.replace("name::timestamp", "'2020-02-03 04:05'::timestamp")) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 5, 'abc'), (2, null, null)")
-        await streamer.caught_up()
-        assert target.execute("select v, name, flag, day::text from t order by id") == [
-            (3, "abc1", "true", "2020-02-03"),
-            (None, None, None, "2020-02-03"),
-        ]
-        source.execute("update t set name = 'abcde' where id = 1")
-        await streamer.table_state("public.t", "error")
-        assert "too long" in (await streamer.table("public.t"))["error"]
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 5, 'abc'), (2, null, null)")
+    await shared.caught_up()
+    assert target.execute("select v, name, flag, day::text from t order by id") == [
+        (3, "abc1", "true", "2020-02-03"),
+        (None, None, None, "2020-02-03"),
+    ]
+    source.execute("update t set name = 'abcde' where id = 1")
+    await shared.table_state("t", "error")
+    assert "too long" in (await shared.table("t"))["error"]
 
 
-async def test_wide_rows_without_a_key(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    columns = ", ".join(f"c{n} int" for n in range(150))
+WIDE = (
+    "create table t (v int, name text, " + ", ".join(f"c{n} int" for n in range(150)) + ");"
+    " alter table t replica identity full"
+)
+
+
+@streams("t: {initial: none, filter: 'v > 10', set: {name: 'name || c149'}}", source=WIDE)
+async def test_wide_rows_without_a_key(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
     source.execute(
-        f"create table t (v int, name text, {columns}); alter table t replica identity full"
+        "insert into t (v, name, c149) values (20, 'a', 1), (20, 'a', 2), (5, 'a', 1), (30, 'b', 3);"
+        "update t set c0 = 1 where v = 5; update t set v = 6 where v = 30;"
+        "update t set v = 40 where v = 5; delete from t where v = 20 and c149 = 1"
     )
-    async with stream(
-        "t: {initial: none, filter: 'v > 10', set: {name: 'name || c149'}}"
-    ) as streamer:
-        await streamer.caught_up()
-        source.execute(
-            "insert into t (v, name, c149) values (20, 'a', 1), (20, 'a', 2), (5, 'a', 1), (30, 'b', 3);"
-            "update t set c0 = 1 where v = 5; update t set v = 6 where v = 30;"
-            "update t set v = 40 where v = 5; delete from t where v = 20 and c149 = 1"
-        )
-        await streamer.caught_up()
-        rows = target.execute("select v, name, c0, c149 from t order by v")
-        assert rows == [(20, "a2", None, 2), (40, "a1", 1, 1)]
+    await shared.caught_up()
+    rows = target.execute("select v, name, c0, c149 from t order by v")
+    assert rows == [(20, "a2", None, 2), (40, "a1", 1, 1)]

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.support.postgres import Database, assert_same, waits_for_lock
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
@@ -121,55 +122,55 @@ CODES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "deferred"),
-    [*((name, False) for name in CODES), ("disk_full", True), ("serialization_failure", True)],
-)
-async def test_one_table_of_which_the_target_takes_nothing_for_a_while(
-    source: Database, target: Database, stream: MakeStreamer, name: str, deferred: bool
-) -> None:
-    """As with a full tablespace: at the statement, or at the COMMIT after all writes."""
-    kind = "constraint trigger" if deferred else "trigger"
-    when = (
-        "after insert or update on t deferrable initially deferred"
-        if deferred
-        else "before insert or update on t"
-    )
-    for db in (source, target):
-        db.execute(DDL)
-    target.execute(
-        f"""
+def refuse(code: str, trigger: str, deferred: str = "") -> str:
+    """Let *trigger* of table t refuse every row, and count that."""
+    return f"""
         create sequence attempt;
-        create function refuse() returns trigger language plpgsql as $$ begin
-          perform nextval('public.attempt'); raise exception 'for a while' using errcode = '{CODES[name]}';
+        create function refuse() returns trigger language plpgsql set search_path from current as $$ begin
+          perform nextval('attempt'); raise exception 'for a while' using errcode = '{code}';
         end $$;
-        create {kind} refuse {when} for each row execute function refuse();
+        create {trigger} insert or update on t {deferred} for each row execute function refuse();
         alter table t enable always trigger refuse
         """
+
+
+REFUSALS = {name: refuse(code, "trigger refuse before") for name, code in CODES.items()} | {
+    f"{name} at commit": refuse(
+        CODES[name], "constraint trigger refuse after", "deferrable initially deferred"
     )
-    async with stream(TABLES, settings="workers: 1") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t select g, 'x' from generate_series(1, 100) g")
-        began = time.monotonic()
-        for n in range(6):
-            source.execute(f"insert into other values ({n})")
+    for name in ("disk_full", "serialization_failure")
+}
 
-            async def has_arrived(n: int = n) -> bool:
-                return target.value("select count(*) from other") == n + 1
 
-            await streamer.eventually(has_arrived)
-        attempts = "select last_value from attempt"
-        await until(lambda: int(str(target.value(attempts))) > 2, "it is tried again")
-        assert target.value("select count(*) from t") == 0
-        waited = time.monotonic() - began
-        # Each attempt tries a set, and then perhaps row by row; the first ones come fast.
-        assert int(str(target.value(attempts))) < 12 + 4 * waited
-        assert (await streamer.table("public.t"))["state"] == "ready", "it passes by itself"
-        # An attempt under way holds the table, and ends in this thread.
-        await asyncio.to_thread(target.execute, "drop trigger refuse on t")
-        source.execute("update t set v = 'after' where id < 50")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+@streams(TABLES, source=DDL, target=f"{DDL}; <refusal>", settings="workers: 1")
+async def test_one_table_of_which_the_target_takes_nothing_for_a_while(
+    shared: Shared, refusal: str
+) -> None:
+    """As with a full tablespace: at the statement, or at the COMMIT after all writes."""
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t select g, 'x' from generate_series(1, 100) g")
+    began = time.monotonic()
+    for n in range(6):
+        source.execute(f"insert into other values ({n})")
+
+        async def has_arrived(n: int = n) -> bool:
+            return target.value("select count(*) from other") == n + 1
+
+        await shared.eventually(has_arrived)
+    attempts = "select last_value from attempt"
+    await until(lambda: int(str(target.value(attempts))) > 2, "it is tried again")
+    assert target.value("select count(*) from t") == 0
+    waited = time.monotonic() - began
+    # Each attempt tries a set, and then perhaps row by row; the first ones come fast.
+    assert int(str(target.value(attempts))) < 12 + 4 * waited
+    assert (await shared.table("t"))["state"] == "ready", "it passes by itself"
+    # An attempt under way holds the table, and ends in this thread.
+    await asyncio.to_thread(target.execute, "drop trigger refuse on t")
+    source.execute("update t set v = 'after' where id < 50")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
 async def test_isolation_of_users_and_of_defaults_makes_no_serialization_failures(

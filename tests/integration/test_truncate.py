@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.support.postgres import Database, assert_same
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 
 DDL = """
@@ -22,48 +23,47 @@ log: {initial: none}
 """
 
 
-@pytest.mark.parametrize("at_target", [True, False])
+@pytest.mark.parametrize(
+    "ddl", [DDL, re.sub(r" references \w+", "", DDL)], ids=["as here", "no keys"]
+)
 @pytest.mark.parametrize("settings", ["workers: 8", "workers: 1", "consistency: transaction"])
-async def test_several_tables(
-    source: Database, target: Database, stream: MakeStreamer, at_target: bool, settings: str
-) -> None:
-    source.execute(DDL)
-    target.execute(DDL if at_target else re.sub(r" references \w+", "", DDL))
-    async with stream(TABLES, settings=settings) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into a select g, 'x' from generate_series(1, 50) g")
-        source.execute("insert into b select g, g from generate_series(1, 50) g")
-        source.execute("insert into c select g, g from generate_series(1, 5) g")
-        source.execute("insert into unmapped values (1, 1); insert into log values ('before')")
-        source.execute(
-            """
-            begin; insert into a values (100, 'gone'); insert into log values ('in it');
-            update b set a = 100 where id = 1;
-            truncate a, b, c, unmapped, log restart identity;
-            insert into a (v) values ('first'), ('second'); insert into b values (1, 1);
-            insert into log values ('after'); commit
-            """
-        )
-        source.execute("insert into a (v) values ('third'); insert into b values (2, 3)")
-        await streamer.caught_up()
-        for table in ("a", "b", "log"):
-            assert_same(source, target, table)
-        assert target.value("select count(*) from c") == 5, "append keeps what it got"
-        # Rolled back, as a whole and in part.
-        source.execute("begin; truncate a cascade; insert into a (v) values ('never'); rollback")
-        source.execute(
-            "begin; insert into log values ('kept'); savepoint s; truncate log, b cascade;"
-            "insert into log values ('never'); rollback to s; insert into log values ('kept too'); commit"
-        )
-        await streamer.caught_up()
-        for table in ("a", "b", "log"):
-            assert_same(source, target, table)
-        source.execute(
-            "insert into c values (9, 1); truncate a cascade; insert into a (v) values ('end')"
-        )
-        await streamer.caught_up()
-        for table in ("a", "b"):
-            assert_same(source, target, table)
+@streams(TABLES, source=DDL, target="<ddl>", settings="<settings>")
+async def test_several_tables(shared: Shared, ddl: str, settings: str) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into a select g, 'x' from generate_series(1, 50) g")
+    source.execute("insert into b select g, g from generate_series(1, 50) g")
+    source.execute("insert into c select g, g from generate_series(1, 5) g")
+    source.execute("insert into unmapped values (1, 1); insert into log values ('before')")
+    source.execute(
+        """
+        begin; insert into a values (100, 'gone'); insert into log values ('in it');
+        update b set a = 100 where id = 1;
+        truncate a, b, c, unmapped, log restart identity;
+        insert into a (v) values ('first'), ('second'); insert into b values (1, 1);
+        insert into log values ('after'); commit
+        """
+    )
+    source.execute("insert into a (v) values ('third'); insert into b values (2, 3)")
+    await shared.caught_up()
+    for table in ("a", "b", "log"):
+        assert_same(source, target, table)
+    assert target.value("select count(*) from c") == 5, "append keeps what it got"
+    # Rolled back, as a whole and in part.
+    source.execute("begin; truncate a cascade; insert into a (v) values ('never'); rollback")
+    source.execute(
+        "begin; insert into log values ('kept'); savepoint s; truncate log, b cascade;"
+        "insert into log values ('never'); rollback to s; insert into log values ('kept too'); commit"
+    )
+    await shared.caught_up()
+    for table in ("a", "b", "log"):
+        assert_same(source, target, table)
+    source.execute(
+        "insert into c values (9, 1); truncate a cascade; insert into a (v) values ('end')"
+    )
+    await shared.caught_up()
+    for table in ("a", "b"):
+        assert_same(source, target, table)
 
 
 async def test_partitions_and_versions(

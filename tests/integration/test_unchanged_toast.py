@@ -2,13 +2,19 @@
 
 import pytest
 
-from tests.support.postgres import Database, assert_same
-from tests.support.streamer import MakeStreamer
+from tests.support.postgres import assert_same
+from tests.support.shared import Shared, streams
 
 DDL = """
-create table t (id int primary key, v text, big text, big2 text);
-alter table t alter big set storage external, alter big2 set storage external
+create table {0} (id int primary key, v text, big text, big2 text);
+alter table {0} alter big set storage external, alter big2 set storage external
 """
+WITH = {
+    "default": DDL,
+    "full": f"{DDL}; alter table {{0}} replica identity full",
+    "no key": f"{DDL}; alter table {{0}} replica identity full, drop constraint {{0}}_pkey",
+}
+T = DDL.format("t")
 BIG = "repeat(chr(97 + g % 26), 9000 + g)"
 ROWS = f"insert into t select g, 'v', {BIG}, {BIG} from generate_series(1, 12) g"
 WINDOWS = [
@@ -37,105 +43,102 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("identity", ["default", "full", "nothing but full"])
+def identities(*tables: str) -> pytest.MarkDecorator:
+    """Run a test with each replica identity; ``<ddl>`` makes *tables* with it."""
+    found = WITH if len(tables) == 1 else [name for name in WITH if name != "no key"]
+    made = {name: "; ".join(WITH[name].format(table) for table in tables) for name in found}
+    return pytest.mark.parametrize("ddl", made.values(), ids=made)
+
+
 @pytest.mark.parametrize("apart", [False, True])
-async def test_every_combination(
-    source: Database, target: Database, stream: MakeStreamer, identity: str, apart: bool
-) -> None:
-    """As a clone, in a history, and appended; changes in one window, or each in its own."""
-    for db in (source, target):
-        db.execute(DDL)
-    for table in ("h", "l"):
-        source.execute(DDL.replace(" t ", f" {table} "))
-    for table in ("t", "h", "l"):
-        if identity != "default":
-            source.execute(f"alter table {table} replica identity full")
-        if identity == "nothing but full":
-            source.execute(f"alter table {table} drop constraint {table}_pkey")
-    if identity == "nothing but full":
-        target.execute("alter table t drop constraint t_pkey")
-    tables = (
-        "t: {initial: none}\nh: {initial: none, type: history}\nl: {initial: none, type: append}"
-    )
-    if identity == "nothing but full":
-        tables = "t: {initial: none}"
-    async with stream(tables) as streamer:
-        await streamer.caught_up()
-        source.execute(ROWS)
-        if identity != "nothing but full":
-            source.execute(
-                f"{ROWS.replace('into t', 'into h')}; {ROWS.replace('into t', 'into l')}"
-            )
-        await streamer.caught_up()
-        for window in WINDOWS:
-            source.execute(window)
-            if identity != "nothing but full":
-                source.execute(window.replace(" t ", " h "))
-                source.execute(window.replace(" t ", " l "))
-            if apart:
-                await streamer.caught_up()
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-        if identity == "nothing but full":
-            return
-        columns = "id, v, big, big2"
-        live = f"select {columns} from h where kvsz_end > '9000-01-01' order by 1"
-        assert target.execute(live) == source.execute(f"select {columns} from t order by 1")
-        # Of a version that ended, too, no value is missing that its row had.
-        ended = "select count(*) from h where big is null"
-        assert target.value(ended) == 0
-        appended = target.execute(f"select {columns} from l order by 1")
-        for row in source.execute(f"select {columns} from t order by 1"):
-            assert row in appended
+@identities("t")
+@streams("t: {initial: none}", source="<ddl>", target="<ddl>")
+async def test_a_clone_keeps_them(shared: Shared, ddl: str, apart: bool) -> None:
+    """Changes in one window, or each in its own."""
+    await change(shared, apart, "t")
+    assert_same(shared.source, shared.target, "t")
 
 
-async def test_keys_that_are_large_themselves(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
+async def change(shared: Shared, apart: bool, *tables: str) -> None:
+    """Make all windows of changes in *tables*; *apart*: wait after each."""
+    await shared.caught_up()
+    for table in tables:
+        shared.source.execute(ROWS.replace(" t ", f" {table} "))
+    await shared.caught_up()
+    for window in WINDOWS:
+        for table in tables:
+            shared.source.execute(window.replace(" t ", f" {table} "))
+        if apart:
+            await shared.caught_up()
+    await shared.caught_up()
+
+
+COLUMNS = "id, v, big, big2"
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@identities("h", "l")
+@streams("h: {initial: none, type: history}\nl: {initial: none, type: append}", source="<ddl>")
+async def test_a_history_and_an_append_keep_them(shared: Shared, ddl: str, apart: bool) -> None:
+    source, target = shared.source, shared.target
+    await change(shared, apart, "h", "l")
+    live = f"select {COLUMNS} from h where kvsz_end > '9000-01-01' order by 1"
+    rows = source.execute(f"select {COLUMNS} from h order by 1")
+    assert target.execute(live) == rows
+    # Of a version that ended, too, no value is missing that its row had.
+    ended = "select count(*) from h where big is null"
+    assert target.value(ended) == 0
+    appended = target.execute(f"select {COLUMNS} from l order by 1")
+    for row in rows:
+        assert row in appended
+
+
+LARGE_KEYS = """
+create table k (a text, b int, v text, big text, primary key (a, b));
+alter table k alter a set storage external, alter big set storage external
+"""
+
+
+@streams("k: {initial: none}", source=LARGE_KEYS, target=LARGE_KEYS)
+async def test_keys_that_are_large_themselves(shared: Shared) -> None:
     """A key in TOAST storage is sent as the old key when it or another part of the key changes."""
-    ddl = """
-        create table k (a text, b int, v text, big text, primary key (a, b));
-        alter table k alter a set storage external, alter big set storage external
-        """
+    source, target = shared.source, shared.target
     key = "(select string_agg(md5(i::text), '') from generate_series(g, g + 75) i)"
-    for db in (source, target):
-        db.execute(ddl)
-    async with stream("k: {initial: none}") as streamer:
-        await streamer.caught_up()
-        source.execute(
-            f"insert into k select {key}, g, 'v', repeat('x', 9000) from generate_series(1, 6) g"
-        )
-        await streamer.caught_up()
+    await shared.caught_up()
+    source.execute(
+        f"insert into k select {key}, g, 'v', repeat('x', 9000) from generate_series(1, 6) g"
+    )
+    await shared.caught_up()
+    assert_same(source, target, "k")
+    for window in (
+        "update k set v = 'a' where b = 1; update k set b = 101 where b = 2",
+        "update k set a = 'short' where b = 3; update k set v = 'c' where b = 3",
+        (
+            "delete from k where b = 4; begin; update k set b = -b where b > 4;"
+            "update k set v = 'd' where b < 0; commit"
+        ),
+    ):
+        source.execute(window)
+        await shared.caught_up()
         assert_same(source, target, "k")
-        for window in (
-            "update k set v = 'a' where b = 1; update k set b = 101 where b = 2",
-            "update k set a = 'short' where b = 3; update k set v = 'c' where b = 3",
-            (
-                "delete from k where b = 4; begin; update k set b = -b where b > 4;"
-                "update k set v = 'd' where b < 0; commit"
-            ),
-        ):
-            source.execute(window)
-            await streamer.caught_up()
-            assert_same(source, target, "k")
 
 
 @pytest.mark.parametrize("rule", ["type: clone", "type: append", "type: history"])
 @pytest.mark.parametrize("change", ["v = 'new'", "id = 100"])
+@streams("t: {initial: none, <rule>}", source=f"{T}; {ROWS}")
 async def test_a_missing_row_is_reported_and_never_made_up(
-    source: Database, target: Database, stream: MakeStreamer, rule: str, change: str
+    shared: Shared, rule: str, change: str
 ) -> None:
-    source.execute(f"{DDL}; {ROWS}")
-    async with stream(f"t: {{initial: none, {rule}}}") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (50, 'whole', 'x', 'y')")
-        source.execute(f"update t set {change} where id = 3")
-        await streamer.table_state("public.t", "error")
-        error = (await streamer.table("public.t"))["error"]
-        assert "missing" in error
-        assert target.value("select count(*) from t where id <> 50") == 0
-        target.execute("insert into t (id, v, big, big2) values (3, 'v', 'kept', 'kept')")
-        await streamer.caught_up()
-        assert target.value("select count(*) from t where big = 'kept' and big2 = 'kept'") == (
-            2 if "history" in rule else 1
-        )
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (50, 'whole', 'x', 'y')")
+    source.execute(f"update t set {change} where id = 3")
+    await shared.table_state("t", "error")
+    error = (await shared.table("t"))["error"]
+    assert "missing" in error
+    assert target.value("select count(*) from t where id <> 50") == 0
+    target.execute("insert into t (id, v, big, big2) values (3, 'v', 'kept', 'kept')")
+    await shared.caught_up()
+    assert target.value("select count(*) from t where big = 'kept' and big2 = 'kept'") == (
+        2 if "history" in rule else 1
+    )

@@ -155,7 +155,11 @@ def servers(server_directory: Path) -> Iterator[Callable[[str], Server]]:
 @pytest.fixture
 def shared_server(servers: Callable[[str], Server], combination: None) -> Server:
     """The server that most tests use, for sources and targets alike: TEST_POSTGRES says which."""
-    return servers(os.environ.get("TEST_POSTGRES", "18"))
+    return servers(version_of_tests())
+
+
+def version_of_tests() -> str:
+    return os.environ.get("TEST_POSTGRES", "18")
 
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -175,6 +179,8 @@ class Database:
         self.parameters = ""
         """More libpq parameters for the program's connections."""
         self.keeps_connections = False
+        self.schema = "public"
+        """That tables without another schema are in."""
         self._idle: list[Connection] = []
 
     @property

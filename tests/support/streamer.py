@@ -85,11 +85,7 @@ class Streamer:
 
     async def caught_up(self, seconds: float = CATCH_UP_SECONDS) -> None:
         """Wait until everything committed now is visible."""
-        waiting = asyncio.create_task(
-            wait_command.wait_over(
-                self._bookkeeping, self.mapping, seconds, read_end=self._read_end
-            )
-        )
+        waiting = asyncio.create_task(self._wait(seconds))
         assert self._task is not None
         await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
@@ -99,6 +95,12 @@ class Streamer:
         missing = waiting.result()
         if missing is not None:
             raise AssertionError(f"{missing}\n{await self.dump()}")
+
+    async def _wait(self, seconds: float) -> str | None:
+        """Return the obstacle that is left after *seconds*, if any."""
+        return await wait_command.wait_over(
+            self._bookkeeping, self.mapping, seconds, read_end=self._read_end
+        )
 
     async def _read_end(self, source: SourceMapping) -> Lsn:
         async with self._sources.connection(source) as plain:
@@ -175,6 +177,7 @@ def write_config(
     settings: str = "",
     sid: str | None = None,
     group: str = "",
+    database: str = "shop",
 ) -> None:
     """Write a configuration for one source, with the environment's settings where it has none."""
     settings = _with_default(settings, "workers", "TEST_WORKERS")
@@ -187,7 +190,7 @@ def write_config(
         f"spool: {{directory: {path.parent / 'spool'}}}",
         settings,
         "sources:",
-        "- database: shop",
+        f"- database: {database}",
         f"  urls: [{url}]",
         textwrap.indent(group, "  "),
         "  tables:",
@@ -231,6 +234,10 @@ async def copy_in_threads(self: SparkLauncher, job: dict[str, Any]) -> list[dict
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_with_threads(monkeypatch)
+
+
+def copy_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads copy the parts; small tables have their indexes put off as large ones do."""
     monkeypatch.setattr(SparkLauncher, "submit", copy_in_threads)
     monkeypatch.setattr(SparkLauncher, "prepare", lambda self: None)

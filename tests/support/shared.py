@@ -1,0 +1,227 @@
+"""Tests of one module that share an engine and its two databases, because these take longer to start
+than such a test takes.
+
+Each test has a schema of its own on both sides, and its sessions look there first. So it names its
+tables as if it were alone. The first test that runs starts an engine with the tables of all. A test
+waits for its own tables only, so a table that another test leaves in error does not matter. Tests
+that stop the engine or change its configuration run alone.
+"""
+
+import contextlib
+import dataclasses
+import re
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psycopg
+import pytest
+import pytest_asyncio
+import yaml
+
+from streamer.commands import wait as wait_command
+from streamer.commands.embedded import Server
+from streamer.commands.scope import Scope
+from tests.support.postgres import Connection, Database, database, version_of_tests
+from tests.support.streamer import Streamer, copy_with_threads, write_config
+
+T = TypeVar("T", bound=Callable[..., Any])
+Options = tuple[tuple[str, str], ...]
+
+
+def streams(
+    rules: str, *, source: str = "", target: str = "", **options: str | None
+) -> Callable[[T], T]:
+    """Let a test share an engine, which the fixture `shared` gives it.
+
+    *rules*: YAML, one table a key. *source*, *target*: statements that run before the engine starts.
+    *options*: of `write_config`; tests with equal options share an engine. In all of them,
+    ``<name>`` stands for the parameter of that name. An option that is None does not count.
+    """
+
+    def mark(test: T) -> T:
+        marked = pytest.mark.asyncio(loop_scope="module")(test)
+        return pytest.mark.streams(rules, source, target, options)(marked)  # type: ignore[no-any-return]
+
+    return mark
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """The tables of one test, and the engine it needs.
+
+    ``rules``: by the full names of its tables.
+    """
+
+    schema: str
+    rules: dict[str, Any]
+    source: str
+    target: str
+    options: Options
+
+    @classmethod
+    def of(cls, item: pytest.Item) -> "Case | None":
+        mark = item.get_closest_marker("streams")
+        if mark is None:
+            return None
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+
+        def filled(text: str | None) -> str:
+            for name, value in parameters.items():
+                text = str(text).replace(f"<{name}>", str(value))
+            return str(text)
+
+        schema = _schema(item.name)
+        rules, source, target, options = mark.args
+        given = ((name, filled(value)) for name, value in sorted(options.items()))
+        return cls(
+            schema,
+            {
+                f"{schema}.{name}": {**(rule or {}), "target": f"{schema}.{_target_of(name, rule)}"}
+                for name, rule in yaml.safe_load(filled(rules)).items()
+            },
+            filled(source),
+            filled(target),
+            tuple((name, value) for name, value in given if value != "None"),
+        )
+
+
+def _schema(name: str) -> str:
+    """Return a name that no other test of its module has, within the length of an identifier."""
+    words = re.sub(r"\W+", "_", name.lower())
+    return words if words == name and len(words) < 60 else f"{words[:40]}_{_hash(name)}"
+
+
+def _hash(name: str) -> str:
+    return f"{zlib.crc32(name.encode()):08x}"
+
+
+def _target_of(name: str, rule: dict[str, Any] | None) -> str:
+    return str((rule or {}).get("target", name))
+
+
+class OwnSchema(Database):
+    """A database whose sessions look into one schema first."""
+
+    def __init__(self, whole: Database, schema: str) -> None:
+        super().__init__(whole.server, whole.name)
+        self.keeps_connections = True
+        self.schema = schema
+
+    def connect(self) -> Connection:
+        return psycopg.connect(
+            self.server.url(self.name),
+            autocommit=True,
+            prepare_threshold=None,
+            options=f"-c search_path={self.schema},public",
+        )
+
+
+class Shared(Streamer):
+    """The engine that tests share, as the test that runs now sees it."""
+
+    source: Database
+    target: Database
+
+    def __init__(self, path: Path, databases: tuple[Database, Database]) -> None:
+        super().__init__(path)
+        self.databases = databases
+        self._case: Case | None = None
+
+    @contextlib.contextmanager
+    def show(self, case: Case) -> Iterator[None]:
+        self._case = case
+        self.source, self.target = (OwnSchema(each, case.schema) for each in self.databases)
+        try:
+            yield
+        finally:
+            self.source.close()
+            self.target.close()
+
+    def own(self, table: str) -> str:
+        """Return the full name of a table of this test."""
+        assert self._case is not None
+        schema = f"{self._case.schema}."
+        return schema + table.removeprefix(schema).removeprefix("public.")
+
+    async def _wait(self, seconds: float) -> str | None:
+        assert self._case is not None
+        scope = Scope(tuple(self._case.rules))
+        return await wait_command.wait_over(
+            self._bookkeeping, self.mapping, seconds, scope, self._read_end
+        )
+
+    async def statuses(self) -> list[dict[str, Any]]:
+        """Return the status of the only source, with the tables of this test."""
+        assert self._case is not None
+        (source,) = await super().statuses()
+        own = self._case.rules
+        return [{**source, "tables": [each for each in source["tables"] if each["source"] in own]}]
+
+    async def table(self, name: str) -> dict[str, Any]:
+        return await super().table(self.own(name))
+
+    async def table_state(self, name: str, state: str, *arguments: Any) -> None:
+        await super().table_state(self.own(name), state, *arguments)
+
+    async def ask(self, action: str, table: str = "t", **options: Any) -> None:
+        await super().ask(action, self.own(table), **options)
+
+
+@dataclasses.dataclass
+class Engines:
+    """The engines of one module, by their options."""
+
+    stack: contextlib.AsyncExitStack
+    started: dict[Options, Shared] = dataclasses.field(default_factory=dict)
+
+    def start(self, server: Server, directory: Path, options: Options, cases: list[Case]) -> Shared:
+        source = self.stack.enter_context(database(server, "source"))
+        target = self.stack.enter_context(database(server, "target"))
+        for case in cases:
+            for db, sql in ((source, case.source), (target, case.target)):
+                db.execute(f"create schema {case.schema}")
+                own = OwnSchema(db, case.schema)
+                if sql:
+                    own.execute(sql)
+                own.close()
+        path = directory / "config.yaml"
+        rules: dict[str, Any] = {}
+        for case in cases:
+            rules |= case.rules
+        # Slots are named after it, and other tests of the module have slots on the same server.
+        name = f"shared{len(self.started)}"
+        tables = yaml.safe_dump(rules, width=10**6)
+        write_config(path, source, target, tables, database=name, **dict(options))
+        self.started[options] = engine = Shared(path, (source, target))
+        engine.start()
+        self.stack.push_async_callback(engine.stop)
+        return engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines() -> AsyncIterator[Engines]:
+    async with contextlib.AsyncExitStack() as stack:
+        copy_with_threads(stack.enter_context(pytest.MonkeyPatch.context()))
+        yield Engines(stack)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shared(
+    request: pytest.FixtureRequest,
+    engines: Engines,
+    servers: Callable[[str], Server],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Shared]:
+    """The engine of all tests of this module that have the same options."""
+    case = Case.of(request.node)
+    assert case is not None, "a test that shares an engine says its tables with `streams`"
+    engine = engines.started.get(case.options)
+    if engine is None:
+        items = [item for item in request.session.items if item.path == request.node.path]
+        cases = [each for item in items if (each := Case.of(item)) and each.options == case.options]
+        directory = tmp_path_factory.mktemp("shared")
+        engine = engines.start(servers(version_of_tests()), directory, case.options, cases)
+    with engine.show(case):
+        yield engine
