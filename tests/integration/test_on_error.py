@@ -6,9 +6,20 @@ import psycopg
 import pytest
 
 from tests.support.postgres import Database, assert_same, contents
-from tests.support.streamer import MakeStreamer
+from tests.support.shared import Shared, streams
+from tests.support.streamer import MakeStreamer, Streamer
 
 DDL = "create table {0} (id int primary key, v int)"
+T = DDL.format("t")
+BOTH = f"{T}; {DDL.format('other')}"
+AT_COMMIT = """
+create function refuse() returns trigger language plpgsql as $$ begin if new.v < 0 then
+  raise exception 'negative' using errcode = 'check_violation'; end if; return null; end $$;
+create constraint trigger refuse after insert on t deferrable initially deferred
+  for each row execute function refuse();
+alter table t enable always trigger refuse
+"""
+K = "create table k (id int primary key, u int unique)"
 TABLES = "t: {initial: none}\nother: {initial: none}"
 
 
@@ -64,51 +75,69 @@ async def test_a_refused_row_stops_its_table_and_nothing_else(
         assert (await streamer.table("public.t"))["error"] is None
 
 
-@pytest.mark.parametrize(
-    ("break_it", "mend_it", "expected"),
-    [
-        ("drop table t", DDL.format("t") + "; insert into t values (1, 1)", "does not exist"),
-        ("alter table t drop column v", "alter table t add column v int", "alter table"),
-        ("insert into t values (2, 0)", "delete from t where v = 0", "Key (id)=(2)"),
-        (
-            "revoke all on t from {0}; alter table t owner to other_{0}",
-            "grant all on t to {0}",
-            "permission denied",
-        ),
-        ("alter table t alter v type smallint", "alter table t alter v type int", "out of range"),
-    ],
-    ids=["missing-table", "missing-column", "insert-exists", "permission", "type"],
-)
+BREAKS = {
+    "missing-table": ("drop table t", f"{T}; insert into t values (1, 1)", "does not exist"),
+    "missing-column": (
+        "alter table t drop column v",
+        "alter table t add column v int",
+        "alter table",
+    ),
+    "insert-exists": ("insert into t values (2, 0)", "delete from t where v = 0", "Key (id)=(2)"),
+    "type": (
+        "alter table t alter v type smallint",
+        "alter table t alter v type int",
+        "out of range",
+    ),
+}
+
+
+@pytest.mark.parametrize(("break_it", "mend_it", "expected"), BREAKS.values(), ids=BREAKS)
+@streams("t: {initial: none}", source=T, target=T)
 async def test_what_was_refused_goes_on_when_it_is_mended(
+    shared: Shared, break_it: str, mend_it: str, expected: str
+) -> None:
+    await refuse_and_mend(shared, shared.source, shared.target, break_it, mend_it, expected)
+
+
+async def refuse_and_mend(
+    streamer: Streamer,
     source: Database,
     target: Database,
-    stream: MakeStreamer,
     break_it: str,
     mend_it: str,
     expected: str,
 ) -> None:
+    table = f"{target.schema}.t"
+    await streamer.caught_up()
+    source.execute("insert into t values (1, 1)")
+    await streamer.caught_up()
+    target.execute(break_it)
+    source.execute("insert into t values (2, 70000)")
+    await streamer.table_state(table, "error")
+    assert expected in (await streamer.table(table))["error"]
+    source.execute("update t set v = v + 1 where id = 1")
+    target.execute(mend_it)
+    await streamer.caught_up()
+    assert_same(source, target, "t")
+
+
+async def test_a_right_that_was_taken_away_and_given_back(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
     make(source, target)
     role = target.name
-    target.execute(f"create role {role} superuser login; create role other_{role}")
-    if "revoke" in break_it:
-        target.execute(
-            f"alter role {role} nosuperuser; alter table t owner to {role}; alter table other owner to {role};"
-            f"grant create, temporary on database {target.name} to {role}"
-        )
+    target.execute(
+        f"create role {role} login; create role other_{role};"
+        f"alter table t owner to {role}; alter table other owner to {role};"
+        f"grant create, temporary on database {target.name} to {role}"
+    )
     target.url_user = role
+    revoke = f"revoke all on t from {role}; alter table t owner to other_{role}"
     try:
         async with stream(TABLES) as streamer:
-            await streamer.caught_up()
-            source.execute("insert into t values (1, 1)")
-            await streamer.caught_up()
-            target.execute(break_it.format(role))
-            source.execute("insert into t values (2, 70000)")
-            await streamer.table_state("public.t", "error")
-            assert expected in (await streamer.table("public.t"))["error"]
-            source.execute("update t set v = v + 1 where id = 1")
-            target.execute(mend_it.format(role))
-            await streamer.caught_up()
-            assert_same(source, target, "t")
+            await refuse_and_mend(
+                streamer, source, target, revoke, f"grant all on t to {role}", "permission denied"
+            )
     finally:
         target.execute(
             f"reassign owned by {role} to postgres; drop owned by {role};"
@@ -116,31 +145,23 @@ async def test_what_was_refused_goes_on_when_it_is_mended(
         )
 
 
-async def test_a_deferred_constraint_that_fails_at_commit_stops_its_table(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    make(source, target)
-    target.execute(
-        "create function refuse() returns trigger language plpgsql as $$ begin if new.v < 0 then"
-        " raise exception 'negative' using errcode = 'check_violation'; end if; return null; end $$;"
-        "create constraint trigger refuse after insert on t deferrable initially deferred"
-        " for each row execute function refuse(); alter table t enable always trigger refuse"
-    )
-    async with stream(TABLES) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 1)")
-        source.execute("insert into t values (2, -1)")
-        source.execute("insert into other values (1, 1)")
-        await streamer.table_state("public.t", "error")
+@streams(TABLES, source=BOTH, target=f"{BOTH}; {AT_COMMIT}")
+async def test_a_deferred_constraint_that_fails_at_commit_stops_its_table(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 1)")
+    source.execute("insert into t values (2, -1)")
+    source.execute("insert into other values (1, 1)")
+    await shared.table_state("t", "error")
 
-        async def others_are_there() -> bool:
-            rows = target.execute("select id from t"), target.execute("select id from other")
-            return rows == ([(1,)], [(1,)])
+    async def others_are_there() -> bool:
+        rows = target.execute("select id from t"), target.execute("select id from other")
+        return rows == ([(1,)], [(1,)])
 
-        await streamer.eventually(others_are_there)
-        target.execute("drop trigger refuse on t")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+    await shared.eventually(others_are_there)
+    target.execute("drop trigger refuse on t")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
 async def test_a_locked_table_does_not_hold_up_the_others(
@@ -167,36 +188,31 @@ async def test_a_locked_table_does_not_hold_up_the_others(
         assert_same(source, target, "t")
 
 
-async def test_secondary_unique_keys_are_handed_from_row_to_row(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    ddl = "create table k (id int primary key, u int unique)"
-    source.execute(ddl)
-    target.execute(ddl)
-    async with stream("k: {initial: none}") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into k select g, g from generate_series(1, 50) g")
-        source.execute(
-            "update k set u = -u where id <= 10; update k set u = u - 10 where id between 11 and 20"
-        )
-        source.execute(
-            "begin; delete from k where id = 30; update k set u = 30 where id = 31; commit"
-        )
-        await streamer.caught_up()
-        assert_same(source, target, "k")
+@streams("k: {initial: none}", source=K, target=K)
+async def test_secondary_unique_keys_are_handed_from_row_to_row(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into k select g, g from generate_series(1, 50) g")
+    source.execute(
+        "update k set u = -u where id <= 10; update k set u = u - 10 where id between 11 and 20"
+    )
+    source.execute("begin; delete from k where id = 30; update k set u = 30 where id = 31; commit")
+    await shared.caught_up()
+    assert_same(source, target, "k")
 
 
-async def test_several_errors_at_once_and_resume(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    make(source, target)
-    target.execute("insert into t values (1, 0); insert into other values (1, 0)")
-    async with stream(TABLES) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 1); insert into other values (1, 1)")
-        await streamer.table_state("public.t", "error")
-        await streamer.table_state("public.other", "error")
-        target.execute("delete from t; delete from other")
-        await asyncio.gather(streamer.caught_up())
-        assert_same(source, target, "t")
-        assert_same(source, target, "other")
+@streams(
+    TABLES,
+    source=BOTH,
+    target=f"{BOTH}; insert into t values (1, 0); insert into other values (1, 0)",
+)
+async def test_several_errors_at_once_and_resume(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 1); insert into other values (1, 1)")
+    await shared.table_state("t", "error")
+    await shared.table_state("other", "error")
+    target.execute("delete from t; delete from other")
+    await asyncio.gather(shared.caught_up())
+    assert_same(source, target, "t")
+    assert_same(source, target, "other")

@@ -14,6 +14,7 @@ from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.values import ROWS, TYPES, UPDATES
 
@@ -28,8 +29,9 @@ def address(target: Database) -> TargetAddress:
     return TargetAddress.parse(Secret(target.url))
 
 
-async def rows(target: Database, table: str | None = None) -> list[QuarantinedRow]:
-    return await command.read_rows(address(target), Choice(table), 1000)
+async def rows(target: Database, table: str = "*") -> list[QuarantinedRow]:
+    """Return what is in quarantine for the tables of this test."""
+    return await command.read_rows(address(target), Choice(f"{target.schema}.{table}"), 10_000)
 
 
 async def short(target: Database) -> list[tuple[str, Any]]:
@@ -38,7 +40,7 @@ async def short(target: Database) -> list[tuple[str, Any]]:
 
 async def ask(streamer: Streamer, target: Database, action: str, *ids: int) -> None:
     """Ask, and wait until it is done."""
-    await command.ask(address(target), action, Choice(ids=ids))
+    await command.ask(address(target), action, Choice(f"{target.schema}.*", ids=ids))
 
     async def is_done() -> bool:
         return target.value("select count(*) from streamer.request") == 0
@@ -58,296 +60,305 @@ def make(source: Database, target: Database, ddl: str = DDL) -> None:
     target.execute(ddl)
 
 
+@streams(T, source=DDL, target=f"{DDL}; {CHECK}", settings=QUARANTINE)
 async def test_refused_rows_wait_with_all_that_follows_and_are_applied_when_mended(
-    source: Database, target: Database, stream: MakeStreamer
+    shared: Shared,
 ) -> None:
-    make(source, target)
-    target.execute(CHECK)
-    async with stream(T, settings=QUARANTINE) as streamer:
-        await streamer.caught_up()
-        await apply(
-            streamer,
-            source,
-            "insert into t values (1, 1), (2, -2), (3, 3)",
-            "update t set v = 20 where id = 2; insert into t values (4, 4)",
-            # The key is handed on: 9 follows too, and so does the row that gets 2 now.
-            "update t set id = 9 where id = 2",
-            "insert into t values (2, 2)",
-            "update t set v = -3 where id = 3",
-            "update t set v = 30 where id = 3",
-            "delete from t where id = 9; insert into t values (9, 9), (5, 5)",
-        )
-        there = "select id, v from t order by 1"
-        assert target.execute(there) == [(1, 1), (3, 3), (4, 4), (5, 5)]
-        assert await short(target) == [
-            ("insert", "2"),
-            ("update", "2"),
-            ("update", "9"),
-            ("insert", "2"),
-            ("update", "3"),
-            ("update", "3"),
-            ("delete", "9"),
-            ("insert", "9"),
-        ]
-        first, second, *_ = await rows(target)
-        assert first.new == {"id": "2", "v": "-2", "big": None}
-        assert (first.code, second.code) == ("23514", None)
-        assert "positive" in first.error
-        status = await streamer.table("public.t")
-        assert (status["state"], status["quarantined"], status["error"]) == ("ready", 8, None)
-        assert sample(streamer, "streamer_quarantined_rows") == 8
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    await apply(
+        shared,
+        source,
+        "insert into t values (1, 1), (2, -2), (3, 3)",
+        "update t set v = 20 where id = 2; insert into t values (4, 4)",
+        # The key is handed on: 9 follows too, and so does the row that gets 2 now.
+        "update t set id = 9 where id = 2",
+        "insert into t values (2, 2)",
+        "update t set v = -3 where id = 3",
+        "update t set v = 30 where id = 3",
+        "delete from t where id = 9; insert into t values (9, 9), (5, 5)",
+    )
+    there = "select id, v from t order by 1"
+    assert target.execute(there) == [(1, 1), (3, 3), (4, 4), (5, 5)]
+    assert await short(target) == [
+        ("insert", "2"),
+        ("update", "2"),
+        ("update", "9"),
+        ("insert", "2"),
+        ("update", "3"),
+        ("update", "3"),
+        ("delete", "9"),
+        ("insert", "9"),
+    ]
+    first, second, *_ = await rows(target)
+    assert first.new == {"id": "2", "v": "-2", "big": None}
+    assert (first.code, second.code) == ("23514", None)
+    assert "positive" in first.error
+    status = await shared.table("t")
+    assert (status["state"], status["quarantined"], status["error"]) == ("ready", 8, None)
+    assert sample(shared, "streamer_quarantined_rows") == 8
 
-        # Refused again, it stays, and says so.
-        await ask(streamer, target, "retry")
-        again = await rows(target)
-        assert len(again) == 8
-        assert all(row.retried_at for row in again)
+    # Refused again, it stays, and says so.
+    await ask(shared, target, "retry")
+    again = await rows(target)
+    assert len(again) == 8
+    assert all(row.retried_at for row in again)
 
-        target.execute(MEND)
-        source.execute("update t set v = v + 1")
-        await ask(streamer, target, "retry")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-        assert (await streamer.table("public.t"))["quarantined"] == 0
-        assert sample(streamer, "streamer_quarantined_rows") == 0
-        # As fast as before: nothing is held any more.
-        (supervisor,) = streamer.engine.supervisors
-        assert supervisor.pipeline is not None
-        assert supervisor.pipeline.session is not None
-        assert not any(lane.is_held for lane in supervisor.pipeline.session.relations.lanes())
-        source.execute("insert into t select g, g from generate_series(100, 200) g")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+    target.execute(MEND)
+    source.execute("update t set v = v + 1")
+    await ask(shared, target, "retry")
+    await shared.caught_up()
+    assert_same(source, target, "t")
+    assert (await shared.table("t"))["quarantined"] == 0
+    assert sample(shared, "streamer_quarantined_rows") == 0
+    # As fast as before: nothing is held any more.
+    (supervisor,) = shared.engine.supervisors
+    assert supervisor.pipeline is not None
+    assert supervisor.pipeline.session is not None
+    relations = supervisor.pipeline.session.relations
+    own = {
+        lane
+        for lane in relations.lanes()
+        for each in relations.in_lane(lane)
+        if str(each.mapping.source) == shared.own("t")
+    }
+    assert [lane.is_held for lane in own] == [False]
+    source.execute("insert into t select g, g from generate_series(100, 200) g")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
-def sample(streamer: Streamer, name: str) -> float:
+def sample(shared: Shared, name: str) -> float:
     found = [
         sample.value
-        for metric in streamer.engine.metrics.registry.collect()
+        for metric in shared.engine.metrics.registry.collect()
         for sample in metric.samples
-        if sample.name == name and sample.labels["table"] == "public.t"
+        if sample.name == name and sample.labels["table"] == shared.own("t")
     ]
     return found[0]
 
 
-async def test_values_that_the_type_refuses_and_many_of_them(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create table t (id int primary key, v int, big text)")
-    target.execute("create table t (id int primary key, v smallint, big varchar(3))")
-    async with stream(T, settings=QUARANTINE) as streamer:
-        await streamer.caught_up()
-        # Every other one, then a block of 3,000, then alternating causes; one transaction each.
-        source.execute("insert into t select g, 70000 * (g % 2), 'x' from generate_series(1, 60) g")
-        source.execute("insert into t select g, 70000, 'x' from generate_series(1001, 4000) g")
-        source.execute(
-            "insert into t select g, 1, repeat('x', g % 5) from generate_series(61, 99) g"
-        )
-        await streamer.caught_up(180)
-        await apply(streamer, source, "update t set v = 1 where id between 20 and 40")
-        bad = "(v > 32767 or length(big) > 3 or (id between 20 and 40 and id % 2 = 1))"
-        good = source.execute(f"select id, v, big from t where not {bad} order by 1")
-        assert target.execute("select id, v, big from t order by 1") == good
-        codes = target.execute("select distinct code from streamer.quarantine order by 1")
-        assert codes == [("22001",), ("22003",), (None,)]
+@streams(
+    T,
+    source=DDL,
+    target="create table t (id int primary key, v smallint, big varchar(3))",
+    settings=QUARANTINE,
+)
+async def test_values_that_the_type_refuses_and_many_of_them(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    # Every other one, then a block of 3,000, then alternating causes; one transaction each.
+    source.execute("insert into t select g, 70000 * (g % 2), 'x' from generate_series(1, 60) g")
+    source.execute("insert into t select g, 70000, 'x' from generate_series(1001, 4000) g")
+    source.execute("insert into t select g, 1, repeat('x', g % 5) from generate_series(61, 99) g")
+    await shared.caught_up(180)
+    await apply(shared, source, "update t set v = 1 where id between 20 and 40")
+    bad = "(v > 32767 or length(big) > 3 or (id between 20 and 40 and id % 2 = 1))"
+    good = source.execute(f"select id, v, big from t where not {bad} order by 1")
+    assert target.execute("select id, v, big from t order by 1") == good
+    assert {row.code for row in await rows(target)} == {"22001", "22003", None}
 
-        target.execute("alter table t alter v type int, alter big type text")
-        await ask(streamer, target, "retry")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+    target.execute("alter table t alter v type int, alter big type text")
+    await ask(shared, target, "retry")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
-async def test_single_changes_are_retried_in_order_and_dropped(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    make(source, target)
+@streams(T, source=DDL, target=f"{DDL}; {CHECK}", settings=QUARANTINE)
+async def test_single_changes_are_retried_in_order_and_dropped(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    await apply(
+        shared,
+        source,
+        "insert into t values (1, -1), (2, -2), (3, -3)",
+        "update t set v = 10 * id",
+    )
+    found = await rows(target)
+    assert len(found) == 6
+
+    # One change brings the others of its row along; other rows stay.
+    target.execute(MEND)
+    await ask(shared, target, "retry", found[3].id)
+    assert target.execute("select id, v from t") == [(1, 10)]
     target.execute(CHECK)
-    async with stream(T, settings=QUARANTINE) as streamer:
-        await streamer.caught_up()
-        await apply(
-            streamer,
-            source,
-            "insert into t values (1, -1), (2, -2), (3, -3)",
-            "update t set v = 10 * id",
-        )
-        found = await rows(target)
-        assert len(found) == 6
 
-        # One change brings the others of its row along; other rows stay.
-        target.execute(MEND)
-        await ask(streamer, target, "retry", found[3].id)
-        assert target.execute("select id, v from t") == [(1, 10)]
-        target.execute(CHECK)
+    # Without the rejected change, the rest of a row can go.
+    await ask(shared, target, "drop", found[1].id)
+    await ask(shared, target, "retry")
+    assert target.execute("select id, v from t order by 1") == [(1, 10), (2, 20)]
+    assert await short(target) == [("insert", "3"), ("update", "3")]
 
-        # Without the rejected change, the rest of a row can go.
-        await ask(streamer, target, "drop", found[1].id)
-        await ask(streamer, target, "retry")
-        assert target.execute("select id, v from t order by 1") == [(1, 10), (2, 20)]
-        assert await short(target) == [("insert", "3"), ("update", "3")]
-
-        # Given up: the next update of the row is whole, and brings it.
-        await ask(streamer, target, "drop")
-        source.execute("update t set v = 33 where id = 3")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+    # Given up: the next update of the row is whole, and brings it.
+    await ask(shared, target, "drop")
+    source.execute("update t set v = 33 where id = 3")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
-async def test_a_deferred_constraint_is_settled_row_by_row(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    make(source, target)
+AT_COMMIT = """
+create function refuse() returns trigger language plpgsql as $$ begin if new.v < 0 then
+  raise exception 'negative' using errcode = 'check_violation'; end if; return null; end $$;
+create constraint trigger refuse after insert or update on t deferrable initially deferred
+  for each row execute function refuse();
+alter table t enable always trigger refuse
+"""
+
+
+@streams(T, source=DDL, target=f"{DDL}; {AT_COMMIT}", settings=QUARANTINE)
+async def test_a_deferred_constraint_is_settled_row_by_row(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    await apply(
+        shared,
+        source,
+        "insert into t values (1, 1), (2, -2), (3, 3)",
+        "update t set v = 22 where id = 2; insert into t values (4, 4)",
+    )
+    # The same in a transaction that comes in pieces.
+    source.execute(
+        "insert into t select g, case when g = 777 then -1 else g end, repeat(g::text, 3000)"
+        " from generate_series(100, 1100) g"
+    )
+    await shared.caught_up()
+    assert await short(target) == [("insert", "2"), ("update", "2"), ("insert", "777")]
+    assert target.value("select count(*) from t") == 3 + 1000
+
+    await ask(shared, target, "retry")
+    assert len(await rows(target)) == 3
+    target.execute("drop trigger refuse on t")
+    await ask(shared, target, "retry")
+    assert_same(source, target, "t")
+
+
+@streams(T, source=DDL, target=f"{DDL}; {CHECK}", settings=QUARANTINE)
+async def test_a_transaction_larger_than_memory(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute(
+        "begin; insert into t select g, case when g % 500 = 0 then -g else g end,"
+        "   repeat(g::text, 4000) from generate_series(1, 2500) g;"
+        " update t set v = v + 1 where id % 250 = 0; commit"
+    )
+    await shared.caught_up()
+    assert target.value("select count(*) from t") == 2495
+    assert len(await rows(target)) == 10
+    source.execute("truncate t")
+    await shared.caught_up()
+    assert await rows(target) == []
+    source.execute("insert into t values (500, 5)")
+    await shared.caught_up()
+    assert_same(source, target, "t")
+
+
+@streams(T, source=DDL, target=f"{DDL}; {CHECK}", settings=QUARANTINE)
+async def test_truncate_and_resync_supersede_what_is_there(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, -1)")
+    await shared.caught_up()
+    await apply(
+        shared,
+        source,
+        "begin; update t set v = 1; truncate t; insert into t values (1, 11), (2, -2); commit",
+        "update t set v = 5 where id = 2",
+    )
+    assert await short(target) == [("insert", "2"), ("update", "2")]
+    assert target.execute("select id, v from t") == [(1, 11)]
+
+    end = (await shared.table("t"))["end_lsn"]
+    own = f"streamer.relation where source = '{shared.own('t')}'"
     target.execute(
-        "create function refuse() returns trigger language plpgsql as $$ begin if new.v < 0 then"
-        " raise exception 'negative' using errcode = 'check_violation'; end if; return null; end $$;"
-        "create constraint trigger refuse after insert or update on t deferrable initially deferred"
-        " for each row execute function refuse(); alter table t enable always trigger refuse"
+        f"{MEND}; update streamer.relation set target_created = true"
+        f" where source = '{shared.own('t')}'"
     )
-    async with stream(T, settings=QUARANTINE) as streamer:
-        await streamer.caught_up()
-        await apply(
-            streamer,
-            source,
-            "insert into t values (1, 1), (2, -2), (3, 3)",
-            "update t set v = 22 where id = 2; insert into t values (4, 4)",
-        )
-        # The same in a transaction that comes in pieces.
-        source.execute(
-            "insert into t select g, case when g = 777 then -1 else g end, repeat(g::text, 3000)"
-            " from generate_series(100, 1100) g"
-        )
-        await streamer.caught_up()
-        assert await short(target) == [("insert", "2"), ("update", "2"), ("insert", "777")]
-        assert target.value("select count(*) from t") == 3 + 1000
+    await requests.request(address(target), "resync", shared.own("t"), database=None, sid=None)
 
-        await ask(streamer, target, "retry")
-        assert len(await rows(target)) == 3
-        target.execute("drop trigger refuse on t")
-        await ask(streamer, target, "retry")
-        assert_same(source, target, "t")
+    async def is_copied() -> bool:
+        return target.value(f"select snapshot_lsn > '{end}' from {own}") is True
+
+    await shared.eventually(is_copied)
+    await shared.caught_up()
+    assert await rows(target) == []
+    assert_same(source, target, "t")
+    source.execute("update t set v = 6")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
-async def test_a_transaction_larger_than_memory(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    make(source, target)
-    target.execute(CHECK)
-    async with stream(T, settings=QUARANTINE) as streamer:
-        await streamer.caught_up()
-        source.execute(
-            "begin; insert into t select g, case when g % 500 = 0 then -g else g end,"
-            "   repeat(g::text, 4000) from generate_series(1, 2500) g;"
-            " update t set v = v + 1 where id % 250 = 0; commit"
-        )
-        await streamer.caught_up()
-        assert target.value("select count(*) from t") == 2495
-        assert len(await rows(target)) == 10
-        source.execute("truncate t")
-        await streamer.caught_up()
-        assert await rows(target) == []
-        source.execute("insert into t values (500, 5)")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+KINDS = """
+hist: {initial: none, type: history}
+added: {initial: none, type: append}
+keyless: {initial: none}
+whole: {initial: none}
+"""
 
 
-async def test_truncate_and_resync_supersede_what_is_there(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None
-) -> None:
-    make(source, target)
-    target.execute(CHECK)
-    async with stream(T, settings=QUARANTINE) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, -1)")
-        await streamer.caught_up()
-        await apply(
-            streamer,
-            source,
-            "begin; update t set v = 1; truncate t; insert into t values (1, 11), (2, -2); commit",
-            "update t set v = 5 where id = 2",
-        )
-        assert await short(target) == [("insert", "2"), ("update", "2")]
-        assert target.execute("select id, v from t") == [(1, 11)]
-
-        end = (await streamer.table("public.t"))["end_lsn"]
-        target.execute(f"{MEND}; update streamer.relation set target_created = true")
-        await requests.request(address(target), "resync", "t", database=None, sid=None)
-
-        async def is_copied() -> bool:
-            return target.value(f"select snapshot_lsn > '{end}' from streamer.relation") is True
-
-        await streamer.eventually(is_copied)
-        await streamer.caught_up()
-        assert await rows(target) == []
-        assert_same(source, target, "t")
-        source.execute("update t set v = 6")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-
-
-async def test_history_append_keyless_and_whole_rows(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
+def tables(check: str) -> str:
+    """Return the statements for the tables of `KINDS`; with a *check*, for those of the target."""
     history = (
-        ", kvsz_start timestamptz not null, kvsz_end timestamptz not null, "
-        "kvsz_deleted bool not null"
+        ", kvsz_start timestamptz not null, kvsz_end timestamptz not null,"
+        " kvsz_deleted bool not null"
     )
-    for name, key, more in (
-        ("hist", "primary key", history),
-        ("added", "primary key", ""),
-        ("keyless", "", ""),
-        ("whole", "", ""),
-    ):
-        source.execute(f"create table {name} (id int {key}, v int)")
-        target.execute(f"create table {name} (id int, v int check (v > 0){more})")
-    source.execute("alter table whole replica identity full")
-    tables = """
-    hist: {initial: none, type: history, on_error: quarantine}
-    added: {initial: none, type: append, on_error: quarantine}
-    keyless: {initial: none, on_error: quarantine}
-    whole: {initial: none, on_error: quarantine}
-    """
-    async with stream(tables) as streamer:
-        await streamer.caught_up()
-        for name in ("hist", "added", "whole"):
-            await apply(
-                streamer,
-                source,
-                f"insert into {name} values (1, 1), (2, -2)",
-                f"update {name} set v = 20 where id = 2",
-                f"update {name} set v = 2",
-                f"delete from {name} where id = 1",
-            )
-        source.execute("insert into keyless values (1, 1), (2, -2), (2, 2)")
-        # A truncated history also ends the versions in quarantine.
-        source.execute("insert into hist values (3, -3)")
-        source.execute("truncate hist; insert into hist values (3, 3), (4, 4)")
-        await streamer.caught_up()
-        assert target.execute("select id, v from added order by 1") == [(1, 2)]
-        assert target.execute("select id, v from keyless order by 2") == [(1, 1), (2, 2)]
-        assert target.execute("select * from whole") == []
-        assert [row.operation for row in await rows(target, "whole")] == ["insert"] + 2 * ["update"]
-        assert [row.operation for row in await rows(target, "added")] == ["insert"] + 2 * ["update"]
-        assert len(await rows(target, "keyless")) == 1
+    keys = {"hist": "primary key", "added": "primary key", "keyless": "", "whole": ""}
+    return "; ".join(
+        f"create table {name} (id int, v int{check}{history if name == 'hist' else ''})"
+        if check
+        else f"create table {name} (id int {key}, v int)"
+        for name, key in keys.items()
+    )
 
-        for name in ("hist", "added", "keyless", "whole"):
-            target.execute(f"alter table {name} drop constraint {name}_v_check")
-        await ask(streamer, target, "retry")
-        assert await rows(target) == []
-        for name in ("keyless", "whole"):
-            assert_same(source, target, name)
-        assert target.execute("select id, v from added order by 1") == [(1, 2), (2, 2)]
-        versions = target.execute(
-            "select id, v, kvsz_deleted, kvsz_end = '9999-01-01' from hist order by id, kvsz_start,"
-            " kvsz_end"
+
+@streams(
+    KINDS,
+    source=f"{tables('')}; alter table whole replica identity full",
+    target=tables(" check (v > 0)"),
+    settings=QUARANTINE,
+)
+async def test_history_append_keyless_and_whole_rows(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    for name in ("hist", "added", "whole"):
+        await apply(
+            shared,
+            source,
+            f"insert into {name} values (1, 1), (2, -2)",
+            f"update {name} set v = 20 where id = 2",
+            f"update {name} set v = 2",
+            f"delete from {name} where id = 1",
         )
-        assert [row for row in versions if row[3]] == [(3, 3, False, True), (4, 4, False, True)]
-        assert sorted(row[:2] for row in versions) == sorted(
-            [(1, 1), (1, 2), (2, -2), (2, 20), (2, 2), (3, -3), (3, 3), (4, 4)]
-        )
-        overlapping = """
-            select count(*) from hist a join hist b on a.id = b.id and a.ctid <> b.ctid
-            where (a.kvsz_start, a.kvsz_end) overlaps (b.kvsz_start, b.kvsz_end)
-        """
-        assert target.value(overlapping) == 0
+    source.execute("insert into keyless values (1, 1), (2, -2), (2, 2)")
+    # A truncated history also ends the versions in quarantine.
+    source.execute("insert into hist values (3, -3)")
+    source.execute("truncate hist; insert into hist values (3, 3), (4, 4)")
+    await shared.caught_up()
+    assert target.execute("select id, v from added order by 1") == [(1, 2)]
+    assert target.execute("select id, v from keyless order by 2") == [(1, 1), (2, 2)]
+    assert target.execute("select * from whole") == []
+    assert [row.operation for row in await rows(target, "whole")] == ["insert"] + 2 * ["update"]
+    assert [row.operation for row in await rows(target, "added")] == ["insert"] + 2 * ["update"]
+    assert len(await rows(target, "keyless")) == 1
+
+    for name in ("hist", "added", "keyless", "whole"):
+        target.execute(f"alter table {name} drop constraint {name}_v_check")
+    await ask(shared, target, "retry")
+    assert await rows(target) == []
+    for name in ("keyless", "whole"):
+        assert_same(source, target, name)
+    assert target.execute("select id, v from added order by 1") == [(1, 2), (2, 2)]
+    versions = target.execute(
+        "select id, v, kvsz_deleted, kvsz_end = '9999-01-01' from hist order by id, kvsz_start,"
+        " kvsz_end"
+    )
+    assert [row for row in versions if row[3]] == [(3, 3, False, True), (4, 4, False, True)]
+    assert sorted(row[:2] for row in versions) == sorted(
+        [(1, 1), (1, 2), (2, -2), (2, 20), (2, 2), (3, -3), (3, 3), (4, 4)]
+    )
+    overlapping = """
+        select count(*) from hist a join hist b on a.id = b.id and a.ctid <> b.ctid
+        where (a.kvsz_start, a.kvsz_end) overlaps (b.kvsz_start, b.kvsz_end)
+    """
+    assert target.value(overlapping) == 0
 
 
 async def test_each_source_has_its_own(
@@ -369,73 +380,79 @@ async def test_each_source_has_its_own(
         assert await rows(target) == []
 
 
-async def test_no_row_is_at_fault_when_the_table_is(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    make(source, target)
-    async with stream(T, settings=QUARANTINE) as streamer:
-        await streamer.caught_up()
-        target.execute("alter table t rename to away")
-        source.execute("insert into t values (1, 1)")
-        await streamer.table_state("public.t", "error")
-        target.execute("alter table away rename to t; alter table t drop column big")
-        await streamer.table_state("public.t", "error")
-        target.execute("alter table t add column big text")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-        assert await rows(target) == []
+@streams(T, source=DDL, target=DDL, settings=QUARANTINE)
+async def test_no_row_is_at_fault_when_the_table_is(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    target.execute("alter table t rename to away")
+    source.execute("insert into t values (1, 1)")
+    await shared.table_state("t", "error")
+    target.execute("alter table away rename to t; alter table t drop column big")
+    await shared.table_state("t", "error")
+    target.execute("alter table t add column big text")
+    await shared.caught_up()
+    assert_same(source, target, "t")
+    assert await rows(target) == []
 
 
-async def test_any_value_and_any_name_survives(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    name = '"Ta""b; drop table t; --\\ $streamer$ 😀"'
-    ddl = TYPES + f"create table {name} ({name} text primary key, v int, id int)"
-    make(source, target, ddl)
-    for table in ("every", name):
-        target.execute(f"alter table {table} add constraint refuse check (id is null)")
-    async with stream("'*': {initial: none}", settings=QUARANTINE) as streamer:
-        await streamer.caught_up()
-        source.execute(ROWS)
-        source.execute(UPDATES)
-        source.execute(f"insert into {name} values (E'a\\tb\\n\\\\.''$1', 1, 1)")
-        source.execute(f"update {name} set v = 2, {name} = {name} || {name}")
-        await streamer.caught_up()
-        assert target.value("select count(*) from every") == 0
-        assert len(await rows(target)) == 5 + 3 + 2 + 1 + 2
-        for table in ("every", name):
-            target.execute(f"alter table {table} drop constraint refuse")
-        await ask(streamer, target, "retry")
-        assert await rows(target) == []
-        for table in ("every", name):
-            assert_same(source, target, table)
+NAME = '"Ta""b; drop table t; --\\ $streamer$ 😀"'
+ODD = TYPES + f"create table {NAME} ({NAME} text primary key, v int, id int)"
 
 
-async def test_the_target_was_altered_meanwhile(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    make(source, target)
-    target.execute(CHECK)
-    async with stream(T, settings=QUARANTINE) as streamer:
-        await streamer.caught_up()
-        big = "(select string_agg(md5(g::text), '') from generate_series(1, 400) g)"
-        source.execute("alter table t alter big set storage external")
-        source.execute(f"insert into t values (1, 1, {big}), (2, 2, 'x')")
-        # An unchanged value is not in the stream, and not in quarantine.
-        source.execute("update t set v = -1 where id = 1; update t set v = -2 where id = 2")
-        await streamer.caught_up()
-        found = await rows(target)
-        assert [row.new for row in found] == [
-            {"id": "1", "v": "-1"},
-            {"id": "2", "v": "-2", "big": "x"},
+@streams(
+    "'*': {initial: none}",
+    source=ODD,
+    target="; ".join(
+        [
+            ODD,
+            *(
+                f"alter table {name} add constraint refuse check (id is null)"
+                for name in ("every", NAME)
+            ),
         ]
-        for db in (source, target):
-            db.execute("alter table t add column more int, alter v type bigint")
-        target.execute(MEND)
-        source.execute("update t set more = 5 where id = 2")
-        await streamer.caught_up()
-        await ask(streamer, target, "retry")
-        assert_same(source, target, "t")
+    ),
+    settings=QUARANTINE,
+)
+async def test_any_value_and_any_name_survives(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute(ROWS)
+    source.execute(UPDATES)
+    source.execute(f"insert into {NAME} values (E'a\\tb\\n\\\\.''$1', 1, 1)")
+    source.execute(f"update {NAME} set v = 2, {NAME} = {NAME} || {NAME}")
+    await shared.caught_up()
+    assert target.value("select count(*) from every") == 0
+    assert len(await rows(target)) == 5 + 3 + 2 + 1 + 2
+    for table in ("every", NAME):
+        target.execute(f"alter table {table} drop constraint refuse")
+    await ask(shared, target, "retry")
+    assert await rows(target) == []
+    for table in ("every", NAME):
+        assert_same(source, target, table)
+
+
+@streams(T, source=DDL, target=f"{DDL}; {CHECK}", settings=QUARANTINE)
+async def test_the_target_was_altered_meanwhile(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    big = "(select string_agg(md5(g::text), '') from generate_series(1, 400) g)"
+    source.execute("alter table t alter big set storage external")
+    source.execute(f"insert into t values (1, 1, {big}), (2, 2, 'x')")
+    # An unchanged value is not in the stream, and not in quarantine.
+    source.execute("update t set v = -1 where id = 1; update t set v = -2 where id = 2")
+    await shared.caught_up()
+    found = await rows(target)
+    assert [row.new for row in found] == [
+        {"id": "1", "v": "-1"},
+        {"id": "2", "v": "-2", "big": "x"},
+    ]
+    for db in (source, target):
+        db.execute("alter table t add column more int, alter v type bigint")
+    target.execute(MEND)
+    source.execute("update t set more = 5 where id = 2")
+    await shared.caught_up()
+    await ask(shared, target, "retry")
+    assert_same(source, target, "t")
 
 
 async def test_with_one_lane_for_all(
@@ -470,30 +487,34 @@ async def test_with_one_lane_for_all(
         assert_same(source, target, "t")
 
 
-async def test_rows_too_wide_to_be_staged_in_one_table(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    columns = ", ".join(f"c{n} int" for n in range(700))
-    ddl = f"create table t (id int primary key, v int, {columns})"
-    make(source, target, ddl)
-    source.execute("alter table t replica identity full")
-    target.execute(f"{CHECK}; alter table t alter c699 type smallint")
-    async with stream(T, settings=QUARANTINE) as streamer:
-        await streamer.caught_up()
-        await apply(
-            streamer,
-            source,
-            "insert into t (id, v, c1, c699)"
-            " select g, g % 7, g, 10000 * (g % 5) from generate_series(1, 60) g",
-            "update t set v = 5 where id % 10 = 0",
-        )
-        good = "select id, v, c1, c699 from t where {} order by 1"
-        there = target.execute(good.format(True))
-        # In a set, COPY writes to the table itself: one by one, they are staged in parts.
-        assert there == source.execute(good.format("id % 7 <> 0 and id % 5 <> 4"))
-        target.execute(f"{MEND}; alter table t alter c699 type int")
-        await ask(streamer, target, "retry")
-        assert_same(source, target, "t")
+WIDE = (
+    "create table t (id int primary key, v int, " + ", ".join(f"c{n} int" for n in range(700)) + ")"
+)
+
+
+@streams(
+    T,
+    source=f"{WIDE}; alter table t replica identity full",
+    target=f"{WIDE}; {CHECK}; alter table t alter c699 type smallint",
+    settings=QUARANTINE,
+)
+async def test_rows_too_wide_to_be_staged_in_one_table(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    await apply(
+        shared,
+        source,
+        "insert into t (id, v, c1, c699)"
+        " select g, g % 7, g, 10000 * (g % 5) from generate_series(1, 60) g",
+        "update t set v = 5 where id % 10 = 0",
+    )
+    good = "select id, v, c1, c699 from t where {} order by 1"
+    there = target.execute(good.format(True))
+    # In a set, COPY writes to the table itself: one by one, they are staged in parts.
+    assert there == source.execute(good.format("id % 7 <> 0 and id % 5 <> 4"))
+    target.execute(f"{MEND}; alter table t alter c699 type int")
+    await ask(shared, target, "retry")
+    assert_same(source, target, "t")
 
 
 async def test_binary_values_are_kept_as_text(
@@ -586,43 +607,46 @@ async def test_killed_between(
         assert_same(source, target, table)
 
 
-@pytest.mark.parametrize("identity", ["default", "full"])
+@pytest.mark.parametrize(("identity", "key"), [("default", "primary key"), ("full", "")])
+@streams(
+    "t: {initial: none, exclude: [region, v, note], filter: \"region = 'EU'\","
+    " set: {twice: 'v * 2'}}",
+    source="create table t (id int <key>, v int, region text, note text default 'hidden');"
+    " alter table t replica identity <identity>",
+    target="create table t (id int <key>, twice int check (twice > 0))",
+    settings=QUARANTINE,
+)
 async def test_rows_behind_a_filter_with_computed_columns(
-    source: Database, target: Database, stream: MakeStreamer, identity: str
+    shared: Shared, identity: str, key: str
 ) -> None:
-    key = "" if identity == "full" else "primary key"
-    source.execute(f"create table t (id int {key}, v int, region text, note text default 'hidden')")
-    source.execute(f"alter table t replica identity {identity}")
-    target.execute(f"create table t (id int {key}, twice int check (twice > 0))")
-    rule = "t: {initial: none, on_error: quarantine, exclude: [region, v, note], filter: \"region = 'EU'\", set: {twice: 'v * 2'}}"
+    source, target = shared.source, shared.target
+    await shared.caught_up()
     found = "select id, twice from t order by id"
-    async with stream(rule) as streamer:
-        await streamer.caught_up()
-        await apply(
-            streamer,
-            source,
-            "insert into t values (1, 1, 'EU'), (2, -2, 'EU'), (3, -3, 'US'), (4, -4, 'EU')",
-        )
-        assert target.execute(found) == [(1, 2)]
-        assert await short(target) == [("insert", "2"), ("insert", "4")]
-        await apply(
-            streamer,
-            source,
-            "update t set region = 'EU', v = 3 where id = 3",
-            "update t set region = 'US' where id = 4",  # follows, and leaves
-            "update t set v = 20 where id = 2",
-        )
-        assert target.execute(found) == [(1, 2), (3, 6)]
-        needed = {"id", "v", "region"}  # the last two only because of `filter` and `set`
-        for row in await rows(target):
-            for values in filter(None, (row.old, row.new)):
-                assert set(values) == needed
-        columns = target.value("select string_agg(definition::text, '') from streamer.quarantine")
-        assert "note" not in str(columns)
-        target.execute("alter table t drop constraint t_twice_check")
-        await ask(streamer, target, "retry")
-        assert target.execute(found) == [(1, 2), (2, 40), (3, 6)]
-        assert await rows(target) == []
+    await apply(
+        shared,
+        source,
+        "insert into t values (1, 1, 'EU'), (2, -2, 'EU'), (3, -3, 'US'), (4, -4, 'EU')",
+    )
+    assert target.execute(found) == [(1, 2)]
+    assert await short(target) == [("insert", "2"), ("insert", "4")]
+    await apply(
+        shared,
+        source,
+        "update t set region = 'EU', v = 3 where id = 3",
+        "update t set region = 'US' where id = 4",  # follows, and leaves
+        "update t set v = 20 where id = 2",
+    )
+    assert target.execute(found) == [(1, 2), (3, 6)]
+    needed = {"id", "v", "region"}  # the last two only because of `filter` and `set`
+    for row in await rows(target):
+        for values in filter(None, (row.old, row.new)):
+            assert set(values) == needed
+    columns = target.value("select string_agg(definition::text, '') from streamer.quarantine")
+    assert "note" not in str(columns)
+    target.execute("alter table t drop constraint t_twice_check")
+    await ask(shared, target, "retry")
+    assert target.execute(found) == [(1, 2), (2, 40), (3, 6)]
+    assert await rows(target) == []
 
 
 async def test_rows_in_quarantine_follow_changes_of_the_definition(

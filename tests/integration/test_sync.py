@@ -15,6 +15,7 @@ from streamer.sync.prepare import Preparation
 from streamer.sync.round import Round
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents, ordinary_role
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -159,37 +160,36 @@ async def test_a_table_that_cannot_be_locked_fails_alone(
 
 
 @pytest.mark.parametrize("setting", ["stop", "add", "ignore"])
-async def test_a_column_that_the_target_lacks_before_the_copy(
-    source: Database, target: Database, stream: MakeStreamer, setting: str
-) -> None:
-    source.execute(
-        "create table t (id int primary key, n numeric(5,1)); insert into t values (1, 2)"
-    )
-    target.execute("create table t (id int primary key)")
-    async with stream(f"t: {{on_column_added: {setting}}}") as streamer:
-        if setting == "stop":
-            await streamer.table_state("public.t", "error")
-            statement = 'alter table "public"."t" add column "n" numeric(5,1);'
-            assert statement in (await streamer.table("public.t"))["error"]
-            assert target.execute("select * from t") == []
-            return
-        await streamer.caught_up()
-        if setting == "add":
-            assert_same(source, target, "t")
-        else:
-            assert target.execute("select * from t") == [(1,)]
+@streams(
+    "t: {on_column_added: <setting>}",
+    source="create table t (id int primary key, n numeric(5,1)); insert into t values (1, 2)",
+    target="create table t (id int primary key)",
+)
+async def test_a_column_that_the_target_lacks_before_the_copy(shared: Shared, setting: str) -> None:
+    source, target = shared.source, shared.target
+    if setting == "stop":
+        await shared.table_state("t", "error")
+        statement = f'alter table "{target.schema}"."t" add column "n" numeric(5,1);'
+        assert statement in (await shared.table("t"))["error"]
+        assert target.execute("select * from t") == []
+        return
+    await shared.caught_up()
+    if setting == "add":
+        assert_same(source, target, "t")
+    else:
+        assert target.execute("select * from t") == [(1,)]
 
 
-async def test_a_history_table_made_by_hand_without_its_columns_is_refused(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create table h (id int primary key); insert into h values (1)")
-    source.execute("create table c (id int primary key); insert into c values (1)")
-    target.execute("create table h (id int primary key)")
-    async with stream("h: {type: history}\nc:") as streamer:
-        await streamer.table_state("public.h", "error")
-        await streamer.table_state("public.c", "ready")
-        assert "kvsz_start" in (await streamer.table("public.h"))["error"]
+@streams(
+    "h: {type: history}\nc:",
+    source="create table h (id int primary key); insert into h values (1);"
+    " create table c (id int primary key); insert into c values (1)",
+    target="create table h (id int primary key)",
+)
+async def test_a_history_table_made_by_hand_without_its_columns_is_refused(shared: Shared) -> None:
+    await shared.table_state("h", "error")
+    await shared.table_state("c", "ready")
+    assert "kvsz_start" in (await shared.table("h"))["error"]
 
 
 async def test_a_round_that_begins_again_leaves_alone_what_it_has_finished(

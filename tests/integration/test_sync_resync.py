@@ -13,6 +13,7 @@ from streamer.sync.launcher import SparkLauncher
 from streamer.sync.snapshot import HeldSnapshot
 from streamer.target import connection as target_module
 from tests.support.postgres import Database, assert_same, contents
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
@@ -63,77 +64,83 @@ def reading(db: Database, sql: str) -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize("options", [{}, {"mode": "diff"}])
 @pytest.mark.parametrize("sid", [None, "eu"])
+@streams(
+    "t:",
+    source="create table t (id int primary key, v int not null);"
+    " insert into t select g, 1 from generate_series(1, 5000) g",
+    sid="<sid>",
+)
 async def test_readers_see_the_old_rows_or_the_new_ones(
-    source: Database, target: Database, stream: MakeStreamer, options: Any, sid: str | None
+    shared: Shared, options: Any, sid: str | None
 ) -> None:
-    source.execute("create table t (id int primary key, v int not null)")
-    source.execute("insert into t select g, 1 from generate_series(1, 5000) g")
-    async with stream("t:", sid=sid) as streamer:
-        await streamer.caught_up()
-        key = "sid, id" if sid else "id"
-        target.execute(
-            f"""
-            create table child (sid text default '{sid}', id int, foreign key ({key}) references t
-                                on delete cascade);
-            insert into child (id) select g from generate_series(1, 5000) g;
-            create index on t (v);
-            create view v as select count(*) from t;
-            grant select on t to pg_monitor;
-            """
-        )
-        if sid:
-            target.execute("insert into t values ('us', 5000, 1)")
-        target.execute("update t set v = 2 where id <= 1000")
-        facts = """
-            select relfilenode, relacl::text,
-                   array(select indexrelid from pg_index where indrelid = c.oid order by 1),
-                   array(select conname from pg_constraint where confrelid = c.oid)
-            from pg_class c where relname = 't'
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    key = "sid, id" if sid else "id"
+    target.execute(
+        f"""
+        create table child (sid text default '{sid}', id int, foreign key ({key}) references t
+                            on delete cascade);
+        insert into child (id) select g from generate_series(1, 5000) g;
+        create index on t (v);
+        create view v as select count(*) from t;
+        grant select on t to pg_monitor;
         """
-        before = target.execute(facts)
-        with reading(target, "select count(*), sum(v) from t where id <= 5000") as seen:
-            await streamer.ask("resync", **options)
-            for n in range(5001, 5300):
-                source.execute(f"insert into t values ({n}, 1); update t set v = 3 where id = {n}")
-            await streamer.caught_up()
-        extra = 1 if sid else 0
-        changed = 5000 + extra, 6000 + extra
-        assert set(seen) == {changed, (5000 + extra, 5000 + extra)}
-        assert target.execute(facts) == before
-        assert target.value("select count(*) from child") == 5000
-        assert target.value("select count from v") == 5299 + extra
-        own = "(select id, v from t where sid = 'eu')" if sid else "t"
-        assert_same(source, target, "t", own)
-        assert stages(target) == []
+    )
+    if sid:
+        target.execute("insert into t values ('us', 5000, 1)")
+    target.execute("update t set v = 2 where id <= 1000")
+    facts = """
+        select relfilenode, relacl::text,
+               array(select indexrelid from pg_index where indrelid = c.oid order by 1),
+               array(select conname from pg_constraint where confrelid = c.oid)
+        from pg_class c where oid = 't'::regclass
+    """
+    before = target.execute(facts)
+    with reading(target, "select count(*), sum(v) from t where id <= 5000") as seen:
+        await shared.ask("resync", **options)
+        for n in range(5001, 5300):
+            source.execute(f"insert into t values ({n}, 1); update t set v = 3 where id = {n}")
+        await shared.caught_up()
+    extra = 1 if sid else 0
+    changed = 5000 + extra, 6000 + extra
+    assert set(seen) == {changed, (5000 + extra, 5000 + extra)}
+    assert target.execute(facts) == before
+    assert target.value("select count(*) from child") == 5000
+    assert target.value("select count from v") == 5299 + extra
+    own = "(select id, v from t where sid = 'eu')" if sid else "t"
+    assert_same(source, target, "t", own)
+    assert stages(target) == []
 
 
 @pytest.mark.parametrize("mode", ["reload", "diff"])
-async def test_what_is_written(
-    source: Database, target: Database, stream: MakeStreamer, mode: str
-) -> None:
-    source.execute("create table t (id int primary key, v text, j json)")
-    source.execute("""insert into t select g, 'v', '{"a":  1}' from generate_series(1, 100) g""")
-    async with stream("t:", sid="eu") as streamer:
-        await streamer.caught_up()
-        target.execute(
-            """
-            insert into t values ('us', 1, 'theirs'), ('us', 2, 'theirs');
-            update t set v = null where sid = 'eu' and id = 1;
-            update t set j = '{"a": 1}' where sid = 'eu' and id = 2;
-            delete from t where sid = 'eu' and id = 3;
-            insert into t values ('eu', 777, 'never there');
-            """
-        )
-        theirs = rows(target, where="sid = 'us'")
-        before = rows(target, where="sid = 'eu' and id between 4 and 100")
-        await resync(streamer, mode=mode)
-        after = rows(target, where="sid = 'eu' and id between 4 and 100")
-        assert rows(target, where="sid = 'us'") == theirs
-        assert_same(source, target, "t", "(select id, v, j from t where sid = 'eu')")
-        if mode == "diff":
-            assert after == before
-        else:
-            assert not set(after.items()) & set(before.items())
+@streams(
+    "t:",
+    source="create table t (id int primary key, v text, j json);"
+    """ insert into t select g, 'v', '{"a":  1}' from generate_series(1, 100) g""",
+    sid="eu",
+)
+async def test_what_is_written(shared: Shared, mode: str) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    target.execute(
+        """
+        insert into t values ('us', 1, 'theirs'), ('us', 2, 'theirs');
+        update t set v = null where sid = 'eu' and id = 1;
+        update t set j = '{"a": 1}' where sid = 'eu' and id = 2;
+        delete from t where sid = 'eu' and id = 3;
+        insert into t values ('eu', 777, 'never there');
+        """
+    )
+    theirs = rows(target, where="sid = 'us'")
+    before = rows(target, where="sid = 'eu' and id between 4 and 100")
+    await resync(shared, mode=mode)
+    after = rows(target, where="sid = 'eu' and id between 4 and 100")
+    assert rows(target, where="sid = 'us'") == theirs
+    assert_same(source, target, "t", "(select id, v, j from t where sid = 'eu')")
+    if mode == "diff":
+        assert after == before
+    else:
+        assert not set(after.items()) & set(before.items())
 
 
 HOSTILE = '"t ""{}\'; drop table x; --"'
@@ -175,21 +182,22 @@ async def test_rows_without_a_key_and_names_of_all_kinds(
         assert (target.execute(kept) == before) == (mode == "diff")
 
 
-async def test_columns_of_the_target_alone_survive_a_diff(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
+@streams(
+    "t:",
+    source="create table t (id int primary key, v int unique);"
+    " insert into t select g, g from generate_series(1, 9) g",
+    target="create table t (id int primary key, v int unique, note text default 'new')",
+)
+async def test_columns_of_the_target_alone_survive_a_diff(shared: Shared) -> None:
     """And a second unique constraint does not stand in the way of values that change places."""
-    ddl = "create table {} (id int primary key, v int unique{})"
-    source.execute(ddl.format("t", "") + "; insert into t select g, g from generate_series(1, 9) g")
-    target.execute(ddl.format("t", ", note text default 'new'"))
-    async with stream("t:") as streamer:
-        await streamer.caught_up()
-        target.execute("update t set note = 'mine'; update t set v = -v where id = 1")
-        await resync(streamer, mode="diff")
-        assert target.execute("select distinct note from t") == [("mine",)]
-        target.execute("update t set v = v + 100; update t set v = 10 - (v - 100)")
-        await resync(streamer, mode="diff")
-        assert_same(source, target, "t", "(select id, v from t)")
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    target.execute("update t set note = 'mine'; update t set v = -v where id = 1")
+    await resync(shared, mode="diff")
+    assert target.execute("select distinct note from t") == [("mine",)]
+    target.execute("update t set v = v + 100; update t set v = 10 - (v - 100)")
+    await resync(shared, mode="diff")
+    assert_same(source, target, "t", "(select id, v from t)")
 
 
 @pytest.mark.parametrize("mode", ["reload", "diff"])
@@ -254,55 +262,56 @@ async def test_history_keeps_its_versions(
         assert_same(source, target, "t", current)
 
 
+@streams("t: {type: history}", source="create table t (id int primary key, v text)")
 async def test_a_change_behind_the_snapshot_is_no_older_than_the_versions_that_the_copy_closes(
-    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source.execute("create table t (id int primary key, v text)")
+    source, target = shared.source, shared.target
     take_over = HeldSnapshot.take_over
 
     async def take_over_late(*arguments: Any) -> HeldSnapshot:
         source.execute("insert into t values (2, 'behind the snapshot')")
         return await take_over(*arguments)
 
-    async with stream("t: {type: history}") as streamer:
-        await streamer.caught_up()
-        target.execute("insert into t (id, v) values (2, 'never there')")
-        monkeypatch.setattr(HeldSnapshot, "take_over", take_over_late)
-        await resync(streamer)
-        committed = source.value("select pg_xact_commit_timestamp(xmin) from t")
-        closed: Any = target.value("select kvsz_end from t where v = 'never there'")
-        assert closed <= committed
-        assert target.execute("select kvsz_start from t where v <> 'never there'") == [(committed,)]
+    await shared.caught_up()
+    target.execute("insert into t (id, v) values (2, 'never there')")
+    monkeypatch.setattr(HeldSnapshot, "take_over", take_over_late)
+    await resync(shared)
+    committed = source.value("select pg_xact_commit_timestamp(xmin) from t")
+    closed: Any = target.value("select kvsz_end from t where v = 'never there'")
+    assert closed <= committed
+    assert target.execute("select kvsz_start from t where v <> 'never there'") == [(committed,)]
 
 
-async def test_history_without_a_key(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create table t (v text); insert into t values ('a'), ('a'), ('b')")
-    async with stream("t: {type: history}") as streamer:
-        await streamer.caught_up()
-        target.execute("insert into t (v) values ('a'), ('c'); delete from t where v = 'b'")
-        await resync(streamer)
-        current = "(select v from t where kvsz_end = '9999-01-01')"
-        assert_same(source, target, "t", current)
-        closed = "select v from t where kvsz_deleted order by 1"
-        assert target.execute(closed) == [("a",), ("c",)]
+@streams(
+    "t: {type: history}", source="create table t (v text); insert into t values ('a'), ('a'), ('b')"
+)
+async def test_history_without_a_key(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    target.execute("insert into t (v) values ('a'), ('c'); delete from t where v = 'b'")
+    await resync(shared)
+    current = "(select v from t where kvsz_end = '9999-01-01')"
+    assert_same(source, target, "t", current)
+    closed = "select v from t where kvsz_deleted order by 1"
+    assert target.execute(closed) == [("a",), ("c",)]
 
 
-async def test_append_loses_nothing(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create table t (id int primary key, v text)")
-    source.execute("insert into t select g, 'v' from generate_series(1, 9) g")
-    async with stream("t: {type: append}") as streamer:
-        await streamer.caught_up()
-        source.execute("delete from t where id < 4")
-        await streamer.caught_up()
-        target.execute("update t set v = 'wrong' where id > 7; delete from t where id = 5")
-        before = rows(target, where="id in (1, 2, 3, 4, 6, 7)")
-        await resync(streamer)
-        assert contents(target, "t") == [(f"({n},v)",) for n in range(1, 10)]
-        assert rows(target, where="id in (1, 2, 3, 4, 6, 7)") == before
+@streams(
+    "t: {type: append}",
+    source="create table t (id int primary key, v text);"
+    " insert into t select g, 'v' from generate_series(1, 9) g",
+)
+async def test_append_loses_nothing(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("delete from t where id < 4")
+    await shared.caught_up()
+    target.execute("update t set v = 'wrong' where id > 7; delete from t where id = 5")
+    before = rows(target, where="id in (1, 2, 3, 4, 6, 7)")
+    await resync(shared)
+    assert contents(target, "t") == [(f"({n},v)",) for n in range(1, 10)]
+    assert rows(target, where="id in (1, 2, 3, 4, 6, 7)") == before
 
 
 async def test_rows_of_others_are_removed_with_consent_only(
@@ -386,18 +395,19 @@ async def test_an_ordinary_role_does_not_set_off_what_refers_to_the_rows(
         )
 
 
-async def test_force_leaves_out_what_the_target_lacks(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create table t (id int primary key, v text); insert into t values (1, 'a')")
-    target.execute("create table t (id int primary key)")
-    async with stream("t:") as streamer:
-        await streamer.table_state("public.t", "error")
-        await resync(streamer, force=True)
-        assert contents(target, "t") == [("(1)",)]
-        source.execute("insert into t values (2, 'b')")
-        await streamer.table_state("public.t", "error")
-        assert 'no column "v"' in (await streamer.table("public.t"))["error"]
+@streams(
+    "t:",
+    source="create table t (id int primary key, v text); insert into t values (1, 'a')",
+    target="create table t (id int primary key)",
+)
+async def test_force_leaves_out_what_the_target_lacks(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.table_state("t", "error")
+    await resync(shared, force=True)
+    assert contents(target, "t") == [("(1)",)]
+    source.execute("insert into t values (2, 'b')")
+    await shared.table_state("t", "error")
+    assert 'no column "v"' in (await shared.table("t"))["error"]
 
 
 async def test_an_exchange_waits_for_a_user_who_has_rows_locked(

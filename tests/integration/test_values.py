@@ -8,6 +8,7 @@ import pytest
 
 from streamer.commands.embedded import Server
 from tests.support.postgres import Database, assert_same, contents
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 from tests.support.values import ROWS, TYPES, UPDATES
 
@@ -105,50 +106,47 @@ def same(source: Database, target: Database) -> None:
     assert source.execute(text) == target.execute(text)
 
 
-async def test_definitions_are_made_alike(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(TYPES)
-    async with stream("every: {initial: none}") as streamer:
-        await streamer.caught_up()
-        definition = (
-            "select attname, format_type(atttypid, atttypmod), attnotnull from pg_attribute"
-            " where attrelid = 'every'::regclass and attnum > 0 order by attnum"
-        )
-        assert source.execute(definition) == target.execute(definition)
-        key = (
-            "select pg_get_constraintdef(oid) from pg_constraint where conrelid = 'every'::regclass"
-            " and contype = 'p'"
-        )
-        assert source.execute(key) == target.execute(key)
-        # The domain's own rules came along.
-        with pytest.raises(Exception, match="positive_check"):
-            target.execute("insert into every (id, pos, la) values (1, -1, '')")
+@streams("every: {initial: none}", source=TYPES)
+async def test_definitions_are_made_alike(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    definition = (
+        "select attname, format_type(atttypid, atttypmod), attnotnull from pg_attribute"
+        " where attrelid = 'every'::regclass and attnum > 0 order by attnum"
+    )
+    assert source.execute(definition) == target.execute(definition)
+    key = (
+        "select pg_get_constraintdef(oid) from pg_constraint where conrelid = 'every'::regclass"
+        " and contype = 'p'"
+    )
+    assert source.execute(key) == target.execute(key)
+    # The domain's own rules came along.
+    with pytest.raises(Exception, match="positive_check"):
+        target.execute("insert into every (id, pos, la) values (1, -1, '')")
 
 
-async def test_a_partitioned_root_becomes_a_plain_table(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(
-        """
+@streams(
+    "part: {initial: none}",
+    source="""
         create table part (id int, day date, v text, primary key (id, day)) partition by range (day);
         create table part_1 partition of part for values from ('2020-01-01') to ('2021-01-01');
         create table part_2 (v text, day date not null, id int not null);
         alter table part attach partition part_2 for values from ('2021-01-01') to ('2022-01-01');
-        """
+        """,
+)
+async def test_a_partitioned_root_becomes_a_plain_table(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into part values (1, '2020-05-05', 'a'), (2, '2021-05-05', 'b')")
+    source.execute("update part set day = '2021-06-06' where id = 1")
+    source.execute("update part_2 set v = 'bb' where id = 2")
+    source.execute(
+        "create table part_3 partition of part for values from ('2022-01-01') to ('2023-01-01')"
     )
-    async with stream("part: {initial: none}") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into part values (1, '2020-05-05', 'a'), (2, '2021-05-05', 'b')")
-        source.execute("update part set day = '2021-06-06' where id = 1")
-        source.execute("update part_2 set v = 'bb' where id = 2")
-        source.execute(
-            "create table part_3 partition of part for values from ('2022-01-01') to ('2023-01-01')"
-        )
-        source.execute("insert into part values (3, '2022-03-03', 'c'); truncate part_1")
-        await streamer.caught_up()
-        assert contents(source, "part") == contents(target, "part")
-        assert target.value("select relkind from pg_class where relname = 'part'") == "r"
+    source.execute("insert into part values (3, '2022-03-03', 'c'); truncate part_1")
+    await shared.caught_up()
+    assert contents(source, "part") == contents(target, "part")
+    assert target.value("select relkind from pg_class where oid = 'part'::regclass") == "r"
 
 
 HOSTILE = [

@@ -3,11 +3,13 @@
 import pytest
 
 from tests.support.postgres import Database, assert_same
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
 WIDTH_MAX = 1600
+EXTERNAL = "alter table t alter big set storage external"
 
 
 def wide(table: str, count: int, kind: str, key: str = "id int primary key, big text, ") -> str:
@@ -73,28 +75,26 @@ async def test_1600_columns_with_a_key(
         assert_same(source, target, "t")
 
 
-async def test_filter_and_set_of_wide_rows(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
+@streams(
+    "t: {filter: c1 > 0, set: {last: upper(last) || c700}}",
+    source="; ".join([wide("t", WIDTH_MAX, "smallint"), EXTERNAL, insert("t", 1, 60)]),
+)
+async def test_filter_and_set_of_wide_rows(shared: Shared) -> None:
     """They are computed where the halves of a row are together again."""
-    source.execute(wide("t", WIDTH_MAX, "smallint"))
-    source.execute("alter table t alter big set storage external")
-    source.execute(insert("t", 1, 60))
+    source, target = shared.source, shared.target
     columns = "id, big, c1, c2, c3, c699, c700"
     wanted = f"select ({columns}, upper(last) || c700)::text from t where c1 > 0 order by id"
     found = f"select ({columns}, last)::text from t order by id"
-    rule = "t: {filter: c1 > 0, set: {last: upper(last) || c700}}"
-    async with stream(rule) as streamer:
-        await streamer.caught_up(60)
-        assert target.execute(found) == source.execute(wanted)
-        source.execute(insert("t", 61, 120))
-        source.execute(CHANGES.format(t="t"))
-        await streamer.caught_up(60)
-        assert target.execute(found) == source.execute(wanted)
-        # Rows with a TOAST value would be refused: an entering row must be whole.
-        source.execute("update t set c1 = (c1 + 1) % 3 where id % 2 = 0 and id % 5 <> 0")
-        await streamer.caught_up(60)
-        assert target.execute(found) == source.execute(wanted)
+    await shared.caught_up(60)
+    assert target.execute(found) == source.execute(wanted)
+    source.execute(insert("t", 61, 120))
+    source.execute(CHANGES.format(t="t"))
+    await shared.caught_up(60)
+    assert target.execute(found) == source.execute(wanted)
+    # Rows with a TOAST value would be refused: an entering row must be whole.
+    source.execute("update t set c1 = (c1 + 1) % 3 where id % 2 = 0 and id % 5 <> 0")
+    await shared.caught_up(60)
+    assert target.execute(found) == source.execute(wanted)
 
 
 @pytest.mark.parametrize("transport", ["text", "binary"])
@@ -128,56 +128,64 @@ async def test_old_and_new_values_that_together_are_too_wide(
             assert_same(source, target, table)
 
 
-async def test_versions_of_wide_rows(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(wide("t", 300, "integer"))
-    source.execute("alter table t alter big set storage external")
-    source.execute("insert into t (id, big, c1, c290) values (1, repeat('x', 9000), 1, 1)")
-    async with stream("t: {type: history}") as streamer:
-        await streamer.caught_up()
-        source.execute(
-            "update t set c290 = 2; update t set id = 2; update t set c1 = null, c290 = 3"
-        )
-        source.execute("insert into t (id, last) values (3, 'three'); delete from t where id = 3")
-        await streamer.caught_up()
-        assert target.execute(
-            "select id, length(big), c1, c290, last, kvsz_deleted from t order by kvsz_id"
-        ) == [
-            (1, 9000, 1, 1, None, False),
-            (1, 9000, 1, 2, None, True),
-            (2, 9000, 1, 2, None, False),
-            (2, 9000, None, 3, None, False),
-            (3, None, None, None, "three", True),
+@streams(
+    "t: {type: history}",
+    source="; ".join(
+        [
+            wide("t", 300, "integer"),
+            EXTERNAL,
+            "insert into t (id, big, c1, c290) values (1, repeat('x', 9000), 1, 1)",
         ]
+    ),
+)
+async def test_versions_of_wide_rows(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("update t set c290 = 2; update t set id = 2; update t set c1 = null, c290 = 3")
+    source.execute("insert into t (id, last) values (3, 'three'); delete from t where id = 3")
+    await shared.caught_up()
+    assert target.execute(
+        "select id, length(big), c1, c290, last, kvsz_deleted from t order by kvsz_id"
+    ) == [
+        (1, 9000, 1, 1, None, False),
+        (1, 9000, 1, 2, None, True),
+        (2, 9000, 1, 2, None, False),
+        (2, 9000, None, 3, None, False),
+        (3, None, None, None, "three", True),
+    ]
 
 
 @pytest.mark.parametrize("rule", ["type: history", "type: clone"])
-async def test_columns_that_streamer_adds_find_no_place(
-    source: Database, target: Database, stream: MakeStreamer, rule: str
-) -> None:
-    source.execute(wide("t", WIDTH_MAX, "boolean"))
-    source.execute("create table other (id int primary key); insert into other values (1)")
-    async with stream(f"t: {{{rule}}}\nother:", sid="eu") as streamer:
-        await streamer.table_state("public.t", "error")
-        table = await streamer.table("public.t")
-        total = 1605 if "history" in rule else 1601
-        assert f"would have {total} columns" in table["error"]
-        assert "exclude" in table["error"]
-        await streamer.table_state("public.other", "ready")
-        assert target.execute("select sid, id from other") == [("eu", 1)]
+@streams(
+    "t: {<rule>}\nother:",
+    source=f"{wide('t', WIDTH_MAX, 'boolean')};"
+    " create table other (id int primary key); insert into other values (1)",
+    sid="eu",
+)
+async def test_columns_that_streamer_adds_find_no_place(shared: Shared, rule: str) -> None:
+    target = shared.target
+    await shared.table_state("t", "error")
+    table = await shared.table("t")
+    total = 1605 if "history" in rule else 1601
+    assert f"would have {total} columns" in table["error"]
+    assert "exclude" in table["error"]
+    await shared.table_state("other", "ready")
+    assert target.execute("select sid, id from other") == [("eu", 1)]
 
 
-async def test_no_columns(source: Database, target: Database, stream: MakeStreamer) -> None:
-    source.execute("create table t (); alter table t replica identity full")
-    source.execute("insert into t default values; insert into t default values")
-    async with stream("t:") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t default values")
-        await streamer.caught_up()
-        assert target.value("select count(*) from t") == 3
-        source.execute(
-            "alter table t replica identity full; delete from t where ctid = (select min(ctid) from t)"
-        )
-        await streamer.caught_up()
-        assert target.value("select count(*) from t") == 2
+@streams(
+    "t:",
+    source="create table t (); alter table t replica identity full;"
+    " insert into t default values; insert into t default values",
+)
+async def test_no_columns(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t default values")
+    await shared.caught_up()
+    assert target.value("select count(*) from t") == 3
+    source.execute(
+        "alter table t replica identity full; delete from t where ctid = (select min(ctid) from t)"
+    )
+    await shared.caught_up()
+    assert target.value("select count(*) from t") == 2

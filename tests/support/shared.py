@@ -156,8 +156,9 @@ class Shared(Streamer):
         """Return the status of the only source, with the tables of this test."""
         assert self._case is not None
         (source,) = await super().statuses()
-        own = self._case.rules
-        return [{**source, "tables": [each for each in source["tables"] if each["source"] in own]}]
+        prefix = f"{self._case.schema}."
+        own = [each for each in source["tables"] if each["source"].startswith(prefix)]
+        return [{**source, "tables": own}]
 
     async def table(self, name: str) -> dict[str, Any]:
         return await super().table(self.own(name))
