@@ -11,6 +11,8 @@ from streamer.source.connection import connection
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer
 
+pytestmark = pytest.mark.usefixtures("without_spark")
+
 DDL = "create table t (id int primary key, a int, b text)"
 
 
@@ -74,7 +76,7 @@ async def test_the_target_first_or_the_source_first(
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_several_versions_in_one_transaction_and_in_interleaved_ones(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None, streamed: bool
+    source: Database, target: Database, stream: MakeStreamer, streamed: bool
 ) -> None:
     if streamed:
         is_new = int(str(source.value("show server_version_num"))) >= 160000
@@ -120,7 +122,7 @@ async def test_several_versions_in_one_transaction_and_in_interleaved_ones(
 
 
 async def test_a_table_that_is_dropped_and_made_again_is_noticed(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+    source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     source.execute(
         f"{DDL}; insert into t values (1, 1, 'old'); create table u (id int primary key)"
@@ -146,7 +148,7 @@ async def test_a_table_that_is_dropped_and_made_again_is_noticed(
 
 
 async def test_partitions_come_and_go_and_tables_are_rewritten(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+    source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     source.execute(
         """

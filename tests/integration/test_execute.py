@@ -14,6 +14,8 @@ from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer
 
+pytestmark = pytest.mark.usefixtures("without_spark")
+
 SECONDS = 60.0
 ADD_NOTE = "alter table t add column note text default 'old';\ncreate index on t (note)"
 
