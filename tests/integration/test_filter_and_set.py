@@ -183,7 +183,7 @@ async def test_unchanged_values_are_taken_from_the_target_where_it_has_them(shar
     source.execute(f"insert into t select g, 20, {VALUES} from generate_series(1, 4) g")
     await shared.caught_up()
     source.execute("update t set v = v + 1")  # all inputs: from the target
-    source.execute("update t set v = 5 where id = 2")  # out, whatever `big` is
+    source.execute("update t set v = 5 where id = 2")  # out, with any `big`
     source.execute("update t set v = 6 where id = 2; update t set id = 20 where id = 2")
     source.execute("update t set big = 'x' where id = 3")
     source.execute("update t set id = 40, v = 50 where id = 4")

@@ -30,7 +30,7 @@ def address(target: Database) -> TargetAddress:
 
 
 async def rows(target: Database, table: str = "*") -> list[QuarantinedRow]:
-    """Return what is in quarantine for the tables of this test."""
+    """Return the changes of the tables of this test that are in quarantine."""
     return await command.read_rows(address(target), Choice(f"{target.schema}.{table}"), 10_000)
 
 
