@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 EXAMPLES: Final = int(os.environ.get("PROPERTY_EXAMPLES", "30"))
 
@@ -11,7 +11,9 @@ settings.register_profile(
     "streamer",
     max_examples=EXAMPLES,
     stateful_step_count=30,
-    deadline=None,  # other work on the machine is no failure
+    # Other work on the machine is no failure.
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,  # a failure says how to replay it
 )
 settings.load_profile("streamer")
