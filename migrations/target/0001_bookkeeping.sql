@@ -103,6 +103,8 @@ create table streamer.relation (
     -- The fingerprint of the relation's membership in the publication; it changes if a session
     -- drops and re-creates the membership.
     publication_mark text,
+    -- The OID of the source's table when the guard last saw it published.
+    source_oid int8,
     changed_at timestamptz not null default now(),
     -- streamer has acted on `initial: none`: the table counts as in sync. It counts once.
     declared boolean not null default false,

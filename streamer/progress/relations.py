@@ -47,6 +47,7 @@ class RelationRecord:
     owns_rows: bool
     resync: Resync
     publication_mark: str | None
+    source_oid: int | None
     identity: str | None
     transport: str | None
     transport_reason: str | None
@@ -77,7 +78,7 @@ select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
        rows_copied, bytes_copied, rows_total, error, error_code, waiting_for, lag_since,
        visible_lsn::text as visible_lsn, target_created,
-       declared, owns_rows, resync, publication_mark, identity,
+       declared, owns_rows, resync, publication_mark, source_oid, identity,
        transport, transport_reason, needs_resync, expressions, truncates_skipped, brake,
        outlives, chunks,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
@@ -255,17 +256,19 @@ async def forget_relation(bookkeeping: Bookkeeping, relation_id: int) -> None:
 
 
 async def set_published(
-    bookkeeping: Bookkeeping, published: dict[int, tuple[str | None, str | None]]
+    bookkeeping: Bookkeeping, published: dict[int, tuple[str | None, str | None, int | None]]
 ) -> None:
-    """Store the publication marks and replica identities that relations, by their id, have."""
+    """Store the publication marks, replica identities and OIDs that relations, by id, have."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.relation r set publication_mark = p.mark, identity = p.identity"
-            " from unnest($1::int8[], $2::text[], $3::text[]) p (id, mark, identity)"
-            " where r.id = p.id",
+            "update streamer.relation r"
+            " set publication_mark = p.mark, identity = p.identity, source_oid = p.oid"
+            " from unnest($1::int8[], $2::text[], $3::text[], $4::int8[])"
+            " p (id, mark, identity, oid) where r.id = p.id",
             list(published),
-            [mark for mark, _ in published.values()],
-            [identity for _, identity in published.values()],
+            [mark for mark, _, _ in published.values()],
+            [identity for _, identity, _ in published.values()],
+            [oid for _, _, oid in published.values()],
         )
 
 

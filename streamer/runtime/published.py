@@ -18,8 +18,7 @@ streaming, the guard compares them with the catalogs. The comparison has one of 
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
 
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
@@ -60,8 +59,6 @@ from streamer.source.publication import (
     read_publications,
 )
 
-REPLACED: Final = "its table was dropped, and another one has the name"
-
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -69,6 +66,7 @@ class Known:
 
     mark: str | None = None
     identity: str | None = None
+    relid: int | None = None
 
 
 @dataclass(slots=True)
@@ -83,6 +81,10 @@ class Verdicts:
     """Tables with other names at the source now, if it captures renames."""
     dropped: set[MappedRelation] = field(default_factory=set)
     """Tables that are gone and that need not stop."""
+    replaced: set[MappedRelation] = field(default_factory=set)
+    """Tables that are gone, and another one has the name. They stay as they are until the target
+    has their last changes.
+    """
     is_unsettled: bool = False
     """Tables have gone during the look; the next one judges them."""
     contention: SourceContentionError | None = None
@@ -132,7 +134,9 @@ class Publishing:
         """Take the stored facts of a relation."""
         if record.has_returned:
             self._returned.add(record.relation_id)
-        self._known[record.relation_id] = Known(record.publication_mark, record.identity)
+        self._known[record.relation_id] = Known(
+            record.publication_mark, record.identity, record.source_oid
+        )
 
     def change(self, source: SourceMapping) -> None:
         """Go by other rules from now on."""
@@ -166,16 +170,15 @@ class Publishing:
         relations = [mapped for mapped in relations if mapped not in verdicts.renamed]
         verdicts.dropped = await self._find_dropped(plain, relations, publications, identities)
         relations = [mapped for mapped in relations if mapped not in verdicts.dropped]
-        gone = await self._find_replaced(plain, relations, publications, identities)
-        for mapped, name in list(verdicts.renamed.items()):
-            if any(each.mapping.source == name for each in gone):
-                # The next look has the relation of that name copy the table, or stop.
-                verdicts.dropped.add(mapped)
-                del verdicts.renamed[mapped]
-                gone = {each for each in gone if each.mapping.source != name}
-                relations = [each for each in relations if each.mapping.source != name]
-                identities = {key: its for key, its in identities.items() if key != name}
-                verdicts.is_unsettled = True
+        verdicts.replaced = await self._find_replaced(plain, relations, identities)
+        relations = [mapped for mapped in relations if mapped not in verdicts.replaced]
+        taken = {mapped.mapping.source for mapped in verdicts.replaced}
+        identities = {name: its for name, its in identities.items() if name not in taken}
+        for mapped in [each for each, name in verdicts.renamed.items() if name in taken]:
+            # The relation of that name copies the table, or stops.
+            verdicts.dropped.add(mapped)
+            del verdicts.renamed[mapped]
+            verdicts.is_unsettled = True
         # They stay published.
         others = await read_identities(plain, verdicts.renamed.values())
         for mapped in verdicts.renamed:  # another table may have the name
@@ -188,10 +191,6 @@ class Publishing:
                     continue
                 if mapped.relation_id in self._returned:
                     verdicts.copied[mapped] = "it was not published while the mapping lacked it"
-                elif mapped in gone and (
-                    mapped.mapping.rule.on_table_dropped is not OnTableDropped.STOP
-                ):
-                    verdicts.copied[mapped] = REPLACED
                 elif self._is_of_former_table(mapped, identity):
                     verdicts.copied[mapped] = "the application replaced it during its copy"
                 else:
@@ -270,9 +269,11 @@ class Publishing:
             for member in publication.members.values()
         }
         for mapped in relations:
-            mark = self._known.get(mapped.relation_id, Known()).mark
-            if mapped.relid is None and mark in members:
-                mapped.relid = members[mark]
+            known = self._known.get(mapped.relation_id, Known())
+            if mapped.relid is None and known.mark in members:
+                mapped.relid = members[known.mark]
+            elif mapped.relid is None and _is_in_step(mapped):
+                mapped.relid = known.relid
 
     def _find_relisted(
         self,
@@ -308,13 +309,17 @@ class Publishing:
         can die before it has read the next one.
         """
         for mapped, mark in marks.items():
-            identity = self._known.get(mapped.relation_id, Known()).identity
-            self._known[mapped.relation_id] = Known(mark, identity)
+            known = self._known.get(mapped.relation_id, Known())
+            self._known[mapped.relation_id] = replace(known, mark=mark)
         if marks:
-            ids = [mapped.relation_id for mapped in marks]
-            await set_published(
-                self._bookkeeping, {i: (self._known[i].mark, self._known[i].identity) for i in ids}
-            )
+            await self._store({mapped.relation_id for mapped in marks})
+
+    async def _store(self, relation_ids: Iterable[int]) -> None:
+        known = {relation_id: self._known[relation_id] for relation_id in relation_ids}
+        await set_published(
+            self._bookkeeping,
+            {key: (each.mark, each.identity, each.relid) for key, each in known.items()},
+        )
 
     def _marks_to_keep(self) -> set[str]:
         """Return the fingerprints of members that stay, if the source captures renames.
@@ -418,24 +423,20 @@ class Publishing:
         self,
         plain: Connection,
         relations: list[MappedRelation],
-        publications: dict[str, Publication],
         identities: dict[RelationName, RelationIdentity],
     ) -> set[MappedRelation]:
         """Return the relations in sync whose table was dropped, and another has its name."""
-        members = {m.mark for p in publications.values() for m in p.members.values()}
         found = {
-            mapped
+            mapped: mapped.relid
             for mapped in relations
             if _is_in_step(mapped)
-            and mapped.mapping.source in identities
-            and (mark := self._known.get(mapped.relation_id, Known()).mark) is not None
-            and mark.count("/") == 1  # a member by name
-            and mark.partition("/")[2] not in members
+            and mapped.relid is not None
+            and mapped.relation_id not in self._returned
+            and mapped.relid != (_root(identities, mapped) or mapped.relid)
+            and not self.is_being_copied(mapped)
         }
-        if not found:
-            return found
-        there = await read_present_oids(plain, [m.relid for m in found if m.relid is not None])
-        return {mapped for mapped in found if mapped.relid not in there}
+        there = await read_present_oids(plain, list(found.values())) if found else set()
+        return {mapped for mapped, relid in found.items() if relid not in there}
 
     def _break(
         self,
@@ -556,25 +557,21 @@ class Publishing:
             if identity is None:
                 continue
             self._roots[mapped.relation_id] = identity.root.oid
-            known = Known(
-                membership_fingerprint(publications.values(), identity), identity.published
-            )
+            mark = membership_fingerprint(publications.values(), identity)
+            known = Known(mark, identity.published, identity.root.oid)
             if mapped in verdicts.stopped or (
                 mapped.is_set_aside and mapped not in verdicts.copied
             ):
                 # It stays known how it was, but for an identity that it lost: to gain one helps.
                 lost = NONE if not identity.is_usable else before.identity
-                known = Known(before.mark, lost)
+                known = replace(before, identity=lost)
             elif mapped.relid is None:  # later on, the copy knows which table it has read
                 mapped.relid = identity.root.oid
             if known != before:
                 changed[mapped.relation_id] = known
         if changed:
-            await set_published(
-                self._bookkeeping,
-                {key: (known.mark, known.identity) for key, known in changed.items()},
-            )
             self._known |= changed
+            await self._store(changed)
 
     def replaced(self, mapped: MappedRelation) -> ErrorReport:
         """Say that the stream brings another table under the name of *mapped*."""

@@ -30,7 +30,7 @@ from streamer.progress.relations import (
     require_resync,
     set_streaming_state,
 )
-from streamer.runtime.published import REPLACED, Publishing, Verdicts
+from streamer.runtime.published import Publishing, Verdicts
 from streamer.runtime.relations import Relations
 from streamer.runtime.renames import Following, Renamed, judge, rename_error
 from streamer.runtime.services import Health
@@ -82,9 +82,10 @@ class SourceWatch:
         self._newest_lsn: Callable[[], Lsn] = lambda: NOTHING
         self._blocked: dict[MappedRelation, ErrorReport | None] = {}
         self._is_unsettled = False
-        self._replaced: set[MappedRelation] = set()
         self._dropped: dict[MappedRelation, Lsn | None] = {}
         """Tables that a session dropped, with the end of their changes."""
+        self._replaced: dict[MappedRelation, Lsn | None] = {}
+        """The same, where another table has the name now."""
         self._remove: Callable[[MappedRelation], Awaitable[None]] | None = None
         self.renamed: dict[MappedRelation, RelationName] = {}
         """Tables that have other names at the source now; a new attempt lets them follow."""
@@ -136,9 +137,8 @@ class SourceWatch:
             await self._settle(plain)
 
     def replaced(self, mapped: MappedRelation) -> None:
-        """The stream brings another table under the name of *mapped*: apply nothing of it."""
-        self._relations.set_aside(mapped)
-        self._replaced.add(mapped)
+        """The stream brings another table under the name of *mapped*, and nothing of it counts."""
+        self._replaced.setdefault(mapped, None)
 
     async def run(self, looked: Callable[[], None]) -> None:
         """Guard until cancelled; *looked* is called after each look.
@@ -155,7 +155,7 @@ class SourceWatch:
                     names = [mapped.mapping.source for mapped in self._relations]
                     seen = await read_guard_facts(plain, self._source, names, self._server.version)
                     self._check_slot(seen)
-                    await self._stop_replaced()
+                    await self._leave_replaced(plain)
                     self._expect_missing()
                     if seen.digest != digest or self._is_unsettled:
                         await self._settle(plain)
@@ -172,19 +172,33 @@ class SourceWatch:
         assert slot is not None
         health.restart_lsn, health.safe_wal_bytes = slot.restart_lsn, slot.safe_wal_bytes
 
-    async def _stop_replaced(self) -> None:
-        for mapped in list(self._replaced):
-            if mapped.mapping.rule.on_table_dropped is not OnTableDropped.STOP:
-                self._replaced.discard(mapped)
+    async def _leave_replaced(self, plain: Connection) -> None:
+        """Copy the tables that took the place of others, or stop, once the target has all changes
+        of the former ones.
+        """
+        for mapped, end_lsn in list(self._replaced.items()):
+            if end_lsn is None:
+                self._replaced[mapped] = end_lsn = await flush_wal(plain)
+            if mapped not in self._relations:
+                del self._replaced[mapped]
+                continue
+            if not self._has_all(mapped, end_lsn):
+                continue
+            self._is_unsettled = True
+            if mapped.skip_through_lsn == EVERYTHING:
+                pass  # an operator has requested a copy, or it has stopped
+            elif mapped.mapping.rule.on_table_dropped is OnTableDropped.STOP:
+                error = self._publishing.replaced(mapped)
+                await require_resync(self._bookkeeping, mapped.relation_id, error)
+                self._stop(mapped, error)
+            else:
                 mapped.resync = Resync()
                 await demand_copy(self._bookkeeping, mapped.relation_id, mapped.resync)
-                self._log_copy(mapped, REPLACED)
-                await self._copy_again(mapped, may_begin=True)
-                continue
-            error = self._publishing.replaced(mapped)
-            await require_resync(self._bookkeeping, mapped.relation_id, error)
-            self._replaced.discard(mapped)
-            self._stop(mapped, error)
+                self._log_copy(mapped, "its table was dropped, and another one has the name")
+                await self._copy_again(mapped, may_begin=False)
+                mapped.relid = None  # the next look finds the table that the name has
+                self._blocked.setdefault(mapped, None)
+            del self._replaced[mapped]
 
     def _expect_missing(self) -> None:
         """Request copies as soon as the source has the tables that they lacked."""
@@ -244,6 +258,7 @@ class SourceWatch:
         self._is_unsettled = verdicts.contention is not None or verdicts.is_unsettled
         away = [*self._dropped, *self.renamed]
         self._dropped = {mapped: self._dropped.get(mapped) for mapped in verdicts.dropped}
+        self._replaced |= dict.fromkeys(verdicts.replaced - self._replaced.keys())
         await self._judge_renames(verdicts)
         for mapped in away:
             if not self._is_away(mapped) and mapped in self._relations:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from streamer.runtime import reload
+from streamer.runtime import reload, source_guard
+from streamer.source.guard_look import read_guard_facts
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -331,6 +332,74 @@ async def test_a_new_table_that_takes_the_place_of_another_is_copied(
         await is_equal(streamer, source, target, "k_1", "k_2")
         ready = dict.fromkeys(("k_1", "k_2", "m_1", "m_1_old", "h_1"), "ready")
         await are(streamer, **ready, s_1="error")
+
+
+@pytest.mark.parametrize("publishes_all", [False, True])
+async def test_a_new_table_waits_for_the_last_changes_of_the_one_in_its_place(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+    publishes_all: bool,
+) -> None:
+    """A copy would leave out versions and rows that only the former changes have."""
+    looks = asyncio.Semaphore(0)
+
+    async def counted(*args: Any) -> Any:
+        looks.release()
+        return await read_guard_facts(*args)
+
+    monkeypatch.setattr(source_guard, "read_guard_facts", counted)
+    monkeypatch.setattr(source_guard, "GUARD_SECONDS", 0.1)
+    replace = (
+        "insert into {0} values ({1}, 'last'); delete from {0} where id = 1; drop table {0};"
+        "create table {0} (id int primary key, v text); insert into {0} values (3, 'new')"
+    )
+    rules = """
+        h: {type: history, on_table_dropped: close}
+        a: {type: append, on_table_dropped: keep}
+    """
+    for name in ("h", "a"):
+        source.execute(f"create table {name} (id int primary key, v text)")
+        source.execute(f"insert into {name} values (1, 'one')")
+    if publishes_all:
+        source.execute("create publication streamer_shop for all tables")
+
+    async def replaces(streamer: Streamer | None) -> None:
+        """Replace the tables while others keep the target from getting changes."""
+        with target.connect() as locks:
+            if streamer is not None:
+                locks.execute("begin; lock table h, a in share mode")
+            for name in ("h", "a"):
+                source.execute(replace.format(name, 2 if streamer else 4))
+            if streamer is not None:
+                while not looks.locked():
+                    await looks.acquire()
+                for _ in range(3):
+                    await looks.acquire()
+
+    async def have(streamer: Streamer, versions: int) -> None:
+        sql = (
+            "select (select count(*) from h where v = 'last' and kvsz_end < now()),"
+            "       (select count(*) from h where v = 'new' and kvsz_end > now()),"
+            "       (select count(*) from a where v = 'last'),"
+            "       (select array_agg(distinct v order by v) from a)"
+        )
+
+        async def are_there() -> bool:
+            found = await asyncio.to_thread(target.execute, sql)
+            return found == [(versions, 1, versions, ["last", "new", "one"])]
+
+        await streamer.eventually(are_there)
+        await are(streamer, h="ready", a="ready")
+
+    async with stream(rules, settings=SOON) as streamer:
+        await streamer.caught_up()
+        await replaces(streamer)
+        await have(streamer, 1)
+    await replaces(None)
+    async with stream(rules, settings=SOON) as streamer:
+        await have(streamer, 2)
 
 
 async def test_a_renamed_table_with_a_rule_of_its_own_waits_for_the_rule(
