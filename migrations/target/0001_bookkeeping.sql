@@ -6,6 +6,8 @@ create table streamer.source (
     sid text check (sid <> ''),
     system_identifier text,
     timeline integer,
+    -- Where each ancestor of the timeline ended, as in its history file: 'timeline LSN' in a line.
+    timeline_history text,
     slot text not null,
     publication text not null,
     state text not null default 'starting'

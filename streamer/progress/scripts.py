@@ -128,18 +128,6 @@ async def read_scripts(
     return [_record(row) for row in rows]
 
 
-async def oldest_timeline(
-    bookkeeping: Bookkeeping, source_id: int, timeline: int | None
-) -> int | None:
-    """Return the oldest of *timeline* and those of the scripts that the target awaits.
-
-    It is None for a source without a known timeline.
-    """
-    records = await read_scripts(bookkeeping, source_id)
-    awaited = (record.timeline for record in records if record.is_awaited)
-    return timeline and min([timeline, *filter(None, awaited)])
-
-
 async def set_script_xid(
     bookkeeping: Bookkeeping, source_id: int, script_id: str, xid: int, origin: ScriptOrigin
 ) -> None:

@@ -29,6 +29,7 @@ class SourceRecord:
     sid: str | None
     system_identifier: str | None
     timeline: int | None
+    timeline_history: str | None
     slot: str
     publication: str
     state: str
@@ -59,7 +60,8 @@ _IS_LOCKED_SQL: Final = """exists (
                         where d.datname = pg_catalog.current_database())
       and l.classid = {class_}::int8::oid and l.objid = {id}::int8::oid)"""
 _SOURCES_SQL: Final = f"""
-select id as source_id, database, sid, system_identifier, timeline, slot, publication, state, error,
+select id as source_id, database, sid, system_identifier, timeline, timeline_history,
+       slot, publication, state, error,
        error_code, waiting_for, acknowledged_lsn::text as acknowledged_lsn, visible_time,
        last_transaction, backlog,
        heartbeat_seconds,
@@ -112,29 +114,36 @@ async def read_source_record(bookkeeping: Bookkeeping, source_id: int) -> Source
 
 
 async def set_source_identity(
-    bookkeeping: Bookkeeping, source_id: int, system_identifier: str, timeline: int
+    bookkeeping: Bookkeeping,
+    source_id: int,
+    system_identifier: str,
+    timeline: int,
+    timeline_history: str,
 ) -> None:
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.source set system_identifier = $2, timeline = $3 where id = $1",
+            "update streamer.source"
+            " set system_identifier = $2, timeline = $3, timeline_history = $4 where id = $1",
             source_id,
             system_identifier,
             timeline,
+            timeline_history,
         )
 
 
 async def follow_timeline(
-    bookkeeping: Bookkeeping, claim: Claim, known: int, timeline: int
+    bookkeeping: Bookkeeping, claim: Claim, known: int, timeline: int, timeline_history: str
 ) -> None:
     """Store a later timeline of the same server, while *claim* holds the lock of its source."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.source set timeline = $4"
+            "update streamer.source set timeline = $4, timeline_history = $5"
             " where id = $1 and lock_token = $2 and timeline = $3",
             claim.source_id,
             claim.token,
             known,
             timeline,
+            timeline_history,
         )
 
 

@@ -19,7 +19,7 @@ from streamer.progress.scripts import ScriptRecord, ScriptState, read_scripts, s
 from streamer.source.catalog import SourceServer
 from streamer.source.scripts import seen_by
 from streamer.source.slot import ExportedSnapshot
-from streamer.source.timeline import parse_fork
+from streamer.source.timeline import Branch
 
 LEFT_OUT: Final = "the slot of the source is new and begins behind this script"
 OTHER_HISTORY: Final = "the source has another history than the one in which this script ran"
@@ -40,17 +40,15 @@ class MissedScripts:
         self._bookkeeping = bookkeeping
         self._source_id = source_id
 
-    async def find_forked(self, acknowledged_lsn: Lsn, history: str) -> None:
+    async def find_forked(self, acknowledged_lsn: Lsn, branch: Branch) -> None:
         """Record the scripts whose transactions a failover lost, once the target has everything
-        from before the fork.
-
-        *history*: the source's timeline history since the oldest of them.
+        from before the fork. *branch*: the one of the source.
         """
         await self._set_missed(
             [
                 record.id
                 for record in await self._awaited()
-                if is_behind_fork(record, self._server.timeline, history, acknowledged_lsn)
+                if is_behind_fork(record, branch, acknowledged_lsn)
             ],
             OTHER_HISTORY,
         )
@@ -96,16 +94,11 @@ def is_of_another_server(record: ScriptRecord, system_identifier: str, timeline:
     return (record.system_identifier, record.timeline) != (system_identifier, timeline)
 
 
-def is_behind_fork(
-    record: ScriptRecord, timeline: int, history: str, acknowledged_lsn: Lsn
-) -> bool:
-    """Return whether a script ran on a former timeline, behind the point where that ended.
-
-    *history*: the timeline history file of *timeline*, or empty if it is not known. Pure.
-    """
-    if record.timeline is None or record.timeline >= timeline or not history:
+def is_behind_fork(record: ScriptRecord, branch: Branch, acknowledged_lsn: Lsn) -> bool:
+    """Return whether a script ran on a former timeline, behind the point where that ended. Pure."""
+    if record.timeline is None or record.timeline >= branch.timeline or not branch.is_known:
         return False
-    fork_lsn = parse_fork(history, record.timeline)
+    fork_lsn = branch.end_of(record.timeline)
     return fork_lsn is None or acknowledged_lsn >= fork_lsn
 
 

@@ -36,7 +36,6 @@ from streamer.progress.relations import (
 )
 from streamer.progress.requests import take_requests
 from streamer.progress.schema import read_installation
-from streamer.progress.scripts import oldest_timeline
 from streamer.progress.sources import read_source_record, set_source_state
 from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.dispatch import Dispatcher
@@ -68,7 +67,7 @@ from streamer.source.ownership import mark_publications
 from streamer.source.primary import writable
 from streamer.source.slot import ExportedSnapshot
 from streamer.source.stream import ReplicationStream
-from streamer.source.timeline import check_same_server_plainly, read_history
+from streamer.source.timeline import Branch, check_same_server_plainly, read_branch
 from streamer.source.waits import set_lock_timeout, watched
 from streamer.sync.context import CopyContext
 from streamer.sync.coordinator import SyncCoordinator
@@ -220,13 +219,12 @@ class _Opening:
         try:
             with translating(source.label):
                 server = await read_server(replication)
-                known = await oldest_timeline(bookkeeping, self._source_id, record.timeline)
-                history = await read_history(replication, server, known)
+                branch = await read_branch(replication, server)
             if not server.in_recovery:
                 await replication.close()
             check_ready(server, source)
             turn = await self._take_turn(record)
-            return await self._open_under(turn, server, record, history, replication)
+            return await self._open_under(turn, server, record, branch, replication)
         except BaseException:
             if turn is not None:
                 turn.end()
@@ -263,7 +261,7 @@ class _Opening:
         turn: CopyTurn | None,
         server: SourceServer,
         record: "SourceRecord",
-        history: str,
+        branch: Branch,
         replication: Connection,
     ) -> Session:
         source = self._source
@@ -274,7 +272,7 @@ class _Opening:
                 source,
                 server,
                 plain,
-                self._settle(plain, server, record, history),
+                self._settle(plain, server, record, branch),
                 self._report_wait,
             )
         try:
@@ -282,7 +280,7 @@ class _Opening:
             ids = [mapped.relation_id for mapped in self._tables.relations]
             await set_waiting(self._bookkeeping, ids, None)
             await set_source_state(self._bookkeeping, self._source_id, "starting")
-            return await self._start(server, settled, turn, replication)
+            return await self._start(server, branch, settled, turn, replication)
         except BaseException:
             if settled.snapshot is not None:
                 await settled.snapshot.close()
@@ -296,9 +294,9 @@ class _Opening:
         )
 
     async def _settle(
-        self, plain: Connection, server: SourceServer, record: "SourceRecord", history: str
+        self, plain: Connection, server: SourceServer, record: "SourceRecord", branch: Branch
     ) -> "_Settled":
-        """Tie source and target together. *history*: the source's timeline history."""
+        """Tie source and target together. *branch*: the source's history."""
         source, bookkeeping, guard = self._source, self._bookkeeping, self._attempt.guard
         relations = self._tables.relations
         installation = await read_installation(bookkeeping)
@@ -374,7 +372,7 @@ class _Opening:
         ):
             self._services.launcher.prepare()  # Spark starts while the slot is made
         slot_check = SlotCheck(
-            source, server, bookkeeping, record, relations, guard, journal, history
+            source, server, bookkeeping, record, relations, guard, journal, branch
         )
         await slot_check.check()
         await watch.begin(plain)
@@ -400,26 +398,35 @@ class _Opening:
     async def _watch_timeline(
         self,
         server: SourceServer,
+        branch: Branch,
         settled: "_Settled",
         record: "SourceRecord",
         replication: Connection,
     ) -> TimelineWatch | None:
-        """Return the watch, which owns *replication* then; without need for one, close that."""
-        if not (server.in_recovery and settled.slot_check.reads_slot):
+        """Return the watch, which owns *replication* then; without need for one, close that.
+
+        Raises SourceConnectionError if the timeline has changed meanwhile. The slot may be behind
+        the fork then, and no table may become in sync at its position.
+        """
+        if not server.in_recovery:
             await replication.close()
             return None
-        return TimelineWatch(
+        watch = TimelineWatch(
             self._source,
             server,
+            branch,
             replication,
             self._bookkeeping,
             self._attempt.lock.claim,
             max(record.acknowledged_lsn, settled.slot_check.held_lsn),
         )
+        await watch.look()
+        return watch
 
     async def _start(
         self,
         server: SourceServer,
+        branch: Branch,
         settled: "_Settled",
         turn: CopyTurn | None,
         replication: Connection,
@@ -475,7 +482,7 @@ class _Opening:
             lambda: tables.tracker.newest_lsn,
             lambda mapped: remove_relation(mapped, services, tables, dispatcher),
         )
-        timeline_watch = await self._watch_timeline(server, settled, record, replication)
+        timeline_watch = await self._watch_timeline(server, branch, settled, record, replication)
         return Session(
             services=services,
             record=record,

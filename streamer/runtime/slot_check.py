@@ -52,7 +52,7 @@ from streamer.source.slot import (
     set_failover,
 )
 from streamer.source.stream import ChangeStream, ReplicationStream, StreamOptions
-from streamer.source.timeline import parse_fork
+from streamer.source.timeline import Branch, common_end
 from streamer.source.waits import Reported
 
 log = structlog.get_logger()
@@ -70,12 +70,10 @@ class SlotCheck:
         relations: Iterable[MappedRelation],
         guard: BacklogGuard,
         journal: Journal | None,
-        history: str,
+        branch: Branch,
     ) -> None:
-        """*journal*: the input instead of the slot, if any. *history*: the source's timeline
-        history.
-        """
-        self._history = history
+        """*journal*: the input instead of the slot, if any. *branch*: the source's history."""
+        self._branch = branch
         self._guard = guard
         self._journal = journal
         self._source = source
@@ -92,8 +90,9 @@ class SlotCheck:
 
     @property
     def held_lsn(self) -> Lsn:
-        """The end of the newest change that the target has."""
-        return max((mapped.end_lsn for mapped in self._synced()), default=NOTHING)
+        """The end of the newest change that the target or the journal has."""
+        journal_lsn = NOTHING if self._journal is None else self._journal.end_lsn
+        return max([journal_lsn, *(mapped.end_lsn for mapped in self._synced())])
 
     @property
     def reads_slot(self) -> bool:
@@ -124,10 +123,13 @@ class SlotCheck:
         follows keepalives. The slot has to be at the fork or before it: a later slot has not seen
         the new primary's earlier commits. Raises SourceDivergedError.
         """
-        timeline, known = self._server.timeline, record.timeline
-        if known is None or known == timeline:
+        timeline, known = self._branch.timeline, record.timeline
+        if known is None:
             return record
-        fork_lsn = parse_fork(self._history, known)
+        before = Branch.parse(known, record.timeline_history or "")
+        fork_lsn = common_end(before, self._branch)
+        if fork_lsn == EVERYTHING:
+            return record
         if fork_lsn is None:
             raise SourceDivergedError(
                 f"the source is on timeline {timeline}, which does not descend from timeline "
@@ -160,7 +162,7 @@ class SlotCheck:
 
         Raises an error that names the tables to resync.
         """
-        await self._scripts.find_forked(self._record.acknowledged_lsn, self._history)
+        await self._scripts.find_forked(self._record.acknowledged_lsn, self._branch)
         await self._scripts.refuse()
         name, record, synced = self._source.slot, self._record, self._synced()
         slot = await read_slot(plain, name)
@@ -184,19 +186,21 @@ class SlotCheck:
             if not synced:
                 return await self._make_slot(plain)
             raise await self._lost(exc, synced) from None
-        identity = self._server.system_identifier, self._server.timeline
-        if (record.system_identifier, record.timeline) != identity:
-            await set_source_identity(
-                self._bookkeeping,
-                record.source_id,
-                self._server.system_identifier,
-                self._server.timeline,
-            )
+        await self._store_identity()
         if slot is not None and self._journal is None:
             await set_failover(self._source, slot, self._server)
         if record.acknowledged_lsn < start_lsn:
             await reset_acknowledged(self._bookkeeping, record.source_id, start_lsn)
         return start_lsn, None
+
+    async def _store_identity(self) -> None:
+        record, branch = self._record, self._branch
+        stored = record.system_identifier, record.timeline, record.timeline_history
+        identity = self._server.system_identifier, branch.timeline, branch.text
+        if not branch.is_known and stored[:2] == identity[:2]:
+            return
+        if stored != identity:
+            await set_source_identity(self._bookkeeping, record.source_id, *identity)
 
     async def open_stream(self, start_lsn: Lsn, *, binary: bool) -> ChangeStream:
         """Begin to read at *start_lsn*, which `open_slot` has returned."""
@@ -269,12 +273,7 @@ class SlotCheck:
         failpoint("sync.slot_created")
         try:
             await self._scripts.find_left_out(snapshot)
-            await set_source_identity(
-                self._bookkeeping,
-                self._record.source_id,
-                self._server.system_identifier,
-                self._server.timeline,
-            )
+            await self._store_identity()
             await reset_acknowledged(
                 self._bookkeeping, self._record.source_id, snapshot.consistent_point
             )

@@ -31,7 +31,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import follow_timeline
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
-from streamer.source.timeline import parse_fork, read_history, read_timeline
+from streamer.source.timeline import Branch, common_end, read_branch, read_timeline
 from streamer.target.claim import Claim
 
 log = structlog.get_logger()
@@ -47,6 +47,7 @@ class TimelineWatch:
         self,
         source: SourceMapping,
         server: SourceServer,
+        branch: Branch,
         connection: Connection,
         bookkeeping: Bookkeeping,
         claim: Claim,
@@ -57,6 +58,7 @@ class TimelineWatch:
         """
         self._source = source
         self._server = server
+        self._branch = branch
         self._connection = connection
         self._bookkeeping = bookkeeping
         self._claim = claim
@@ -98,15 +100,9 @@ class TimelineWatch:
             timeline = await read_timeline(self._connection)
             if timeline == known:
                 return None
-            now = replace(self._server, timeline=timeline)
-            history = await read_history(self._connection, now, known)
-        if is_common(history, known, self._held_lsn):
-            await follow_timeline(self._bookkeeping, self._claim, known, timeline)
+            now = await read_branch(self._connection, replace(self._server, timeline=timeline))
+        fork_lsn = common_end(self._branch, now)
+        if fork_lsn is not None and self._held_lsn <= fork_lsn:
+            await follow_timeline(self._bookkeeping, self._claim, known, timeline, now.text)
             log.info("the standby follows another timeline", source=label, timeline=timeline)
         return f'source "{label}": the server went over from timeline {known} to {timeline}'
-
-
-def is_common(history: str, timeline: int, held_lsn: Lsn) -> bool:
-    """Return whether *timeline* up to *held_lsn* is part of the *history* of a later one. Pure."""
-    fork_lsn = parse_fork(history, timeline)
-    return fork_lsn is not None and held_lsn <= fork_lsn

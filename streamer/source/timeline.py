@@ -7,33 +7,84 @@ mean the same on both.
 PostgreSQL documentation, "Streaming Replication Protocol", TIMELINE_HISTORY.
 """
 
+from dataclasses import dataclass
+
 import psycopg
 
 from streamer.errors import SourceConnectionError
-from streamer.lsn import Lsn
+from streamer.lsn import EVERYTHING, Lsn
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, fetch_one
 from streamer.source.place import PLACE_SQL, STARTED_SQL, Place, find_difference, place_of
 
 
-def parse_fork(history: str, timeline: int) -> Lsn | None:
-    """Return where *timeline* ended by a timeline history file; None if it is no ancestor. Pure."""
-    for line in history.splitlines():
-        fields = line.partition("#")[0].split(None, 2)
-        if len(fields) >= 2 and fields[0] == str(timeline):
-            return Lsn.parse(fields[1])
-    return None
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A timeline, and where each of its ancestors ended, the oldest first.
 
-
-async def read_history(connection: Connection, server: SourceServer, known: int | None) -> str:
-    """Return the history of the server's timeline unless that is the *known* one; *connection* is a
-    replication connection.
+    Servers number timelines by themselves. So two standbys that are promoted independently have the
+    same number, and only the ends tell their branches apart.
     """
-    if known is None or server.timeline <= known:
-        return ""
-    row = await fetch_one(connection, f"TIMELINE_HISTORY {server.timeline}")
+
+    timeline: int
+    ends: tuple[tuple[int, Lsn], ...] = ()
+
+    @classmethod
+    def parse(cls, timeline: int, history: str) -> "Branch":
+        """Read the text of a timeline history file, or the `text` of a branch. Pure."""
+        lines = (line.partition("#")[0].split(None, 2) for line in history.splitlines())
+        ends = [(int(f[0]), Lsn.parse(f[1])) for f in lines if len(f) >= 2 and f[0].isdigit()]
+        return cls(timeline, tuple(ends))
+
+    @property
+    def text(self) -> str:
+        """The ends, one in a line, as the bookkeeping stores them."""
+        return "\n".join(f"{timeline} {lsn}" for timeline, lsn in self.ends)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the ends of the ancestors could be read; the first timeline has none."""
+        return self.timeline == 1 or bool(self.ends)
+
+    def end_of(self, timeline: int) -> Lsn | None:
+        """Return where an ancestor ended; None if *timeline* is none."""
+        return dict(self.ends).get(timeline)
+
+
+def common_end(known: Branch, now: Branch) -> Lsn | None:
+    """Return where two branches forked; `EVERYTHING` if they are one, None if nothing is common.
+
+    Pure.
+    """
+    if not (known.is_known and now.is_known):  # the numbers have to do
+        return EVERYTHING if known.timeline == now.timeline else now.end_of(known.timeline)
+    fork_lsn = None
+    its, others = ([*b.ends, (b.timeline, EVERYTHING)] for b in (known, now))
+    for (timeline, end_lsn), (other, other_end_lsn) in zip(its, others, strict=False):
+        if timeline != other:
+            break
+        fork_lsn = min(end_lsn, other_end_lsn)
+        if end_lsn != other_end_lsn:
+            break
+    return fork_lsn
+
+
+async def read_branch(connection: Connection, server: SourceServer) -> Branch:
+    """Return the branch of the server's timeline; *connection* is a replication connection.
+
+    Its ends are not known if the server cannot send the history file.
+    """
+    if server.timeline == 1:
+        return Branch(1)
+    try:
+        row = await fetch_one(connection, f"TIMELINE_HISTORY {server.timeline}")
+    except psycopg.Error as exc:
+        if exc.sqlstate is None or connection.broken:
+            raise
+        return Branch(server.timeline)
     content = row["content"]
-    return content.decode() if isinstance(content, bytes) else str(content)
+    text = content.decode(errors="replace") if isinstance(content, bytes) else str(content)
+    return Branch.parse(server.timeline, text)
 
 
 async def read_timeline(connection: Connection) -> int:

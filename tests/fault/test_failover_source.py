@@ -341,3 +341,63 @@ async def test_a_slot_that_was_made_behind_the_fork_is_no_way_on(
         assert target.execute("select id from t") == [(1,)]
     finally:
         await streamer.stop()
+
+
+async def test_two_standbys_that_became_the_same_timeline_are_two_histories(
+    pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, server_directory: Path
+) -> None:
+    """Each of them calls its timeline 2."""
+    source, second = pair
+    target.execute(DDL)
+    with standby(source.server, server_directory / tmp_path.name / "third", "18", "third") as third:
+        streamer = configured(tmp_path, source, target, "failover: true")
+        streamer.start()
+        await streamer.caught_up(SECONDS)
+        source.execute("insert into t values (1)")
+        await streamer.caught_up(SECONDS)
+        async with asyncio.timeout(SECONDS):
+            for each in (second, third):
+                while not await asyncio.to_thread(each.has_slot, "streamer_shop"):
+                    source.execute("select pg_log_standby_snapshot()")
+                    await streamer.caught_up(SECONDS)
+        await streamer.stop()
+        await asyncio.to_thread(second.cut)
+        source.execute("create table unmapped ()")  # another fork than that of the second
+        await asyncio.to_thread(third.cut)
+        source.server.kill()
+        for each in (second, third):
+            await asyncio.to_thread(each.promote)
+        keys = "select string_agg(id::text, ' ' order by id) from t"
+
+        # The target has nothing from behind the fork, so it may go on with either.
+        for server in (second, third):
+            streamer = configured(tmp_path, Database(server, "shop"), target, "failover: true")
+            streamer.start()
+            await streamer.caught_up(SECONDS)
+            assert target.value("select timeline from streamer.source") == 2
+            if server is third:
+                server.execute("insert into t values (3)", "shop")
+                await streamer.caught_up(SECONDS)
+            await streamer.stop()
+        assert target.value(keys) == "1 3"
+
+        # This one lacks a row, and its own is in front of its slot.
+        second.execute("insert into t values (2)", "shop")
+        (row,) = second.execute("select pg_current_wal_lsn()::text", "shop")
+        second.execute(f"select pg_replication_slot_advance('streamer_shop', '{row[0]}')", "shop")
+        target.execute(f"update streamer.source set acknowledged_lsn = '{row[0]}'")
+        streamer = configured(tmp_path, Database(second, "shop"), target, "failover: true")
+        streamer.start()
+        try:
+
+            async def is_told() -> bool:
+                supervisors = streamer.engine.supervisors
+                return bool(supervisors) and supervisors[0].failure is not None
+
+            await streamer.eventually(is_told, SECONDS)
+            error = str(streamer.engine.supervisors[0].failure)
+            assert "failed over to timeline 2, which forked at" in error
+            assert "the target has changes from behind that: public.t" in error
+            assert target.value(keys) == "1 3"
+        finally:
+            await streamer.stop()

@@ -1,15 +1,48 @@
-from streamer.lsn import Lsn
-from streamer.source.timeline import parse_fork
+"""Where the branches of a source's history forked."""
+
+import pytest
+
+from streamer.lsn import EVERYTHING, Lsn
+from streamer.source.timeline import Branch, common_end
 
 HISTORY = "1\t0/30001A0\tno recovery target specified\n\n2\t1/5000000\tbefore 2026-01-01\n"
+ONE, OTHER = "1\t0/3000000\tx\n", "1\t0/4000000\tx\n"
+FORK = Lsn.parse("0/3000000")
 
 
 def test_where_a_timeline_ended() -> None:
-    assert parse_fork(HISTORY, 1) == Lsn.parse("0/30001A0")
-    assert parse_fork(HISTORY, 2) == Lsn.parse("1/5000000")
+    branch = Branch.parse(3, HISTORY)
+    assert branch.end_of(1) == Lsn.parse("0/30001A0")
+    assert branch.end_of(2) == Lsn.parse("1/5000000")
+    assert branch.end_of(3) is None
+    assert Branch.parse(2, "# 1 0/1\n").end_of(1) is None
+    assert Branch.parse(3, branch.text) == branch
 
 
-def test_a_timeline_that_is_no_ancestor_has_no_fork() -> None:
-    assert parse_fork(HISTORY, 3) is None
-    assert parse_fork("", 1) is None
-    assert parse_fork("# 1 0/1\n", 1) is None
+@pytest.mark.parametrize(
+    ("known", "now", "expected"),
+    [
+        ((1, ""), (1, ""), EVERYTHING),
+        ((1, ""), (2, ONE), FORK),
+        ((2, ONE), (2, ONE), EVERYTHING),
+        ((2, ONE), (3, ONE + "2\t0/5000000\tx\n"), Lsn.parse("0/5000000")),
+        # Two standbys became timeline 2, and one of them timeline 3.
+        ((2, ONE), (2, OTHER), FORK),
+        ((2, OTHER), (2, ONE), FORK),
+        ((2, ONE), (3, OTHER + "2\t0/5000000\tx\n"), FORK),
+        # Both timelines began at one position.
+        ((2, ONE), (3, ONE), FORK),
+        # The old primary lives on.
+        ((2, ONE), (1, ""), FORK),
+        ((5, "4\t0/1\n"), (2, ONE), None),
+        # The server cannot send the file.
+        ((2, ONE), (2, ""), EVERYTHING),
+        ((2, ""), (2, ONE), EVERYTHING),
+        ((2, ""), (3, ONE), None),
+        ((1, ""), (3, ""), None),
+    ],
+)
+def test_branches_are_told_apart_by_the_ends_of_their_ancestors(
+    known: tuple[int, str], now: tuple[int, str], expected: Lsn | None
+) -> None:
+    assert common_end(Branch.parse(*known), Branch.parse(*now)) == expected

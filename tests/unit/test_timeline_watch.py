@@ -13,6 +13,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.runtime import timeline_watch
 from streamer.runtime.timeline_watch import TimelineWatch
+from streamer.source.timeline import Branch
 from streamer.target.claim import Claim
 from tests.unit.test_check_capacity import SERVER
 
@@ -44,8 +45,8 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The timelines that are stored, each after the one that was known."""
     steps: list[tuple[int, int]] = []
 
-    async def store(_bookkeeping: object, _claim: Claim, known: int, timeline: int) -> None:
-        steps.append((known, timeline))
+    async def store(_bookkeeping: object, _claim: Claim, known: int, now: int, _text: str) -> None:
+        steps.append((known, now))
 
     monkeypatch.setattr(timeline_watch, "follow_timeline", store)
     return steps
@@ -56,7 +57,9 @@ def watch(standby: Standby, held_lsn: Lsn) -> TimelineWatch:
     bookkeeping: Any = None
     source = SourceMapping("shop", None, Secret(""), ())
     server = replace(SERVER, timeline=1)
-    return TimelineWatch(source, server, connection, bookkeeping, Claim(1, "", 0), held_lsn)
+    return TimelineWatch(
+        source, server, Branch(1), connection, bookkeeping, Claim(1, "", 0), held_lsn
+    )
 
 
 async def test_a_timeline_that_has_everything_is_stored_before_the_attempt_ends(
