@@ -8,7 +8,7 @@ import gc
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -20,17 +20,15 @@ LINES_MAX = 800
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _nothing_left_to_collect() -> None:
+def _no_collection() -> Iterator[None]:
     """Python 3.11 cannot parse while a collected object prints a traceback, because printing parses
-    too.
+    too. A look at a million nodes is also a third of the time.
     """
     gc.collect()
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    """Return the tree of a file. Several tests look at it, and parsing it is most of their time."""
-    return ast.parse(path.read_bytes())
+    gc.disable()
+    yield
+    prose.nodes.cache_clear()
+    gc.enable()
 
 
 def last_name(node: ast.expr) -> str | None:
@@ -61,7 +59,13 @@ class Module:
 
     @property
     def tree(self) -> ast.Module:
-        return parsed(self.path)
+        tree = self.nodes[0]
+        assert isinstance(tree, ast.Module)
+        return tree
+
+    @property
+    def nodes(self) -> list[ast.AST]:
+        return prose.nodes(self.path)
 
     @property
     def docstring(self) -> str | None:
@@ -322,7 +326,7 @@ def test_whoever_catches_everything_raises_it_again() -> None:
     """Apart from the places above; cleanup handlers may catch everything if they raise it again."""
     swallowing: dict[str, int] = {}
     for module in MODULES:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ExceptHandler) and catches_all(node):
                 if not isinstance(node.body[-1], ast.Raise):
                     swallowing[module.name] = swallowing.get(module.name, 0) + 1
@@ -351,7 +355,7 @@ def test_nothing_is_printed_past_the_log() -> None:
     printed = [
         f"{module.name}:{node.lineno}"
         for module in MODULES
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Name) and node.id in ("print", "pprint", "breakpoint")
     ]
     assert printed == []
@@ -364,7 +368,7 @@ def test_no_string_stands_alone() -> None:
         for top in ("streamer", "tests", "scripts", "benchmarks")
         for path in sorted((ROOT / top).rglob("*.py"))
         for lines in [path.read_bytes().splitlines()]
-        for node in ast.walk(parsed(path))
+        for node in prose.nodes(path)
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.JoinedStr | ast.Constant)
         and node.value.__dict__.get("value") is not ...
@@ -442,7 +446,7 @@ def test_a_test_waits_for_a_condition_and_never_sleeps() -> None:
     found = {
         str(path.relative_to(tests))
         for path in tests.rglob("*.py")
-        if "torture" not in path.parts and any(map(_lets_time_pass, ast.walk(parsed(path))))
+        if "torture" not in path.parts and any(map(_lets_time_pass, prose.nodes(path)))
     }
     assert found == MAY_SLEEP
 
@@ -450,7 +454,7 @@ def test_a_test_waits_for_a_condition_and_never_sleeps() -> None:
 def test_a_class_has_a_name_of_its_own() -> None:
     places: dict[str, list[str]] = {}
     for module in MODULES:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module.name)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -469,7 +473,7 @@ def test_a_name_in_a_command_for_the_shell_is_quoted() -> None:
     wrong = [
         f"{module.name}: {ast.unparse(node)}"
         for module in MODULES
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.JoinedStr)
         for before, value in zip(node.values, node.values[1:], strict=False)
         if isinstance(before, ast.Constant)

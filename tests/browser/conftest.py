@@ -167,21 +167,17 @@ def sites(tmp_path: Path, target: Database, browser: Browser) -> Iterator[Sites]
 
 
 def look(page: Page, name: str) -> None:
-    """Save pictures of a page if SCREENSHOTS asks for them, and check that it fits a phone."""
+    """Check that a page fits a phone, and save pictures of it if SCREENSHOTS asks for them."""
     size = page.viewport_size
     assert size is not None
-    directory = os.environ.get("SCREENSHOTS")
-    for suffix, width, scheme in (
-        ("light", 1200, "light"),
-        ("dark", 1200, "dark"),
-        ("phone", 320, "light"),
-    ):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        page.set_viewport_size({"width": width, "height": 900})
-        if width == 320:
-            overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert overflow <= 0, f"{name}: {overflow} pixels too wide for a phone"
-        if directory:
-            page.screenshot(path=Path(directory) / f"{name}-{suffix}.png", full_page=True)
-    page.emulate_media(color_scheme="light")
+    if directory := os.environ.get("SCREENSHOTS"):
+        for scheme in ("dark", "light"):
+            page.emulate_media(color_scheme=scheme)
+            page.set_viewport_size({"width": 1200, "height": 900})
+            page.screenshot(path=Path(directory) / f"{name}-{scheme}.png", full_page=True)
+    page.set_viewport_size({"width": 320, "height": 900})
+    overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert overflow <= 0, f"{name}: {overflow} pixels too wide for a phone"
+    if directory:
+        page.screenshot(path=Path(directory) / f"{name}-phone.png", full_page=True)
     page.set_viewport_size(size)

@@ -124,6 +124,12 @@ def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
             lines.append(line)
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return the nodes of a file's tree, which comes first. Several tests look at each of them."""
+    return list(ast.walk(ast.parse(path.read_bytes())))
+
+
 # ---- where prose is ------------------------------------------------------------------------------
 
 
@@ -189,7 +195,7 @@ def _of_python(path: Path, text: str, *, with_strings: bool) -> Iterator[Sentenc
         if first != "#":  # behind code, so it is a text of its own
             yield from _sentences(path, number, line)
     seen: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(path):
         if isinstance(node, ast.Expr) and (string := _string(node.value)) is not None:
             seen.add(id(node.value))
             for offset, paragraph in _paragraphs(_docstring(string)):
@@ -307,6 +313,7 @@ FILES: Final = (
 )
 
 
+@cache
 def rooms() -> dict[str, list[Path]]:
     """Return the files of each room: a folder with all in it, or the files on top."""
     found: dict[str, list[Path]] = {}
