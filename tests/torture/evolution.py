@@ -120,16 +120,31 @@ def check(world: World) -> None:
 
 
 def _drop_left_columns(world: World) -> None:
-    """The operator drops the columns that only a removed tenant had, as `tenants drift` says.
+    """The operator drops the columns that only a removed tenant had, as `tenants drift` says, and
+    makes again the objects that `compare` misses then.
 
-    A column that it does not name stays, and the check below meets it.
+    A column that drift does not name stays, and the check below meets it.
     """
     result = command(world.config, "tenants", "drift", "--database", "shop", "--json")
+    dropped = []
     for item in json.loads(result.stdout)["items"]:
         _, told, statement = str(item["remedy"]).partition("run at the target: ")
         if told and item["table"].removeprefix("public.") in TABLES:
+            dropped.append(statement)
             world.note(f"  the operator: {statement}")
             world.target.execute(statement)
+    if not dropped:
+        return
+    compared = command(world.config, "compare", "evolving", "--database", "shop", "--json")
+    lost = {
+        difference["source"]
+        for table in json.loads(compared.stdout)["tables"]
+        for difference in table["definitions"]["differences"]
+        if difference["target"] is None
+    }
+    for statement in sorted(lost):
+        world.note(f"  the operator: {statement}")
+        world.target.execute(statement)
 
 
 def _check_definitions(source: Source, world: World) -> None:

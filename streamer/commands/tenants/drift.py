@@ -315,6 +315,9 @@ def render(report: DriftReport, console: Console, *, everything: bool) -> None:
                 f"no tenant has column {item.name} of {item.target_table} any more; {item.remedy}"
             )
             console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if any(item.remedy is not None for item in report.items):
+        text = "then `streamer compare --definitions` names indexes and constraints that went too"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     for label, number in report.deviating.items():
         console.print(f"{label}: {number} deviations", markup=False, highlight=False)
     for label, reason in report.unreachable.items():
