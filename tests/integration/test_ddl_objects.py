@@ -329,3 +329,47 @@ async def test_a_renamed_column_of_several_tenants_keeps_its_indexes_and_constra
             await streamer.eventually(lambda: has("total"), 15)
         finally:
             await streamer.stop()
+
+
+@pytest.mark.usefixtures("without_spark")
+async def test_a_renamed_column_of_the_key_of_several_tenants_waits_for_all_of_them(
+    shared_server: Server, source: Database, target: Database, tmp_path: Path
+) -> None:
+    with database(shared_server, "second") as second:
+        tenants = {"a": source, "b": second}
+        for db in tenants.values():
+            db.execute("create table t (id int primary key, v text)")
+            db.execute("insert into t values (1, 'a'), (2, 'b'), (3, 'c')")
+        path = tmp_path / "config.yaml"
+        write_config(path, source, target, "t:", sid="a", group=GROUP)
+        one = f'{{url: "{source.url}", sid: a}}'
+        path.write_text(path.read_text().replace(one, f'{one}, {{url: "{second.url}", sid: b}}'))
+        streamer = Streamer(path)
+        streamer.start()
+        rename = 'alter table "public"."t" rename column "id" to "num"'
+        try:
+            await streamer.caught_up()
+            for sid, db in tenants.items():
+                db.execute("update t set v = 'before' where id = 1")
+                db.execute("alter table t rename id to num; delete from t where num = 3")
+                db.execute("update t set num = 9 where num = 2; insert into t values (2, 'new')")
+
+                async def waits(sid: str = sid) -> bool:
+                    statuses = await streamer.statuses()
+                    (table,) = next(its["tables"] for its in statuses if its["sid"] == sid)
+                    return f"with: {rename}; then `apply`" in str(table["error"])
+
+                await streamer.eventually(waits)
+            address = TargetAddress.parse(streamer.settings.target.url)
+            await ddl.store_decision(address, "apply", "t", "shop", "b", [rename])
+            await ddl.store_decision(address, "apply", "t", "shop", "a")
+            await streamer.caught_up()
+            rows = "select num, v from t {} order by num"
+            for sid, db in tenants.items():
+                db.execute("delete from t where num = 1; update t set v = 'after' where num = 9")
+                await streamer.caught_up()
+                mine = target.execute(rows.format(f"where sid = '{sid}'"))
+                assert mine == db.execute(rows.format("")) == [(2, "new"), (9, "after")]
+            assert "t_pkey PRIMARY KEY (sid, num)" in objects(target)["constraints"]
+        finally:
+            await streamer.stop()

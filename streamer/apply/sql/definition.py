@@ -273,6 +273,14 @@ class DefinitionTranslator:
         moved = [] if after.generated else [self._move(former, name)]
         if self._is_shared and self._has_others(former):
             self._refuse_users(former)
+            if former in self._target.primary_key:
+                raise TargetSchemaError(
+                    f'other sources of target table "{self._target.name}" still have column '
+                    f'"{former}" of its primary key; once the tables of all of them wait at this '
+                    f"rename, `edit` for one of them with: {self._alter} rename column "
+                    f"{quote_identifier(former)} to {quote_identifier(name)}; then `apply` for the "
+                    "others"
+                )
             added = [] if name in self._columns else self._add_column(name, after)
             return [*added, *moved, *self._drop_not_null(former)]
         if name in self._columns:  # another tenant added it
