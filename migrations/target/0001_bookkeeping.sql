@@ -167,6 +167,17 @@ create table streamer.relation (
     unique (source_id, source)
 );
 
+-- A table of several sources stays one that streamer created when the source leaves whose copy
+-- created it. Without that, a source that joins would bring no indexes and constraints.
+create function streamer.pass_creation_on() returns trigger language plpgsql as $$
+begin
+    update streamer.relation set target_created = true
+    where id = (select min(id) from streamer.relation where target = old.target);
+    return null;
+end $$;
+create trigger pass_creation_on after delete on streamer.relation
+    for each row when (old.target_created) execute function streamer.pass_creation_on();
+
 -- Moves progress rows, as the last statement before the COMMIT of their changes. It fails unless each
 -- row is where its process left it, and the process holds the source's lock.
 create function streamer.set_progress(

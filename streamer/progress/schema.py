@@ -36,7 +36,7 @@ TABLES: Final = (
     "migration",
     "minute",
 )
-FUNCTIONS: Final = ("set_progress", "require_types")
+FUNCTIONS: Final = ("pass_creation_on", "require_types", "set_progress")
 """All that is ours in the schema: `TABLES` and these."""
 
 _MIGRATION_LOCK: Final = 0x73747265616D  # "stream"
@@ -122,8 +122,7 @@ async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
         if not await connection.fetch_value("select exists (select from streamer.source)"):
             tables = ", ".join(f"streamer.{name}" for name in TABLES)
             await connection.execute(f"drop table if exists {tables}")
-            await connection.execute(
-                "drop function if exists streamer.set_progress, streamer.require_types"
-            )
+            functions = ", ".join(f"streamer.{name}" for name in FUNCTIONS)
+            await connection.execute(f"drop function if exists {functions}")
             await connection.execute(_DROP_SCHEMA_SQL)
             await connection.execute(origin.DROP_SQL)

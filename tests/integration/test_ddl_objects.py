@@ -373,3 +373,41 @@ async def test_a_renamed_column_of_the_key_of_several_tenants_waits_for_all_of_t
             assert "t_pkey PRIMARY KEY (sid, num)" in objects(target)["constraints"]
         finally:
             await streamer.stop()
+
+
+@pytest.mark.usefixtures("without_spark")
+async def test_a_tenant_that_joins_again_brings_the_constraints_that_waited_for_it(
+    shared_server: Server, source: Database, target: Database, tmp_path: Path
+) -> None:
+    """The removed tenant had created the table of all."""
+    with database(shared_server, "second") as second:
+        tenants = {"a": source, "b": second}
+        for db in tenants.values():
+            db.execute("create table t (id int primary key, amount int)")
+        path = tmp_path / "config.yaml"
+        write_config(path, source, target, "t: {truncate_target: true}", sid="a", group=GROUP)
+        one = f'{{url: "{source.url}", sid: a}}'
+        path.write_text(path.read_text().replace(one, f'{one}, {{url: "{second.url}", sid: b}}'))
+        streamer = Streamer(path)
+        streamer.start()
+        check = "alter table t add constraint positive check (amount > 0)"
+        creators = "streamer.source where id in (select source_id from streamer.relation where {})"
+        creators = creators.format("target_created")
+        try:
+            await streamer.caught_up()
+            creator = str(target.value(f"select sid from {creators}"))
+            (other,) = tenants.keys() - {creator}
+            tenants[other].execute(check)
+            await streamer.caught_up()
+            await streamer.stop()
+            target.execute(f"delete from {creators}")
+            tenants[creator].execute(f"select pg_drop_replication_slot('streamer_shop_{creator}')")
+            tenants[creator].execute(check)
+            streamer.start()
+
+            async def has_it() -> bool:
+                return "positive" in str(await asyncio.to_thread(objects, target))
+
+            await streamer.eventually(has_it, 15)
+        finally:
+            await streamer.stop()

@@ -276,7 +276,7 @@ class DefinitionTranslator:
             if former in self._target.primary_key:
                 raise TargetSchemaError(
                     f'other sources of target table "{self._target.name}" still have column '
-                    f'"{former}" of its primary key; once the tables of all of them wait at this '
+                    f'"{former}" of its primary key. Once all of them wait at this '
                     f"rename, `edit` for one of them with: {self._alter} rename column "
                     f"{quote_identifier(former)} to {quote_identifier(name)}; then `apply` for the "
                     "others"
