@@ -23,7 +23,8 @@ class ChunkedCopy:
 
     ``columns``, ``types``: those of the source that order the rows. ``border``: their values as
     text. ``definition``: a fingerprint of the table, which has to stay the same. ``count``: the
-    chunks so far. ``size_bytes``: the size of the table when its copy began.
+    chunks so far. ``size_bytes``: the size of the table when its copy began. ``stores``: OID and
+    filenode of the table, or of each partition, when its last chunk began.
     """
 
     columns: tuple[str, ...]
@@ -33,6 +34,7 @@ class ChunkedCopy:
     count: int
     chunk_bytes: int
     size_bytes: int
+    stores: tuple[tuple[int, int], ...] = ()
 
     @property
     def total(self) -> int:
@@ -42,10 +44,7 @@ class ChunkedCopy:
     @property
     def last_key(self) -> tuple[KeyValue, ...]:
         """The border, to compare keys with."""
-        return tuple(
-            read_key_value(value.encode(), kind, is_text=True)
-            for value, kind in zip(self.border, self.types, strict=True)
-        )
+        return key_values(self.border, self.types)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -56,6 +55,7 @@ class ChunkedCopy:
             "count": self.count,
             "chunk_bytes": self.chunk_bytes,
             "size_bytes": self.size_bytes,
+            "stores": [list(store) for store in self.stores],
         }
 
     @classmethod
@@ -68,7 +68,16 @@ class ChunkedCopy:
             stored["count"],
             stored["chunk_bytes"],
             stored["size_bytes"],
+            tuple((oid, filenode) for oid, filenode in stored["stores"]),
         )
+
+
+def key_values(key: Sequence[str], types: Sequence[str]) -> tuple[KeyValue, ...]:
+    """Return the values of *key*, which has them as text, to compare it with others."""
+    return tuple(
+        read_key_value(value.encode(), kind, is_text=True)
+        for value, kind in zip(key, types, strict=True)
+    )
 
 
 def in_bytes(name: str, kind: str) -> str:

@@ -14,13 +14,13 @@ def chunk_columns(
     *names*: the columns of which the target has the values. *bytewise*: those of text that are
     ordered by bytes (`streamer.source.bytewise`).
     """
-    if relation.is_partitioned:
-        return "it is partitioned"
     key = relation.key
     if relation.replica_identity == "f":
         key = relation.primary_key
     if not key:
         return "it has no key"
+    if not relation.has_usable_identity:
+        return f"its updates are not published ({relation.identity.obstacle})"
     known = set(names)
     columns = {column.name: column for column in relation.columns}
     found: list[tuple[str, str]] = []

@@ -16,7 +16,8 @@ begins with the same chunk. Stream and slot are those of any table in sync. So s
 the next chunk wherever it could continue a table in sync, after a fail-over of the source, too.
 
 Between two chunks the table must stay as it is. After a rewrite, or with another definition, the
-copy begins again with the first chunk.
+copy begins again with the first chunk. Partitions may come and go: those of a chunk are those of
+its snapshot.
 """
 
 import hashlib
@@ -26,26 +27,46 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from streamer.mapping.chunks import CHUNKS_OF_LIMIT, ChunkedCopy, beyond, up_to
+from psycopg.rows import DictRow
+
+from streamer.mapping.chunks import CHUNKS_OF_LIMIT, ChunkedCopy, beyond, key_values, up_to
+from streamer.postgres.key_values import KeyValue
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.connection import Connection, fetch_all
 from streamer.sync.copy_query import copy_source
-from streamer.sync.plan import CopyPart, cut
+from streamer.sync.plan import CopyPart, Heap, cut
 from streamer.sync.prepare import TableCopy
 
 CHUNK_BYTES_MIN: Final = 8192
 ASSUMED_ROW_BYTES: Final = 128
 """Of a table without statistics."""
 PARTS_MAX: Final = 64
+Key = tuple[str, ...]
+"""Values of the columns of the borders, as text; empty for no key."""
+Values = tuple[KeyValue, ...]
+"""Those of a key, to compare."""
+
+
+class RewrittenError(Exception):
+    """A table is not the one of the snapshot any more, so its rows cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSize:
-    """``rows``: those of one part; ``parts``: of a chunk; ``part_bytes``: about the size of one."""
+    """``rows``: those of one part; ``parts``: of a chunk; ``part_bytes``: about the size of one.
+
+    ``step``: the number of rows from one key that is looked at to the next one, in each heap.
+    """
 
     rows: int
     parts: int
     part_bytes: int
+    step: int
+
+    @property
+    def keys(self) -> int:
+        """How many keys of this distance a chunk has."""
+        return self.rows * self.parts // self.step
 
 
 def chunk_bytes(limit: int) -> int:
@@ -55,24 +76,42 @@ def chunk_bytes(limit: int) -> int:
 
 def size_of_chunk(copy: TableCopy, bytes_max: int, part_bytes: int) -> ChunkSize:
     """Return how to cut chunks of *bytes_max*, with parts of about *part_bytes*."""
-    size = sum(heap.size_bytes for heap in copy.heaps)
-    known = copy.relation.row_count_estimate
-    row_bytes = max(1, size // known) if known > 0 else ASSUMED_ROW_BYTES
+    known = [heap for heap in copy.heaps if heap.row_count]
+    rows = sum(heap.row_count for heap in known)
+    row_bytes = sum(heap.size_bytes for heap in known) // rows if rows else ASSUMED_ROW_BYTES
     parts = max(1, min(PARTS_MAX, -(-bytes_max // part_bytes)))
-    return ChunkSize(max(1, bytes_max // row_bytes // parts), parts, bytes_max // parts)
+    rows = max(1, bytes_max // max(1, row_bytes) // parts)
+    step = max(1, rows // min(PARTS_MAX, len(copy.heaps)))
+    return ChunkSize(rows, parts, bytes_max // parts, step)
+
+
+def _stores(copy: TableCopy) -> tuple[tuple[int, int], ...]:
+    return tuple(store for heap in copy.heaps for store in heap.stores)
 
 
 def fingerprint(copy: TableCopy) -> str:
-    """Return a fingerprint of storage, columns and identity: they stay from chunk to chunk."""
+    """Return a fingerprint of columns and identity, which stay from chunk to chunk."""
     relation, mapping = copy.relation, copy.mapped.mapping
     facts = {
-        "stores": [heap.stores for heap in copy.heaps],
         "columns": [(c.name, c.type, c.number, c.generated, c.collation) for c in relation.columns],
         "written": copy.column_numbers,
         "into": [mapping.target_column(column.name) for column in relation.columns],
         "identity": (relation.oid, relation.replica_identity, relation.key, relation.primary_key),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def continues(copy: TableCopy, before: ChunkedCopy) -> bool:
+    """Whether *copy* can bring the chunk behind *before*.
+
+    A partition may come or go. One that stays must have its storage, as every other table.
+    """
+    stores = dict(before.stores)
+    return (
+        before.definition == fingerprint(copy)
+        and copy.can_split
+        and all(stores.get(oid, filenode) == filenode for oid, filenode in _stores(copy))
+    )
 
 
 def begin_chunks(copy: TableCopy, columns: tuple[tuple[str, str], ...], limit: int) -> ChunkedCopy:
@@ -83,13 +122,72 @@ def begin_chunks(copy: TableCopy, columns: tuple[tuple[str, str], ...], limit: i
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkPart:
+    """The rows of a heap behind ``low``, up to ``high``; each may be empty."""
+
+    heap: Heap
+    low: Key
+    high: Key
+
+    def condition(self, copied: ChunkedCopy) -> str:
+        """Return the condition for its rows, over the source's columns."""
+        names = [quote_identifier(name) for name in copied.columns]
+        return _between(names, copied.types, self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
 class TableChunk:
-    """A chunk. ``conditions``: those of its parts, over the source's columns. ``after``: the rows
-    that the target has with it; None if these are all.
+    """A chunk. ``before``, ``after``: the rows that the target has without and with it. ``after``
+    is None if these are all.
     """
 
-    conditions: tuple[str, ...]
+    before: ChunkedCopy
+    parts: tuple[ChunkPart, ...]
     after: ChunkedCopy | None
+
+
+class ChunkSearch:
+    """Looks for the end of the chunk behind *before*, and for those of its parts. Pure.
+
+    It takes keys of one heap after the other, in the order of their first keys.
+    """
+
+    def __init__(self, before: ChunkedCopy, size: ChunkSize) -> None:
+        self._before = before
+        self._size = size
+        self._keys: dict[Heap, tuple[Key, ...]] = {}
+        self._least: list[tuple[Values, Key]] = []
+        """As many keys as a chunk has."""
+
+    @property
+    def last(self) -> Key:
+        """The last key of the chunk, by the heaps so far; empty if it has all their rows."""
+        return self._least[-1][1] if len(self._least) == self._size.keys else ()
+
+    def needs(self, first: Values) -> bool:
+        """Whether a heap with this *first* key behind the border has rows of the chunk."""
+        return not self.last or first <= self._least[-1][0]
+
+    def add(self, heap: Heap, keys: Sequence[Key]) -> None:
+        """Take the keys of every `ChunkSize.step`-th row of *heap* behind the border."""
+        self._keys[heap] = tuple(keys)
+        valued = [(key_values(key, self._before.types), key) for key in keys]
+        self._least = sorted([*self._least, *valued])[: self._size.keys]
+
+    def cut(self) -> TableChunk:
+        """Return the chunk with its parts. Each heap has one at least."""
+        before, last = self._before, self.last
+        each = self._size.rows // self._size.step
+        parts: list[ChunkPart] = []
+        for heap, keys in self._keys.items():
+            borders = [before.border]
+            for key in keys[each - 1 :: each]:
+                if self.needs(key_values(key, before.types)) and key not in (borders[-1], last):
+                    borders.append(key)
+            borders.append(last)
+            parts += [ChunkPart(heap, *pair) for pair in pairwise(borders)]
+        after = replace(before, border=last, count=before.count + 1) if last else None
+        return TableChunk(before, tuple(parts), after)
 
 
 async def find_chunk(
@@ -97,56 +195,104 @@ async def find_chunk(
 ) -> TableChunk:
     """Find the keys where the next chunk and its parts end, under the snapshot of *plain*.
 
-    *before*: the rows that the target has; its border is empty in front of the first chunk.
+    *before*: the rows that the target has; its border is empty in front of the first chunk. Each
+    partition has statements and a lock of its own, because there may be thousands. Those that begin
+    behind the chunk are not read. Raises RewrittenError, psycopg.Error.
     """
-    # Qualified: a name of the query's own columns would hide that of a key in ORDER BY.
-    names = [f"t.{quote_identifier(name)}" for name in before.columns]
-    listed = ", ".join(names)
-    keys = ", ".join(f"{name}::text" for name in names)
-    (heap,) = copy.heaps
-    rest = f" where {beyond(names, before.types, before.border)}" if before.border else ""
-    rest = rest.replace("%", "%%")  # a text may have the mark of a parameter
-    query = (
-        f"select k from (select pg_catalog.row_number() over (order by {listed}) as n,"
-        f" array[{keys}] as k from {heap.relation_sql} t{rest}"
-        f" order by {listed} limit %s) r where n %% %s = 0 order by n"
-    )
-    await plain.execute("savepoint chunk")
-    rows = await fetch_all(plain, query, size.rows * size.parts, size.rows)
-    await plain.execute("rollback to savepoint chunk")  # lets go of the lock
-    return cut_chunk([tuple(row["k"]) for row in rows], before, size)
-
-
-def cut_chunk(keys: Sequence[tuple[str, ...]], before: ChunkedCopy, size: ChunkSize) -> TableChunk:
-    """Return the chunk behind *before*. *keys*: the last one of each full part. Pure."""
-    names = [quote_identifier(name) for name in before.columns]
-    borders = list(dict.fromkeys([before.border, *keys]))
-    conditions = [_between(names, before, low, high) for low, high in pairwise(borders)]
-    if len(keys) == size.parts:
-        count = before.count + 1
-        return TableChunk(tuple(conditions), replace(before, border=borders[-1], count=count))
-    conditions.append(_between(names, before, borders[-1], ()))
-    return TableChunk(tuple(conditions), None)
+    firsts = {heap: await _read_first(plain, heap, before) for heap in copy.heaps}
+    begun = [(key_values(key, before.types), heap) for heap, key in firsts.items() if key]
+    search = ChunkSearch(replace(before, stores=_stores(copy)), size)
+    for first, heap in sorted(begun, key=lambda each: each[0]):
+        if not search.needs(first):
+            break
+        search.add(heap, await _read_keys(plain, heap, before, search.last, size))
+    if not begun:
+        search.add(copy.heaps[0], ())  # its part finds no row
+    return search.cut()
 
 
 def cut_into_parts(
     copy: TableCopy, chunk: TableChunk, size: ChunkSize, source_version: int, target_version: int
 ) -> list[CopyPart]:
-    """Return the parts of *chunk*, one for each of its conditions. Pure."""
+    """Return the parts of *chunk* as those of a copy. Pure."""
     parts: list[CopyPart] = []
-    for number, condition in enumerate(chunk.conditions):
-        order = replace(copy.order, scope=condition, can_split=False)
+    size_bytes = size.part_bytes * size.parts // len(chunk.parts)
+    for number, each in enumerate(chunk.parts):
+        condition = each.condition(chunk.before)
+        order = replace(copy.order, heaps=(each.heap,), scope=condition, can_split=False)
         (part,) = cut(copy_source(order, source_version, target_version))
-        parts.append(replace(part, part=number, size_bytes=size.part_bytes))
+        parts.append(replace(part, part=number, size_bytes=size_bytes))
     return parts
 
 
-def _between(
-    names: list[str], copied: ChunkedCopy, low: tuple[str, ...], high: tuple[str, ...]
-) -> str:
+async def _read_first(plain: Connection, heap: Heap, before: ChunkedCopy) -> Key | None:
+    """Return the first key of *heap* behind the border; None if it has none.
+
+    An old snapshot sees no row of a table that was rewritten since. No part would notice that, if
+    the heap had none.
+    """
+    if not heap.stores:
+        return None  # a table without partitions
+    listed, texts = _columns(before)
+    (store,) = heap.stores
+    query = (
+        f"select (select array[{texts}] from {_escaped(heap.relation_sql)} t"
+        f" where {_behind(before)} order by {listed} limit 1) as k,"
+        " pg_catalog.pg_relation_filenode(%s::oid) is distinct from %s::oid as is_rewritten"
+    )
+    (row,) = await _fetch(plain, query, *store)
+    if row["is_rewritten"]:
+        raise RewrittenError(heap.relation_sql)
+    return None if row["k"] is None else tuple(row["k"])
+
+
+async def _read_keys(
+    plain: Connection, heap: Heap, before: ChunkedCopy, last: Key, size: ChunkSize
+) -> tuple[Key, ...]:
+    """Return the key of every `ChunkSize.step`-th row. *last*: the chunk ends there or before; may
+    be empty.
+    """
+    listed, texts = _columns(before)
+    query = (
+        f"select k from (select pg_catalog.row_number() over (order by {listed}) as n,"
+        f" array[{texts}] as k from {_escaped(heap.relation_sql)} t"
+        f" where {_behind(before, last)} order by {listed} limit %s) r"
+        " where n %% %s = 0 order by n"
+    )
+    rows = await _fetch(plain, query, size.rows * size.parts, size.step)
+    return tuple(tuple(row["k"]) for row in rows)
+
+
+async def _fetch(plain: Connection, query: str, *parameters: int) -> list[DictRow]:
+    await plain.execute("savepoint chunk")
+    try:
+        return await fetch_all(plain, query, *parameters)
+    finally:
+        if not (plain.closed or plain.broken):
+            await plain.execute("rollback to savepoint chunk")  # lets go of the lock
+
+
+def _columns(before: ChunkedCopy) -> tuple[str, str]:
+    """Return the columns of the borders for a query, and their values as text."""
+    # Qualified: a name of the query's own columns would hide that of a key in ORDER BY.
+    names = [f"t.{quote_identifier(name)}" for name in before.columns]
+    return _escaped(", ".join(names)), _escaped(", ".join(f"{name}::text" for name in names))
+
+
+def _behind(before: ChunkedCopy, last: Key = ()) -> str:
+    names = [f"t.{quote_identifier(name)}" for name in before.columns]
+    return _escaped(_between(names, before.types, before.border, last))
+
+
+def _escaped(sql: str) -> str:
+    """A name or a text may have the mark of a parameter."""
+    return sql.replace("%", "%%")
+
+
+def _between(names: Sequence[str], types: Sequence[str], low: Key, high: Key) -> str:
     conditions = []
     if low:
-        conditions.append(beyond(names, copied.types, low))
+        conditions.append(beyond(names, types, low))
     if high:
-        conditions.append(up_to(names, copied.types, high))
+        conditions.append(up_to(names, types, high))
     return " and ".join(conditions) or "true"

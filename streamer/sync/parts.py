@@ -316,7 +316,7 @@ class PartCopier:
             raise NotCopiedError(
                 "busy", f"a session at the source has held a lock for {LOCK_SECONDS} s"
             ) from None
-        except _GONE as exc:
+        except GONE as exc:
             raise NotCopiedError("changed", _describe(exc)) from None
         assert result is not None
         numbers = [result.ftablecol(column) for column in range(result.nfields)]
@@ -512,7 +512,7 @@ begin
     end loop;
 end $streamer$
 """
-_GONE: Final = (
+GONE: Final = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedColumn,
     psycopg.errors.InvalidSchemaName,

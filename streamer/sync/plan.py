@@ -27,7 +27,7 @@ class Heap:
 
     ``size_bytes``: with its TOAST table; ``page_count``: without. ``stores``: OID and filenode of
     each table to read, as planned. ``numbers``: those of the columns, in the order of
-    `CopySource.columns`.
+    `CopySource.columns`. ``row_count``: an estimate by the statistics; 0 without them.
     """
 
     relation_sql: str
@@ -35,6 +35,7 @@ class Heap:
     page_count: int
     stores: tuple[tuple[int, int], ...] = ()
     numbers: tuple[int, ...] = ()
+    row_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.chunk_columns import chunk_columns
 from streamer.source.connection import (
     Connection,
+    first_line,
     login_of_source,
     translate,
     translating,
@@ -60,10 +61,11 @@ from streamer.source.timeline import check_same_server_plainly
 from streamer.source.waits import read_locked, set_lock_timeout, watched
 from streamer.sync.changed_definitions import ChangedDefinitions
 from streamer.sync.chunks import (
+    RewrittenError,
     begin_chunks,
+    continues,
     cut_into_parts,
     find_chunk,
-    fingerprint,
     size_of_chunk,
 )
 from streamer.sync.context import CopyContext
@@ -76,7 +78,7 @@ from streamer.sync.finishing import Finishing
 from streamer.sync.leaves import know_leaves
 from streamer.sync.leaving import Leaving
 from streamer.sync.locked_table import LockedTable
-from streamer.sync.parts import CopyEnds
+from streamer.sync.parts import GONE, CopyEnds
 from streamer.sync.plan import CopyPart, Heap, cut, group, task_rate
 from streamer.sync.prepare import Pair, Preparation, TableCopy, store_parts
 from streamer.sync.refused_values import way_for_values
@@ -178,6 +180,10 @@ class Round:
         copy.is_done = True
         await self._unlock(copy)
         self._leaving.leave(copy.mapped, reason)
+
+    async def _leave_changed(self, copy: TableCopy, when: str) -> None:
+        self._queue.rewritten(copy.mapped)
+        await self._leave_to_next_round(copy, f'"{copy.name}" was altered or rewritten {when}')
 
     async def _refuse(self, copy: TableCopy, error: StreamerError) -> None:
         copy.is_done = True
@@ -397,9 +403,7 @@ class Round:
     ) -> None:
         """Copy by the definition that was found, if the table is the one that was prepared."""
         if found is None or not is_same(copy.relation, found.relation):
-            self._queue.rewritten(copy.mapped)
-            reason = f'"{copy.name}" was altered or rewritten as its copy began'
-            await self._leave_to_next_round(copy, reason)
+            await self._leave_changed(copy, "as its copy began")
         elif not self._is_published(found, publications):
             reason = f'"{copy.name}" was not published yet as its copy began'
             await self._leave_to_next_round(copy, reason)
@@ -420,8 +424,9 @@ class Round:
 
     async def _look_at(self, copy: TableCopy, plain: Connection) -> TableSeen | None:
         found = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
-        # A copy of some rows may leave out those of a partition that came with rows.
-        is_whole = not copy.resync.is_partial
+        # A copy of some rows may leave out those of a partition that came with rows. A chunk has
+        # those behind its border only, so partitions are known as of the first chunk.
+        is_whole = not copy.resync.is_partial and copy.mapped.chunks is None
         if found is not None and found.relation.is_partitioned and is_whole:
             await know_leaves(self._context.bookkeeping, plain, [copy.mapped])
         return found
@@ -505,7 +510,7 @@ class Round:
         """
         before = copy.mapped.chunks
         if before is not None:
-            if before.definition != fingerprint(copy):
+            if not continues(copy, before):
                 self._queue.rewritten(copy.mapped)
                 copy.is_done = True
                 await self._finisher.begin_again(
@@ -517,13 +522,13 @@ class Round:
         else:
             limit = self._context.settings.resumable_above
             is_possible = not copy.is_staged and not copy.is_to_point and copy.scope is None
-            is_possible = is_possible and copy.filled is None
+            is_possible = is_possible and copy.filled is None and copy.can_split
             if not is_possible or sum(heap.size_bytes for heap in copy.heaps) <= limit:
                 return False
             bytewise = await self._read_bytewise(target, copy)
             columns = chunk_columns(copy.relation, copy.unchanged, bytewise)
             may_cut = self._queue.may_cut(copy.mapped)
-            if isinstance(columns, str) or not may_cut or len(copy.heaps) != 1:
+            if isinstance(columns, str) or not may_cut:
                 return False
             if not self._context.events.may_copy_in_chunks(copy.mapped):
                 return False
@@ -534,7 +539,16 @@ class Round:
                 await _defer_indexes(target, copy, is_streamed=True)
             before = begin_chunks(copy, columns, limit)
         chunk_size = size_of_chunk(copy, before.chunk_bytes, size)
-        copy.chunk = await find_chunk(self._snapshot.plain, copy, before, chunk_size)
+        locked = self._locked.get(copy)
+        plain = self._snapshot.plain if locked is None else locked.plain
+        try:
+            copy.chunk = await find_chunk(plain, copy, before, chunk_size)
+        except psycopg.errors.LockNotAvailable as exc:
+            await self._leave_to_next_round(copy, f'"{copy.name}" is locked: {first_line(exc)}')
+            return True
+        except (RewrittenError, *GONE):
+            await self._leave_changed(copy, "as its chunk began")
+            return True
         versions = self._context.server.version, target.server_version
         copy.parts = cut_into_parts(copy, copy.chunk, chunk_size, *versions)
         return True
@@ -657,9 +671,7 @@ class Round:
                     reason = f'copying "{copy.name}" was interrupted: {error}'
                     await self._leave_to_next_round(copy, reason)
                 case "changed" if not copy.is_done:
-                    self._queue.rewritten(copy.mapped)
-                    reason = f'"{copy.name}" was altered or rewritten while it was copied'
-                    await self._leave_to_next_round(copy, reason)
+                    await self._leave_changed(copy, "while it was copied")
                 case "refused" if not copy.is_done:
                     if (transient := await self._finisher.find_transient(copy)) is not None:
                         await self._leave_to_next_round(copy, f"{error}; {transient}")

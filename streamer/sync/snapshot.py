@@ -221,6 +221,8 @@ select t.root::int8 as root, c.oid::int8 as oid,
        coalesce(pg_catalog.pg_table_size(c.oid), 0) as size_bytes,
        coalesce(pg_catalog.pg_relation_size(c.oid), 0)
          / pg_catalog.current_setting('block_size')::int8 as page_count,
+       case when c.relpages > 0 then greatest(c.reltuples, 0) / c.relpages else 0 end
+         as rows_per_page,
        pg_catalog.has_table_privilege(c.oid, 'select') as selectable,
        array(select a.attnum::int4 from pg_catalog.pg_attribute a
               where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
@@ -247,6 +249,7 @@ def _heaps(relation: SourceRelation, rows: list[DictRow]) -> tuple[tuple[Heap, .
                 row["page_count"],
                 ((row["oid"], row["filenode"]),),
                 tuple(row["numbers"]),
+                int(row["rows_per_page"] * row["page_count"]),
             )
             for row in rows
         )

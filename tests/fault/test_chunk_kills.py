@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chunk_case import ChunkCase
+from tests.support.chunk_case import ChunkCase, PartitionedCase
 from tests.support.postgres import Database
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -44,3 +44,18 @@ async def test_a_copy_in_chunks_is_killed_at_every_step(
     assert case.unchanged == before
     case.write(3)
     await case.recover()
+
+
+async def test_a_copy_of_partitions_that_come_and_go_is_killed(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    case = PartitionedCase(tmp_path, source, target)
+    await asyncio.to_thread(case.die, "sync.chunk_stored")
+    assert case.chunks == 1
+    case.change_partitions()
+    before = case.unchanged
+    for armed, chunks in (("sync.planned", 1), ("sync.copied", 1), ("sync.chunk_stored", 2)):
+        await asyncio.to_thread(case.die, armed)
+        assert case.chunks == chunks, armed
+    await case.recover()
+    assert case.unchanged == before, "a chunk that is there is not copied again"

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from streamer.apply.copied_range import CopiedRange, UnknownRowError
 from streamer.decode.tuples import UNCHANGED, read_binary_tuple, read_text_tuple
-from streamer.mapping.chunks import ChunkedCopy
+from streamer.mapping.chunks import ChunkedCopy, key_values
 from streamer.postgres.key_values import read_key_value
-from streamer.sync.chunks import ChunkSize, cut_chunk
+from streamer.sync.chunks import ChunkSearch, ChunkSize, TableChunk
+from streamer.sync.plan import Heap
 from tests.property import encode
 from tests.support import properties  # noqa: F401  # the number of examples
 from tests.support.key_values import ASCENDING
@@ -181,10 +182,18 @@ class Target:
 
     # ---- the copy ------------------------------------------------------------------------------
 
-    def copy_chunk(self, point: int, rows_max: int, left_behind: int | None) -> bool:
+    def copy_chunk(
+        self,
+        point: int,
+        rows_max: int,
+        left_behind: int | None,
+        parts_max: int = 1,
+        heap_count: int = 1,
+    ) -> bool:
         """Copy the next chunk as of *point*; return whether it is the last one.
 
-        *left_behind*: the process dies after that many rows.
+        *left_behind*: the process dies after that many rows. *parts_max*, of *rows_max* rows: so
+        many parts in a chunk, at least. *heap_count*: the partitions of the table.
         """
         types = (self.source.kind, "uuid")
         chunks = self.chunks or ChunkedCopy(("a", "u"), types, (), "", 0, 1, 1)
@@ -194,15 +203,23 @@ class Target:
         self.apply(point)
         there = sorted(k for k in self.source.states[point] if not has(chunks, k))
         texts = ASCENDING[self.source.kind]
-        ends = [(texts[a][0], str(u)) for a, u in there[rows_max - 1 : rows_max]]
-        after = cut_chunk(ends, chunks, ChunkSize(rows_max, 1, 1)).after
-        wanted = there if after is None else there[:rows_max]
+        size = ChunkSize(rows_max, parts_max, 1, max(1, rows_max // heap_count))
+        rows: list[Keyed] = [
+            ((texts[a][0], str(u)), HEAPS[(a if heap_count < 4 else u.int) % heap_count])
+            for a, u in there
+        ]
+        chunk = search(rows, chunks, size)
+        is_last = chunk.after is None
+        wanted = [k for k in there if is_last or has(chunk.after or chunks, k)]
+        assert rows_of(chunk, rows) == list(range(len(wanted))), "each row is in one part"
+        count = rows_max * parts_max
+        assert is_last or count <= len(wanted) <= count + rows_max
         for key in wanted[:left_behind]:
             self.rows[key] = self.source.states[point][key]
         if left_behind is not None:
             return False
-        self.chunks = after
-        return after is None
+        self.chunks = chunk.after
+        return is_last
 
     def check(self, *, is_whole: bool) -> None:
         there = self.source.states[self.position]
@@ -210,6 +227,39 @@ class Target:
             assert self.chunks is not None
             there = {key: row for key, row in there.items() if has(self.chunks, key)}
         assert self.rows == there
+
+
+HEAPS = [Heap(f"only p{number}", 1, 1) for number in range(4)]
+Keyed = tuple[tuple[str, ...], Heap]
+"""The key of a row as text, and the partition of the row."""
+
+
+def search(rows: list[Keyed], before: ChunkedCopy, size: ChunkSize) -> TableChunk:
+    """Look for the next chunk in *rows*, which are in order."""
+    found = ChunkSearch(before, size)
+    for heap in dict.fromkeys(heap for _, heap in rows):
+        its = [key for key, where in rows if where is heap]
+        if found.needs(key_values(its[0], before.types)):
+            its = [key for key in its if found.needs(key_values(key, before.types))]
+            found.add(heap, its[: size.rows * size.parts][size.step - 1 :: size.step])
+    return found.cut()
+
+
+def rows_of(chunk: TableChunk, rows: list[Keyed]) -> list[int]:
+    """The numbers of the rows that the parts of *chunk* bring, in order."""
+
+    def is_within(key: tuple[str, ...], low: tuple[str, ...], high: tuple[str, ...]) -> bool:
+        low_value, value, high_value = (
+            key_values(each, chunk.before.types) if each else () for each in (low, key, high)
+        )
+        return (not low or low_value < value) and (not high or value <= high_value)
+
+    return sorted(
+        number
+        for part in chunk.parts
+        for number, (key, heap) in enumerate(rows)
+        if heap is part.heap and is_within(key, part.low, part.high)
+    )
 
 
 def has(chunks: ChunkedCopy, key: Key) -> bool:
@@ -221,7 +271,11 @@ def has(chunks: ChunkedCopy, key: Key) -> bool:
 
 
 STEPS = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(1, 4), st.none() | st.integers(0, 3)), max_size=12
+    st.tuples(
+        *(st.integers(0, 3), st.integers(1, 4), st.none() | st.integers(0, 3)),
+        *(st.integers(1, 3), st.integers(1, 4)),
+    ),
+    max_size=12,
 )
 
 
@@ -231,15 +285,15 @@ def test_chunks_and_changes_between_them_make_the_table_of_the_source(
     kind: str,
     is_binary: bool,
     transactions: list[list[tuple[str, Key, Key, bytes]]],
-    steps: list[tuple[int, int, int | None]],
+    steps: list[tuple[int, int, int | None, int, int]],
 ) -> None:
     source = write(identity, kind, is_binary, transactions)
     target, last = Target(source), len(source.sent)
     is_whole = False
     try:
-        for later, rows_max, left_behind in steps:
+        for later, rows_max, left_behind, parts_max, heap_count in steps:
             point = min(last, target.position + later)
-            is_whole = target.copy_chunk(point, rows_max, left_behind)
+            is_whole = target.copy_chunk(point, rows_max, left_behind, parts_max, heap_count)
             if is_whole:
                 break
             if target.chunks is not None and left_behind is None:
@@ -254,6 +308,31 @@ def test_chunks_and_changes_between_them_make_the_table_of_the_source(
         event("copied in one piece")
         return
     assert target.rows == source.states[-1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.sampled_from(HEAPS)), min_size=20, max_size=60),
+    *(st.integers(1, 8), st.integers(1, 3)),
+)
+def test_rows_with_equal_keys_are_in_one_chunk_whatever_their_partitions(
+    drawn: list[tuple[int, Heap]], rows_max: int, parts_max: int
+) -> None:
+    rows: list[Keyed] = [((f"{n:02}",), heap) for n, heap in sorted(drawn, key=lambda row: row[0])]
+    before = ChunkedCopy(("id",), ("integer",), (), "", 0, 1, 1)
+    size = ChunkSize(rows_max, parts_max, 1, max(1, rows_max // len(HEAPS)))
+    while True:
+        chunk = search(rows, before, size)
+        brought = len(rows_of(chunk, rows))
+        assert rows_of(chunk, rows) == list(range(brought))
+        if chunk.after is None:
+            assert brought == len(rows)
+            return
+        border, most = chunk.after.border, rows_max * (parts_max + 1)
+        assert sum(key < border for key, _ in rows) <= most
+        assert size.keys * size.step <= brought
+        assert rows[brought - 1][0] == border
+        assert not rows[brought:] or rows[brought][0] > border
+        rows, before = rows[brought:], chunk.after
 
 
 @pytest.mark.parametrize("kind", sorted(ASCENDING))
@@ -285,21 +364,27 @@ def test_equal_values_in_other_words_are_equal(number: Decimal, offset: str) -> 
 
 
 def test_a_chunk_ends_at_the_key_of_its_last_row_and_the_last_chunk_nowhere() -> None:
-    before = ChunkedCopy(("a", "b"), ("bigint", "uuid"), ("7", "x"), "", 2, 10, 100)
-    size = ChunkSize(5, 2, 5)
+    before = ChunkedCopy(("a", "b"), ("bigint", "text"), ("7", "x"), "", 2, 10, 100)
+    size = ChunkSize(5, 2, 5, 5)
 
-    some = cut_chunk([("8", "x"), ("9", "y")], before, size)
+    def cut(keys: list[tuple[str, ...]], before: ChunkedCopy = before) -> TableChunk:
+        search = ChunkSearch(before, size)
+        search.add(HEAPS[0], keys)
+        return search.cut()
 
-    assert some.conditions == (
-        """("a", "b") > ('7'::bigint, 'x'::uuid) and ("a", "b") <= ('8'::bigint, 'x'::uuid)""",
-        """("a", "b") > ('8'::bigint, 'x'::uuid) and ("a", "b") <= ('9'::bigint, 'y'::uuid)""",
-    )
+    some = cut([("8", "x"), ("9", "y")])
+
+    assert [part.condition(before) for part in some.parts] == [
+        """("a", "b") > ('7'::bigint, 'x'::text) and ("a", "b") <= ('8'::bigint, 'x'::text)""",
+        """("a", "b") > ('8'::bigint, 'x'::text) and ("a", "b") <= ('9'::bigint, 'y'::text)""",
+    ]
     assert some.after == replace(before, border=("9", "y"), count=3)
 
-    rest = cut_chunk([("8", "x")], before, size)
+    rest = cut([("8", "x")])
 
-    assert rest.conditions[1] == """("a", "b") > ('8'::bigint, 'x'::uuid)"""
+    assert rest.parts[1].condition(before) == """("a", "b") > ('8'::bigint, 'x'::text)"""
     assert rest.after is None
-    assert cut_chunk([], replace(before, border=(), count=0), size).conditions == ("true",)
+    nothing = replace(before, border=(), count=0)
+    assert [part.condition(before) for part in cut([], nothing).parts] == ["true"]
     # Rows with equal values of the first columns stay together.
-    assert len(cut_chunk([("8", "x"), ("8", "x")], before, size).conditions) == 1
+    assert len(cut([("8", "x"), ("8", "x")]).parts) == 1

@@ -9,10 +9,29 @@ from tests.support.streamer import Streamer, write_config
 from tests.support.waiting import eventually
 
 DDL = """
-create table big (id numeric primary key, v text, large text);
+create table big (id numeric primary key, v text, large text, region int default 0);
 alter table big alter large set storage external;
 insert into big select g, 'before', case when g % 5 = 0 then repeat('large', 420) end
 from generate_series(1, 1200) g;
+"""
+PARTITIONED_DDL = """
+create table big (id numeric, v text, large text, region int default 0, primary key (id, region))
+    partition by range (id);
+create table low (region int not null default 0, large text, gone int, v text, id numeric not null);
+alter table low alter large set storage external, drop gone;
+alter table big attach partition low for values from (minvalue) to (300);
+create table mid partition of big for values from (300) to (900) partition by list (region);
+create table mid_0 partition of mid for values in (0);
+create table mid_rest partition of mid default;
+create table old partition of big for values from (900) to (950);
+create table kept partition of big for values from (950) to (1000);
+create table rest partition of big default;
+alter table big alter large set storage external;
+insert into big select g, 'before', case when g % 5 = 0 then repeat('large', 420) end
+from generate_series(1, 1200) g;
+"""
+"""Rows of one range of keys are in several partitions, of which one has its columns in another
+order and with other numbers.
 """
 SETTINGS = "sync: {resumable_above: 400kB}"
 """A chunk has 320 rows: streamer assumes 128 bytes for a row without statistics."""
@@ -44,13 +63,15 @@ def request(target: Database, action: str) -> None:
 class ChunkCase:
     """One source, its target, and the writer."""
 
+    DDL = DDL
+
     def __init__(self, directory: Path, source: Database, target: Database) -> None:
         self.source, self.target = source, target
         self.config = directory / "config.yaml"
         self.written = 0
-        source.execute(DDL)
+        source.execute(self.DDL)
         target.execute(
-            "create table big (id numeric primary key, v text, large text);"
+            "create table big (id numeric primary key, v text, large text, region int);"
             "create index big_v on big (v); create index big_id_v on big (id, v)"
         )
         write_config(self.config, source, target, "big:", settings=SETTINGS)
@@ -112,3 +133,35 @@ class ChunkCase:
         conflicts = self.target.execute("select kind, key from streamer.conflict")
         assert self.indexes == ["big_id_v", "big_v"]
         assert conflicts == [], "each change found its row as it was"
+
+
+class PartitionedCase(ChunkCase):
+    """A partitioned source, whose partitions come and go."""
+
+    DDL = PARTITIONED_DDL
+
+    def __init__(self, directory: Path, source: Database, target: Database) -> None:
+        super().__init__(directory, source, target)
+        target.execute("alter table big drop constraint big_pkey, add primary key (id, region)")
+
+    def write(self, count: int = 1) -> None:
+        super().write(count)
+        n = self.written
+        self.source.execute(
+            f"update big set region = 1 - region where id % 89 = {n % 89} and id <> 97"
+        )
+
+    def change_partitions(self) -> None:
+        """Change partitions with rows that only later chunks bring."""
+        self.source.execute(
+            """
+            drop table old;
+            alter table big detach partition kept; update kept set v = 'detached';
+            create table more partition of big for values from (30000) to (40000);
+            insert into big select g, 'new' from generate_series(30001, 30010) g;
+            create table joined (v text, large text, id numeric not null, region int not null);
+            insert into joined select 'joined', repeat('large', 420), g, 0
+            from generate_series(40001, 40050) g;
+            alter table big attach partition joined for values from (40000) to (50000)
+            """
+        )

@@ -6,6 +6,7 @@ import pytest
 
 from streamer.commands.check.copies import copy_lines
 from streamer.mapping.chunks import ChunkedCopy, in_bytes
+from streamer.mapping.rules import RelationName
 from streamer.source.catalog import SourceRelation
 from streamer.source.chunk_columns import chunk_columns
 from tests.unit.build import source_column, source_relation
@@ -19,6 +20,15 @@ COLUMNS = (
     source_column("amount", "numeric(10,2)"),
 )
 NAMES = [column.name for column in COLUMNS]
+
+
+def partitioned(*key: str, other: str) -> SourceRelation:
+    """A table of two partitions. *other*: the identity of the second."""
+    relation = table(*key)
+    one = relation.identity.root
+    two = replace(one, oid=2, name=RelationName("public", "p"), kind=other)
+    identity = replace(relation.identity, leaves=(one, two), is_partitioned=True)
+    return replace(relation, identity=identity)
 
 
 def table(*key: str, identity: str = "d") -> SourceRelation:
@@ -44,9 +54,20 @@ def table(*key: str, identity: str = "d") -> SourceRelation:
         ),
         (
             table("made"),
-            'its key begins with "made" of type bigint, which is computed or not copied as it is',
+            (
+                "its updates are not published (has a generated column in its replica identity, "
+                "which is not published)"
+            ),
         ),
         (table(), "it has no key"),
+        (partitioned("id", other="d"), (("id", "uuid"),)),
+        (
+            partitioned("id", other="n"),
+            (
+                'its updates are not published (its partition "public.p" has REPLICA IDENTITY '
+                "NOTHING, while the replica identity of the table itself is: key id)"
+            ),
+        ),
     ],
 )
 def test_the_first_columns_of_the_key_with_one_order_everywhere_make_the_chunks(
@@ -68,7 +89,7 @@ def test_text_that_is_ordered_by_bytes_makes_chunks() -> None:
 
 
 def test_the_number_of_chunks_is_an_estimate_that_gives_way() -> None:
-    copied = ChunkedCopy(("id",), ("bigint",), ("7",), "", 2, 10, 95)
+    copied = ChunkedCopy(("id",), ("bigint",), ("7",), "", 2, 10, 95, ((16385, 1), (16386, 2)))
     assert copied.total == 10
     assert replace(copied, count=12).total == 13
     assert ChunkedCopy.from_json(copied.to_json()) == copied
