@@ -24,6 +24,7 @@ import psycopg
 from benchmarks.servers import source_and_target
 from streamer.lsn import Lsn
 from streamer.source.attached_partitions import _LEAVES_SQL
+from streamer.source.branch import Branch
 from streamer.source.journal.files import Journal, read_record
 from streamer.source.journal.records import JournalIdentity, Kind, Record
 
@@ -70,7 +71,7 @@ def journal() -> None:
 def _files(
     directory: Path, records: list[Record], times: dict[str, list[tuple[float, float]]]
 ) -> None:
-    written = Journal.create(directory / "files", JournalIdentity("1", "slot"), Lsn(0))
+    written = Journal.create(directory / "files", JournalIdentity("1", "slot"), Lsn(0), Branch(1))
     with measured(times.setdefault("files, write", [])):
         for record in records:
             written.write([record])

@@ -52,6 +52,7 @@ from streamer.runtime.table_events import TableEvents
 from streamer.runtime.timeline_watch import TimelineWatch
 from streamer.runtime.transport import ChosenTransport, choose_transport
 from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.source.branch import Branch
 from streamer.source.capture import (
     ensure_capture,
     message_table,
@@ -67,7 +68,7 @@ from streamer.source.ownership import mark_publications
 from streamer.source.primary import writable
 from streamer.source.slot import ExportedSnapshot
 from streamer.source.stream import ReplicationStream
-from streamer.source.timeline import Branch, check_same_server_plainly, read_branch
+from streamer.source.timeline import check_same_server_plainly, read_branch
 from streamer.source.waits import set_lock_timeout, watched
 from streamer.sync.context import CopyContext
 from streamer.sync.coordinator import SyncCoordinator
@@ -421,6 +422,9 @@ class _Opening:
             max(record.acknowledged_lsn, settled.slot_check.held_lsn),
         )
         await watch.look()
+        if not settled.slot_check.reads_slot:  # the journal's writer looks
+            await watch.close()
+            return None
         return watch
 
     async def _start(

@@ -18,6 +18,7 @@ from streamer.errors import (
     SlotInvalidatedError,
     SlotMissingError,
     SlotWaitError,
+    SourceConnectionError,
     SourceDivergedError,
     SourceError,
 )
@@ -35,6 +36,7 @@ from streamer.progress.sources import (
 )
 from streamer.runtime.missed_scripts import MissedScripts
 from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.source.branch import Branch, common_end, is_continued
 from streamer.source.catalog import SourceServer, check_same_history
 from streamer.source.connection import Connection
 from streamer.source.journal.files import Journal
@@ -52,7 +54,6 @@ from streamer.source.slot import (
     set_failover,
 )
 from streamer.source.stream import ChangeStream, ReplicationStream, StreamOptions
-from streamer.source.timeline import Branch, common_end
 from streamer.source.waits import Reported
 
 log = structlog.get_logger()
@@ -90,9 +91,8 @@ class SlotCheck:
 
     @property
     def held_lsn(self) -> Lsn:
-        """The end of the newest change that the target or the journal has."""
-        journal_lsn = NOTHING if self._journal is None else self._journal.end_lsn
-        return max([journal_lsn, *(mapped.end_lsn for mapped in self._synced())])
+        """The end of the newest change that the target has."""
+        return max((mapped.end_lsn for mapped in self._synced()), default=NOTHING)
 
     @property
     def reads_slot(self) -> bool:
@@ -108,11 +108,31 @@ class SlotCheck:
             return
         try:
             if record.system_identifier == self._server.system_identifier:
+                if self._journal is not None:
+                    self._check_journal(self._journal)
                 record = await self._follow_fork(record, synced)
             check_same_history(self._server, record.system_identifier, record.acknowledged_lsn)
         except SourceDivergedError as exc:
             exc.hint = self._resync_hint(synced)
             raise
+
+    def _check_journal(self, journal: Journal) -> None:
+        """Refuse a journal with changes from behind the fork. Raises SourceDivergedError, and
+        SourceConnectionError if its writer and this attempt have just met different servers.
+        """
+        now = self._branch
+        fork_lsn = common_end(journal.branch, now) or NOTHING
+        if journal.end_lsn <= fork_lsn:
+            return
+        if journal.changes_end_lsn <= fork_lsn or is_continued(now, journal.branch):
+            raise SourceConnectionError(
+                f"the source is on timeline {now.timeline}, and its journal still, or already, on "
+                f"timeline {journal.branch.timeline}"
+            )
+        raise SourceDivergedError(
+            f"the source failed over to timeline {now.timeline}, which forked at {fork_lsn}, and "
+            "its journal has changes from behind that"
+        )
 
     async def _follow_fork(
         self, record: SourceRecord, synced: list[MappedRelation]
@@ -136,8 +156,6 @@ class SlotCheck:
                 f"{known} that the target knows"
             )
         ahead = [str(mapped.mapping.source) for mapped in synced if mapped.end_lsn > fork_lsn]
-        if self._journal is not None and self._journal.end_lsn > fork_lsn:
-            ahead.append("its journal")
         if ahead:
             raise SourceDivergedError(
                 f"the source failed over to timeline {timeline}, which forked at {fork_lsn}, and "
@@ -205,7 +223,7 @@ class SlotCheck:
     async def open_stream(self, start_lsn: Lsn, *, binary: bool) -> ChangeStream:
         """Begin to read at *start_lsn*, which `open_slot` has returned."""
         if self._journal is not None:
-            return JournalStream(self._journal, start_lsn)
+            return JournalStream(self._journal, start_lsn, self._branch)
         source = self._source
         publications = (source.publication, source.publication_inserts)
         options = StreamOptions.for_version(
@@ -266,6 +284,7 @@ class SlotCheck:
 
     async def _make_slot(self, plain: Connection) -> tuple[Lsn, ExportedSnapshot]:
         await self._guard.journaling.discard()
+        self._journal = None
         await drop_slot(plain, self._source.slot)
         snapshot = await create_slot(
             self._source, self._source.slot, self._server, tell=self._report_wait

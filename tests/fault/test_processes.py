@@ -19,6 +19,7 @@ from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.minutes import Minute, add_minutes, read_minutes
 from streamer.runtime.processes.child import process_directory
+from streamer.source.branch import Branch
 from streamer.source.journal.files import Journal, directory_of
 from streamer.source.journal.records import JournalIdentity
 from streamer.target.connection import TargetAddress
@@ -108,7 +109,9 @@ def leave_journals(spool: Path, source: Database, target: Database) -> None:
             f"select confirmed_flush_lsn from pg_replication_slots where slot_name = '{slot}'"
         )
         identity = JournalIdentity(str(system_identifier), str(slot))
-        Journal.create(directory_of(spool, str(slot)), identity, Lsn.parse(str(lsn))).close()
+        Journal.create(
+            directory_of(spool, str(slot)), identity, Lsn.parse(str(lsn)), Branch(1)
+        ).close()
     for name in NAMES[:2]:
         source.execute(f"insert into {name} values (0)")
 

@@ -8,6 +8,7 @@ from streamer.commands.teardown import teardown
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.schema import TABLES
+from streamer.source.branch import Branch
 from streamer.source.journal.files import Journal, directory_of
 from streamer.source.journal.records import JournalIdentity
 from streamer.target.connection import TargetAddress
@@ -35,7 +36,7 @@ async def test_tables_of_others_in_our_schema_stay(
             target.execute("create table streamer.precious as select 1 as one")
         await streamer.stop()
     journal = directory_of(streamer.settings.spool.path, "streamer_shop")
-    Journal.create(journal, JournalIdentity("1", "streamer_shop"), Lsn(1)).close()
+    Journal.create(journal, JournalIdentity("1", "streamer_shop"), Lsn(1), Branch(1)).close()
     await tear_down(streamer)
     await tear_down(streamer)
     assert list(journal.parent.iterdir()) == []

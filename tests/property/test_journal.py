@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.errors import JournalError, SpoolError
+from streamer.errors import JournalError, SourceConnectionError, SpoolError
 from streamer.lsn import Lsn
+from streamer.source.branch import Branch
 from streamer.source.history import Landmark
 from streamer.source.journal import gather
 from streamer.source.journal.files import Journal
@@ -24,6 +25,7 @@ from streamer.source.journal.stream import JournalStream
 
 IDENTITY = JournalIdentity("7000000000000000001", "streamer_shop")
 START = Lsn(1000)
+FIRST = Branch(1)
 
 
 def transaction(number: int, rows: list[bytes]) -> list[bytes]:
@@ -56,9 +58,9 @@ def gatherer_of(journal: Journal, start_lsn: Lsn = START) -> Gatherer:
     return Gatherer(journal.end_lsn, journal.last, start_lsn)
 
 
-def messages_in(journal: Journal, lsn: Lsn = START) -> list[bytes]:
+def messages_in(journal: Journal, lsn: Lsn = START, branch: Branch = FIRST) -> list[bytes]:
     """Everything a pipeline would read, without the initial contents."""
-    stream = JournalStream(journal, lsn)
+    stream = JournalStream(journal, lsn, branch)
     found: list[bytes] = []
     while True:
         burst = stream.read()
@@ -92,7 +94,7 @@ def test_a_message_outside_transactions_is_left_out_anywhere(place: int) -> None
     messages = transaction(1, [b"a", b"b"])
     outside = b"M" + struct.pack(">BQ", 0, final_lsn(1)) + b"other\0" + struct.pack(">I", 2) + b"hi"
     with small_files() as path:
-        journal = Journal.create(path, IDENTITY, START)
+        journal = Journal.create(path, IDENTITY, START, FIRST)
         gatherer = gatherer_of(journal)
         assert gatherer.feed([*messages[:place], outside, *messages[place:]])
         journal.write(gatherer.take())
@@ -108,7 +110,7 @@ def row_messages(messages: list[bytes]) -> list[bytes]:
 @given(transactions, st.integers(1, 5))
 def test_what_is_written_is_read(rows: list[list[bytes]], flush_every: int) -> None:
     with small_files() as path:
-        journal = Journal.create(path, IDENTITY, START)
+        journal = Journal.create(path, IDENTITY, START, FIRST)
         whole = fill(journal, rows, flush_every)
         assert messages_in(journal) == [message for each in whole for message in each]
         for segment in journal._segments:
@@ -129,7 +131,7 @@ def test_torn_anywhere_it_ends_behind_a_whole_transaction(
     rows: list[list[bytes]], flush_every: int, data: st.DataObject
 ) -> None:
     with small_files() as path:
-        journal = Journal.create(path, IDENTITY, START)
+        journal = Journal.create(path, IDENTITY, START, FIRST)
         whole = fill(journal, rows, flush_every)
         journal.close()
         last = sorted(path.glob("*.journal"))[-1]
@@ -164,7 +166,7 @@ def test_torn_anywhere_it_ends_behind_a_whole_transaction(
 @given(transactions, st.data())
 def test_a_changed_byte_is_found(rows: list[list[bytes]], data: st.DataObject) -> None:
     with small_files() as path:
-        journal = Journal.create(path, IDENTITY, START)
+        journal = Journal.create(path, IDENTITY, START, FIRST)
         whole = fill(journal, rows, 1)
         end = journal.end_lsn
         journal.close()
@@ -189,7 +191,7 @@ def test_a_changed_byte_is_found(rows: list[list[bytes]], data: st.DataObject) -
 
 def test_a_transaction_that_has_not_ended_is_not_read() -> None:
     with small_files() as path:
-        journal = Journal.create(path, IDENTITY, START)
+        journal = Journal.create(path, IDENTITY, START, FIRST)
         gatherer = gatherer_of(journal)
         first, second = transaction(1, [b"x"]), transaction(2, [b"y" * 100] * 5)
         gatherer.feed(first)
@@ -212,7 +214,7 @@ def test_a_transaction_that_has_not_ended_is_not_read() -> None:
 
 def test_another_history_is_refused() -> None:
     with small_files() as path:
-        journal = Journal.create(path, IDENTITY, START)
+        journal = Journal.create(path, IDENTITY, START, FIRST)
         fill(journal, [[b"x"], [b"y"]], 1)
         other = transaction(2, [b"z"])
         other[0] = struct.pack(">cQqI", b"B", final_lsn(2), 2, 77)
@@ -225,7 +227,7 @@ def test_another_history_is_refused() -> None:
 
 def test_what_the_target_has_is_deleted_and_what_is_left_is_a_journal() -> None:
     with small_files() as path:
-        journal = Journal.create(path, IDENTITY, START)
+        journal = Journal.create(path, IDENTITY, START, FIRST)
         whole = fill(journal, [[bytes(50)] * 3 for _ in range(9)], 1)
         journal.trim(end_lsn(5))
         assert journal.start_lsn <= end_lsn(5)
@@ -241,7 +243,7 @@ def test_what_the_target_has_is_deleted_and_what_is_left_is_a_journal() -> None:
 
 def test_a_missing_segment_shortens_it_and_two_processes_cannot_have_it() -> None:
     with small_files() as path:
-        journal = Journal.create(path, IDENTITY, START)
+        journal = Journal.create(path, IDENTITY, START, FIRST)
         fill(journal, [[bytes(50)] * 3 for _ in range(9)], 1)
         with pytest.raises(SpoolError, match="another process"):
             Journal.open(path)
@@ -259,7 +261,7 @@ def test_a_missing_segment_shortens_it_and_two_processes_cannot_have_it() -> Non
 
 def test_a_failed_flush_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     with small_files() as path:
-        journal = Journal.create(path, IDENTITY, START)
+        journal = Journal.create(path, IDENTITY, START, FIRST)
         whole = fill(journal, [[b"x"]], 1)
         end, size = journal.end_lsn, journal.size_bytes
         gatherer = gatherer_of(journal)
@@ -277,6 +279,41 @@ def test_a_failed_flush_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None
         assert journal._segments[-1].path.stat().st_size == journal._segments[-1].size
         assert messages_in(journal) == whole[0]
         journal.close()
+
+
+def test_a_journal_goes_on_with_a_later_timeline_and_a_reader_of_the_former_one_stops_there() -> (
+    None
+):
+    """The position behind the last transaction is also behind the fork, so it goes."""
+    fork_lsn = Lsn(end_lsn(1) + 1)
+    later = Branch(2, ((1, fork_lsn),))
+    another = Branch(2, ((1, Lsn(fork_lsn - 2)),))
+    with small_files() as path:
+        journal = Journal.create(path, IDENTITY, START, FIRST)
+        first = fill(journal, [[b"x"]], 1)[0]
+        gatherer = gatherer_of(journal, journal.end_lsn)
+        assert gatherer.keepalive(Lsn(fork_lsn + 1))
+        journal.write(gatherer.take())
+        assert journal.changes_end_lsn < fork_lsn < journal.end_lsn
+        journal.rewind()
+        journal.turn(later)
+        assert journal.end_lsn == end_lsn(1)
+        journal.turn(later)
+        assert len(journal._segments) == 2
+        journal.close()
+        again = Journal.open(path)
+        assert again is not None
+        assert again.branch == later
+        again.rewind()
+        gatherer = gatherer_of(again, again.end_lsn)
+        second = transaction(2, [b"y"])
+        assert gatherer.feed(second)
+        again.write(gatherer.take())
+        assert messages_in(again, branch=later) == first + second
+        for branch in (FIRST, another):
+            with pytest.raises(SourceConnectionError, match="another history"):
+                messages_in(again, branch=branch)
+        again.close()
 
 
 @given(st.lists(st.binary()))

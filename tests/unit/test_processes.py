@@ -25,6 +25,7 @@ from streamer.runtime.processes.restarts import (
     Restarts,
     choose_server,
 )
+from streamer.source.branch import Branch
 from streamer.source.journal.files import Journal, directory_of, remove_journal
 from streamer.source.journal.records import JournalIdentity
 
@@ -99,7 +100,7 @@ def test_journals_of_processes_that_no_longer_start_go_to_the_first_one(tmp_path
     def begin(number: int, slot: str, lsn: int) -> None:
         spool = tmp_path if number == 1 else process_directory(tmp_path, number)
         identity = JournalIdentity("1", slot)
-        Journal.create(directory_of(spool, slot), identity, Lsn(lsn)).close()
+        Journal.create(directory_of(spool, slot), identity, Lsn(lsn), Branch(1)).close()
 
     def journals(number: int) -> list[str]:
         spool = tmp_path if number == 1 else process_directory(tmp_path, number)

@@ -13,6 +13,7 @@ proves that there is no gap. A lost journal shows because the slot is ahead of t
 import asyncio
 import contextlib
 import enum
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from streamer.errors import (
     JournalError,
     Retry,
     SlotInUseError,
+    SourceConnectionError,
     SourceDivergedError,
     SpoolError,
     StreamerError,
@@ -34,6 +36,7 @@ from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.wal_retention.writer import Journaler
+from streamer.source.branch import Branch, common_end
 from streamer.source.catalog import SourceServer, check_same_history, read_server
 from streamer.source.connection import Connection, connection
 from streamer.source.journal.files import Journal, directory_of, remove_journal, try_directory
@@ -41,6 +44,7 @@ from streamer.source.journal.gather import Gatherer
 from streamer.source.journal.records import JournalIdentity
 from streamer.source.slot import check_slot, read_slot
 from streamer.source.stream import ReplicationStream, StreamOptions
+from streamer.source.timeline import read_branch, read_timeline
 from streamer.waiting import in_thread
 
 log = structlog.get_logger()
@@ -187,13 +191,23 @@ class Journaling:
         self.error = None
 
     async def _write(self) -> None:
-        source = self.source
-        async with connection(source, replication=True) as replication:
+        async with connection(self.source, replication=True) as replication:
             server = await read_server(replication)
+            branch = await read_branch(replication, server)
+            if server.in_recovery:
+                # Its timeline can change while it streams.
+                await self._write_from(server, branch, lambda: _check_timeline(replication, branch))
+                return
+        await self._write_from(server, branch, None)
+
+    async def _write_from(
+        self, server: SourceServer, branch: Branch, look: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        source = self.source
         async with connection(source) as plain:
             await self._until_free(plain)
             await self._owner.prove(plain, source)
-            start_lsn = await self._check(plain, server)
+            start_lsn = await self._check(plain, server, branch)
             if self.journal is not None:
                 await in_thread(self.journal.rewind)
             # Whole transactions only, in order, as text: the target can always take them.
@@ -209,9 +223,12 @@ class Journaling:
             try:
                 failpoint("journal.slot_taken")
                 # No other program can move it any more.
-                start_lsn = await self._check(plain, server)
-                await self._create(server, start_lsn)
-                await self._run(stream, server, start_lsn)
+                start_lsn = await self._check(plain, server, branch)
+                if self.journal is None:
+                    await self._create(server, branch, start_lsn)
+                else:
+                    await in_thread(self.journal.turn, branch)
+                await self._run(stream, server, start_lsn, look)
             finally:
                 await stream.close()
 
@@ -223,25 +240,30 @@ class Journaling:
                 while (slot := await read_slot(plain, self.source.slot)) and slot.active_pid:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
 
-    async def _check(self, plain: Connection, server: SourceServer) -> Lsn:
+    async def _check(self, plain: Connection, server: SourceServer, branch: Branch) -> Lsn:
         """Return where the slot stands; refuse one that the journal does not join."""
         slot = await read_slot(plain, self.source.slot)
         confirmed_lsn = check_slot(slot, self.source.slot, server.database)
         journal = self.journal
         if journal is not None:
-            check_same_history(server, journal.identity.system_identifier, journal.end_lsn)
-            if confirmed_lsn > journal.end_lsn:
+            fork_lsn = common_end(journal.branch, branch) or NOTHING
+            end_lsn = min(journal.end_lsn, fork_lsn)
+            check_same_history(server, journal.identity.system_identifier, end_lsn)
+            if journal.changes_end_lsn > fork_lsn:
+                raise SourceDivergedError(
+                    f"the source is on timeline {branch.timeline}, which forked at {fork_lsn}, and "
+                    f"the journal has changes up to {journal.changes_end_lsn}"
+                )
+            if confirmed_lsn > end_lsn:
                 raise SourceDivergedError(
                     f'replication slot "{self.source.slot}" is at {confirmed_lsn}, ahead of '
-                    f"{journal.end_lsn}, where its journal ends"
+                    f"{end_lsn}, where its journal ends"
                 )
         return confirmed_lsn
 
-    async def _create(self, server: SourceServer, start_lsn: Lsn) -> None:
-        if self.journal is not None:
-            return
+    async def _create(self, server: SourceServer, branch: Branch, start_lsn: Lsn) -> None:
         identity = JournalIdentity(server.system_identifier, self.source.slot)
-        await in_thread(self._create_files, identity, start_lsn)
+        await in_thread(self._create_files, identity, start_lsn, branch)
         log.warning(
             "journaling started: streamer reads the slot into files now",
             source=self.source.label,
@@ -252,10 +274,16 @@ class Journaling:
     def _open_files(self) -> None:
         self.journal = Journal.open(self._path)
 
-    def _create_files(self, identity: JournalIdentity, start_lsn: Lsn) -> None:
-        self.journal = Journal.create(self._path, identity, start_lsn)
+    def _create_files(self, identity: JournalIdentity, start_lsn: Lsn, branch: Branch) -> None:
+        self.journal = Journal.create(self._path, identity, start_lsn, branch)
 
-    async def _run(self, stream: ReplicationStream, server: SourceServer, start_lsn: Lsn) -> None:
+    async def _run(
+        self,
+        stream: ReplicationStream,
+        server: SourceServer,
+        start_lsn: Lsn,
+        look: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         journal = self.journal
         assert journal is not None
         self._begun.set()
@@ -266,6 +294,7 @@ class Journaling:
             Gatherer(journal.end_lsn, journal.last, start_lsn),
             label=self.source.label,
             wal_sender_timeout_seconds=server.wal_sender_timeout_seconds,
+            look=look,
         )
         await journaler.run()
 
@@ -319,6 +348,15 @@ class Journaling:
             return
         await in_thread(journal.remove)
         log.info("journal drained and deleted", source=self.source.label)
+
+
+async def _check_timeline(replication: Connection, branch: Branch) -> None:
+    """Refuse what a standby sends after its timeline has changed. Raises SourceConnectionError."""
+    timeline = await read_timeline(replication)
+    if timeline != branch.timeline:
+        raise SourceConnectionError(
+            f"the server went over from timeline {branch.timeline} to {timeline}"
+        )
 
 
 def _error_of(task: "asyncio.Task[None]") -> StreamerError | None:

@@ -5,6 +5,7 @@ failure the source sends everything behind them again.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from streamer.errors import SourceDivergedError
@@ -34,7 +35,10 @@ class Journaler:
         *,
         label: str,
         wal_sender_timeout_seconds: float,
+        look: Callable[[], Awaitable[None]] | None,
     ) -> None:
+        """*look* raises an error if the source's timeline has changed."""
+        self._look = look
         self._journal = journal
         self._stream = stream
         self._gatherer = gatherer
@@ -54,6 +58,8 @@ class Journaler:
         stream, gatherer = self._stream, self._gatherer
         while True:
             burst = stream.read()
+            if self._look is not None and (burst.payloads or burst.wal_end_lsn is not None):
+                await self._look()
             is_same = gatherer.feed(burst.payloads)
             if burst.wal_end_lsn is not None:
                 if gatherer.is_between_transactions:

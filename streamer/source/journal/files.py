@@ -25,7 +25,8 @@ from typing import Final, Self
 from streamer.decode.large import LARGE_BYTES
 from streamer.errors import JournalError, SpoolError
 from streamer.failpoints import failpoint
-from streamer.lsn import Lsn
+from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.source.branch import Branch, common_end
 from streamer.source.history import Landmark
 from streamer.source.journal.gather import NewSegment
 from streamer.source.journal.records import (
@@ -56,6 +57,7 @@ class Segment:
     number: int
     path: Path
     start_lsn: Lsn
+    branch: Branch
     size: int = 0
 
 
@@ -95,8 +97,8 @@ class Journal:
     # ---- beginning and ending ------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path, identity: JournalIdentity, start_lsn: Lsn) -> Self:
-        """Begin a journal at *start_lsn*. Raises SpoolError."""
+    def create(cls, path: Path, identity: JournalIdentity, start_lsn: Lsn, branch: Branch) -> Self:
+        """Begin a journal of *branch* at *start_lsn*. Raises SpoolError."""
         with _saying(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=True)
@@ -104,7 +106,7 @@ class Journal:
             try:
                 journal._remove_strays()
                 journal.end_lsn = start_lsn
-                journal._begin_segment(())
+                journal._begin_segment((), branch)
                 for directory in (path.parent, path.parent.parent):
                     _flush_directory(directory)
             except BaseException:
@@ -140,7 +142,7 @@ class Journal:
             if newest is not None and header.identity != newest.identity:
                 raise JournalError(f"{file} belongs to another journal", hint=_HINT)
             newest = newest or header
-            segments.insert(0, Segment(number, file, start_lsn, file.stat().st_size))
+            segments.insert(0, Segment(number, file, start_lsn, header.branch, file.stat().st_size))
         if newest is None:
             return None
         journal = cls(path, newest.identity, lock)
@@ -197,6 +199,44 @@ class Journal:
             os.fsync(self._descriptor)
             _flush_directory(self.path)
 
+    @property
+    def branch(self) -> Branch:
+        """The history of the source to which the end of the journal belongs."""
+        return self._segments[-1].branch
+
+    @property
+    def changes_end_lsn(self) -> Lsn:
+        """Where the changes end. Behind that are only positions that the source has reached."""
+        last_lsn = NOTHING if self.last is None else self.last.end_lsn
+        return max(last_lsn, self._segments[-1].start_lsn)
+
+    def turn(self, branch: Branch) -> None:
+        """Go on with changes of *branch*, in a segment of its own; call `rewind` before.
+
+        The branch forked behind ``changes_end_lsn``. Positions behind the fork go: the branch has
+        changes there. Raises SpoolError.
+        """
+        fork_lsn = common_end(self.branch, branch)
+        if fork_lsn == EVERYTHING:
+            return
+        with _saying(self.path):
+            self._cut_positions(fork_lsn or NOTHING)
+            self._begin_segment((), branch)
+
+    def _cut_positions(self, lsn: Lsn) -> None:
+        segment = self._segments[-1]
+        self.end_lsn, offset, end = segment.start_lsn, 0, 0
+        while (found := read_record(self._descriptor, offset, segment.size)) is not None:
+            record, offset = found
+            if record.kind is Kind.POSITION and record.lsn > lsn:
+                break
+            end = offset
+            self._follow(record)
+        segment.size = end
+        self.end = (segment.number, end)
+        os.ftruncate(self._descriptor, end)
+        os.fsync(self._descriptor)
+
     def write(self, items: list[Record | NewSegment]) -> None:
         """Append, and flush complete records. Raises SpoolError; the caller then calls `rewind` and
         continues behind ``end_lsn``.
@@ -207,7 +247,7 @@ class Journal:
                 if isinstance(item, NewSegment):
                     self._append(written)
                     written = []
-                    self._begin_segment(item.relations)
+                    self._begin_segment(item.relations, self.branch)
                 else:
                     written.append(item)
             self._append(written)
@@ -230,9 +270,9 @@ class Journal:
         self.end = (segment.number, segment.size)
         failpoint("journal.flushed")
 
-    def _begin_segment(self, relations: tuple[bytes, ...]) -> None:
+    def _begin_segment(self, relations: tuple[bytes, ...], branch: Branch) -> None:
         number = self._segments[-1].number + 1 if self._segments else 1
-        header = Header(self.identity, number, self.last).encode()
+        header = Header(self.identity, number, self.last, branch).encode()
         records = [Record(Kind.HEADER, header, self.end_lsn)]
         if relations:
             records.append(Record(Kind.RELATIONS, pack(relations)))
@@ -249,7 +289,7 @@ class Journal:
             raise
         self._close_descriptor()
         self._descriptor = descriptor
-        self._segments.append(Segment(number, path, self.end_lsn, size))
+        self._segments.append(Segment(number, path, self.end_lsn, branch, size))
         self.end = (number, size)
         failpoint("journal.segment_begun")
 

@@ -19,9 +19,10 @@ from typing import Final, Self
 
 from streamer.decode.large import as_message
 from streamer.lsn import NOTHING, Lsn
+from streamer.source.branch import Branch
 from streamer.source.history import Landmark
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 _prefix = struct.Struct(">II")  # length of the record, its checksum
 _fields = struct.Struct(">BQIq")  # kind, lsn, xid, commit_time
@@ -128,12 +129,13 @@ class JournalIdentity:
 @dataclass(frozen=True, slots=True)
 class Header:
     """The header of a segment; its record's ``lsn`` is the segment's start. ``last``: the last
-    transaction before it.
+    transaction before it. ``branch``: the history of the source that its changes belong to.
     """
 
     identity: JournalIdentity
     number: int
     last: Landmark | None
+    branch: Branch
 
     def encode(self) -> bytes:
         fields = {
@@ -142,6 +144,8 @@ class Header:
             "slot": self.identity.slot,
             "number": self.number,
             "last": None if self.last is None else self.last.to_json(),
+            "timeline": self.branch.timeline,
+            "history": self.branch.text,
         }
         return json.dumps(fields).encode()
 
@@ -153,4 +157,5 @@ class Header:
             return None
         identity = JournalIdentity(fields["system_identifier"], fields["slot"])
         last = None if fields["last"] is None else Landmark.from_json(fields["last"])
-        return cls(identity, fields["number"], last)
+        branch = Branch.parse(fields["timeline"], fields["history"])
+        return cls(identity, fields["number"], last, branch)

@@ -7,19 +7,25 @@ source and reconnect without effect here. The stream deletes records that the ta
 import os
 import time
 
-from streamer.errors import JournalError
+from streamer.errors import JournalError, SourceConnectionError
 from streamer.failpoints import failpoint
-from streamer.lsn import Lsn
+from streamer.lsn import NOTHING, Lsn
+from streamer.source.branch import Branch, common_end, is_continued
 from streamer.source.journal.files import Journal, read_record
 from streamer.source.journal.records import Kind, unpack
 from streamer.source.stream import BURST_BYTES_MAX, Burst
 
 
 class JournalStream:
-    """Reads a journal, from the first segment that a reader with everything up to *lsn* needs."""
+    """Reads a journal, from the first segment that a reader with everything up to *lsn* needs.
 
-    def __init__(self, journal: Journal, lsn: Lsn) -> None:
+    It returns only what is part of *branch*, the history that the attempt began with. So the
+    bookkeeping has another branch before the first change of that.
+    """
+
+    def __init__(self, journal: Journal, lsn: Lsn, branch: Branch) -> None:
         self._journal = journal
+        self._branch = branch
         self._segment = journal.segment_at(lsn)
         self._is_first = True
         self._offset = 0
@@ -43,7 +49,7 @@ class JournalStream:
 
     def read(self) -> Burst:
         """Take the records that are there, without waiting; the burst is empty if there are none.
-        Raises JournalError.
+        Raises JournalError, and SourceConnectionError if they belong to another branch.
         """
         burst = Burst()
         size = 0
@@ -59,6 +65,8 @@ class JournalStream:
 
     def _go_on(self) -> None:
         segment = self._journal.segment_after(self._segment)
+        if is_continued(self._branch, segment.branch):
+            raise _another_branch(segment.branch)
         descriptor = os.open(segment.path, os.O_RDONLY)
         os.close(self._descriptor)
         self._descriptor, self._segment, self._offset = descriptor, segment, 0
@@ -72,7 +80,10 @@ class JournalStream:
                 hint="later changes are lost: stop, delete the journal's directory, start, "
                 "and resync the tables that `status` then names",
             )
-        record, self._offset = found
+        record, offset = found
+        if record.lsn > (common_end(self._segment.branch, self._branch) or NOTHING):
+            raise _another_branch(self._segment.branch)
+        self._offset = offset
         match record.kind:
             case Kind.RELATIONS if self._is_first:
                 burst.payloads += unpack(record.body)
@@ -96,3 +107,9 @@ class JournalStream:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _another_branch(branch: Branch) -> SourceConnectionError:
+    return SourceConnectionError(
+        f"the journal goes on with another history of the source, of timeline {branch.timeline}"
+    )

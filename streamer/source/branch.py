@@ -1,0 +1,62 @@
+"""The branches of a source's history: timelines, and where they forked.
+
+Pure.
+"""
+
+from dataclasses import dataclass
+
+from streamer.lsn import EVERYTHING, Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A timeline, and where each of its ancestors ended, the oldest first.
+
+    Servers number timelines by themselves. So two standbys that are promoted independently have the
+    same number, and only the ends tell their branches apart.
+    """
+
+    timeline: int
+    ends: tuple[tuple[int, Lsn], ...] = ()
+
+    @classmethod
+    def parse(cls, timeline: int, history: str) -> "Branch":
+        """Read the text of a timeline history file, or the `text` of a branch."""
+        lines = (line.partition("#")[0].split(None, 2) for line in history.splitlines())
+        ends = [(int(f[0]), Lsn.parse(f[1])) for f in lines if len(f) >= 2 and f[0].isdigit()]
+        return cls(timeline, tuple(ends))
+
+    @property
+    def text(self) -> str:
+        """The ends, one in a line, as the bookkeeping stores them."""
+        return "\n".join(f"{timeline} {lsn}" for timeline, lsn in self.ends)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the ends of the ancestors could be read; the first timeline has none."""
+        return self.timeline == 1 or bool(self.ends)
+
+    def end_of(self, timeline: int) -> Lsn | None:
+        """Return where an ancestor ended; None if *timeline* is none."""
+        return dict(self.ends).get(timeline)
+
+
+def common_end(known: Branch, now: Branch) -> Lsn | None:
+    """Return where two branches forked; `EVERYTHING` if they are one, None if nothing is common."""
+    if not (known.is_known and now.is_known):  # the numbers have to do
+        return EVERYTHING if known.timeline == now.timeline else now.end_of(known.timeline)
+    fork_lsn = None
+    its, others = ([*b.ends, (b.timeline, EVERYTHING)] for b in (known, now))
+    for (timeline, end_lsn), (other, other_end_lsn) in zip(its, others, strict=False):
+        if timeline != other:
+            break
+        fork_lsn = min(end_lsn, other_end_lsn)
+        if end_lsn != other_end_lsn:
+            break
+    return fork_lsn
+
+
+def is_continued(known: Branch, now: Branch) -> bool:
+    """Return whether *now* is a later timeline that goes on with *known*."""
+    end_lsn = now.end_of(known.timeline)
+    return end_lsn is not None and common_end(known, now) == end_lsn
