@@ -5,9 +5,11 @@ do.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from streamer.commands.embedded import Server
@@ -106,3 +108,147 @@ async def test_a_journal_goes_on_at_the_new_primary(
         assert target.value("select timeline from streamer.source") == 2
     finally:
         await streamer.stop()
+
+
+async def test_a_promotion_inside_a_streamed_transaction_ends_it(
+    pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
+) -> None:
+    """The new primary has no such transaction. Its slot is an old one, so changes come again."""
+    source, second = pair
+    target.execute(DDL)
+    streamer = configured(tmp_path, source, target)
+    streamer.start()
+    large = "insert into t select generate_series(1000, 9000)"
+    try:
+        await streamer.caught_up(SECONDS)
+        await synchronized(streamer, source, second)
+        second.execute("alter system set sync_replication_slots = off")
+        second.execute("select pg_reload_conf()")
+        source.execute("insert into t values (1); insert into log values (1)")
+        await streamer.caught_up(SECONDS)
+        with contextlib.closing(psycopg.connect(source.url)) as writer:
+            writer.execute(large.encode())
+
+            async def is_streamed() -> bool:
+                return bool(source.value("select sum(stream_txns) from pg_stat_replication_slots"))
+
+            await until(is_streamed, "the transaction is streamed", seconds=SECONDS)
+            source.execute("insert into t values (2); insert into log values (2)")
+            await streamer.caught_up(SECONDS)
+            await asyncio.to_thread(second.wait)
+            source.server.kill()
+        await asyncio.to_thread(second.promote)
+        second.execute("insert into t values (3); insert into log values (3)", target.name)
+        await streamer.caught_up(SECONDS)
+        assert target.value(KEYS) == "1 2 3"
+        second.execute(large, target.name)
+        await streamer.caught_up(SECONDS)
+        assert target.value("select count(*) from t") == 3 + 8001
+        assert target.value(KEYS.replace("from t", "from log")) == "1 2 3"
+        assert target.value("select count(*) from streamer.conflict") == 0
+    finally:
+        await streamer.stop()
+
+
+async def test_a_promotion_inside_a_first_copy_begins_it_again(
+    pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, without_spark: None
+) -> None:
+    """The slot was made on the old primary, and no standby has it."""
+    source, second = pair
+    source.execute("insert into t select generate_series(1, 100); insert into log values (1)")
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, "t:\nlog:", settings="sync: {rows_per_second: 20}")
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+
+        async def is_copying() -> bool:
+            found = "select exists (select from streamer.relation where state = 'copying')"
+            exists = "select to_regclass('streamer.relation') is not null"
+            return bool(target.value(exists)) and bool(target.value(found))
+
+        await streamer.eventually(is_copying, SECONDS)
+        await asyncio.to_thread(second.wait)
+        source.server.kill()
+        await asyncio.to_thread(second.promote)
+        second.execute("insert into t values (101); insert into log values (2)", target.name)
+        await streamer.stop()
+        streamer = configured(tmp_path, source, target, "", "t:\nlog:")
+        streamer.start()
+        await streamer.caught_up(SECONDS)
+        assert target.value("select count(*) from t") == 101
+        assert target.value("select count(*) from log") == 2
+        second.execute("insert into t values (102); insert into log values (3)", target.name)
+        await streamer.caught_up(SECONDS)
+        assert target.value("select count(*) from t") == 102
+        assert target.value("select count(*) from log") == 3
+    finally:
+        await streamer.stop()
+
+
+async def test_what_no_slot_of_the_new_primary_brings_stops_the_source(
+    pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
+) -> None:
+    source, second = pair
+    name = target.name
+    target.execute(DDL)
+    streamer = configured(tmp_path, source, target, "")
+    streamer.start()
+    await streamer.caught_up(SECONDS)
+    source.execute("insert into t values (1); insert into log values (1)")
+    await streamer.caught_up(SECONDS)
+    await streamer.stop()
+    bookkeeping = "select id, state, end_lsn from streamer.relation order by 1"
+    before = target.execute(bookkeeping)
+
+    async def refused(source: Database) -> str:
+        streamer = configured(tmp_path, source, target, "")
+        streamer.start()
+        try:
+
+            async def is_told() -> bool:
+                supervisors = streamer.engine.supervisors
+                return bool(supervisors) and supervisors[0].failure is not None
+
+            await streamer.eventually(is_told, SECONDS)
+            assert target.execute(bookkeeping) == before
+            return str(streamer.engine.supervisors[0].failure)
+        finally:
+            await streamer.stop()
+
+    resync = "streamer resync '*.*' --database shop"
+    # A stranger has the first address of the url, and the same name for its database.
+    stranger = OnEither(target.server, source.server, name)
+    error = await refused(stranger)
+    assert "another server now: system identifier" in error
+    assert resync in error
+    assert target.value("select count(*) from pg_publication") == 0
+
+    source.execute("insert into t values (2); insert into log values (2)")
+    await asyncio.to_thread(second.wait)
+    source.server.kill()
+    await asyncio.to_thread(second.promote)
+    error = await refused(source)
+    assert 'replication slot "streamer_shop" is gone' in error
+    assert resync in error
+
+    make = "select pg_create_logical_replication_slot('streamer_shop', 'pgoutput')"
+    second.execute(make, name)
+    error = await refused(source)
+    assert "ahead of" in error
+    assert resync in error
+
+    second.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    second.execute("select pg_reload_conf()")
+    lost = "select wal_status = 'lost' from pg_replication_slots where slot_name = 'streamer_shop'"
+
+    async def is_lost() -> bool:
+        second.execute("insert into log values (9); select pg_switch_wal()", name)
+        second.execute("checkpoint")
+        return bool(second.execute(lost)[0][0])
+
+    await until(is_lost, "the slot is lost", seconds=SECONDS)
+    error = await refused(source)
+    assert "max_slot_wal_keep_size" in error
+    assert resync in error
+    assert target.value(KEYS) == "1"
