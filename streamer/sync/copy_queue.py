@@ -32,6 +32,9 @@ class CopyQueue:
         self._asked_again: set[MappedRelation] = set()
         """An operator asked for the copy after the round took them."""
         self._rewrites: Counter[MappedRelation] = Counter()
+        """Those that ended a round since the last chunk."""
+        self._rewrites_in_vain: Counter[MappedRelation] = Counter()
+        """Those that began a copy in chunks again."""
         self._in_one_piece: set[MappedRelation] = set()
         """Relations whose changes do not fit a copy in chunks."""
 
@@ -164,20 +167,22 @@ class CopyQueue:
 
     # ---- rewrites ------------------------------------------------------------------------------
 
-    def rewritten(self, mapped: "MappedRelation") -> None:
-        """A rewrite of *mapped* ended the round."""
-        self._rewrites[mapped] += 1
+    def rewritten(self, mapped: "MappedRelation", *, in_vain: bool = False) -> None:
+        """A rewrite of *mapped* ended the round. *in_vain*: its chunks are of no use, too."""
+        (self._rewrites_in_vain if in_vain else self._rewrites)[mapped] += 1
 
     def copied(self, mapped: "MappedRelation") -> None:
         self.remove(mapped)
         self._let_go(mapped)
         self._rewrites.pop(mapped, None)
+        self._rewrites_in_vain.pop(mapped, None)
         self._in_one_piece.discard(mapped)
 
     def chunk_copied(self, mapped: "MappedRelation") -> None:
         """A chunk of *mapped* is there; its next one may belong to another round."""
         self.remove(mapped)
         self._let_go(mapped)
+        self._rewrites.pop(mapped, None)
 
     def copy_in_one_piece(self, mapped: "MappedRelation") -> None:
         """Do not copy *mapped* in chunks."""
@@ -189,4 +194,5 @@ class CopyQueue:
 
     def needs_lock(self, mapped: "MappedRelation") -> bool:
         """Whether nothing but a lock keeps *mapped* as it is until it is copied."""
-        return self._rewrites[mapped] >= LOCK_AFTER_ROUNDS
+        count = self._rewrites[mapped] + self._rewrites_in_vain[mapped]
+        return count >= LOCK_AFTER_ROUNDS

@@ -511,7 +511,7 @@ class Round:
         before = copy.mapped.chunks
         if before is not None:
             if not continues(copy, before):
-                self._queue.rewritten(copy.mapped)
+                self._queue.rewritten(copy.mapped, in_vain=True)
                 copy.is_done = True
                 await self._finisher.begin_again(
                     copy.mapped, "its storage, its columns or their mapping changed"

@@ -107,6 +107,20 @@ def test_rewrites_in_a_row_ask_for_a_lock_until_the_relation_is_copied() -> None
     assert not queue.needs_lock(mapped)
 
 
+def test_a_chunk_that_is_copied_needed_no_lock_but_chunks_in_vain_do() -> None:
+    queue, mapped = CopyQueue(), mapped_relation()
+    for _ in range(LOCK_AFTER_ROUNDS):  # a partition came or went, now and then
+        queue.rewritten(mapped)
+        queue.chunk_copied(mapped)
+    assert not queue.needs_lock(mapped)
+    for _ in range(LOCK_AFTER_ROUNDS):  # the table was rewritten between two chunks
+        queue.rewritten(mapped, in_vain=True)
+        queue.chunk_copied(mapped)
+    assert queue.needs_lock(mapped)
+    queue.copied(mapped)
+    assert not queue.needs_lock(mapped)
+
+
 def test_a_copy_that_is_given_up_is_neither_waited_for_nor_finished_until_requested_again() -> None:
     queue, mapped = CopyQueue(), mapped_relation()
     queue.request(mapped)
