@@ -7,7 +7,7 @@ to stream the source has one, which owns the lanes.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import structlog
@@ -309,6 +309,17 @@ class TableEvents:
         mapped.is_read = True
         if mapped.is_held_to_point:
             self.relations.lane(mapped).drain_to(None)
+
+    def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
+        for mapped in relations:
+            if mapped.is_held_to_point and self.relations.followed(mapped) is None:
+                self.relations.lane(mapped).drain_to(lsn)
+        for mapped in self.relations:
+            lane = self.relations.lane(mapped)
+            if lane.is_held_for_copy and mapped.skip_through_lsn == EVERYTHING:
+                self.tracker.durable(lane.pending, lsn)  # its copy will have them
+        self.has_progress = True
+        self.advanced.set()
 
     def snapshot_ends(self, mapped: MappedRelation) -> None:
         mapped.is_read = False

@@ -8,6 +8,7 @@ pg_replication_slots.
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -25,7 +26,7 @@ from streamer.errors import (
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
-from streamer.source.catalog import SourceServer
+from streamer.source.catalog import SourceServer, read_flush_lsn
 from streamer.source.connection import Connection, connect, fetch_all, translating
 from streamer.source.connection import connection as plain_connection
 from streamer.source.primary import LOG_SNAPSHOT_SQL, RunningTransactions, primary_hint
@@ -298,19 +299,22 @@ async def create_slot(
     *,
     temporary: bool = False,
     tell: Tell,
+    passed: Callable[[Lsn], None] = lambda _: None,
 ) -> ExportedSnapshot:
     """Create a logical slot and export the snapshot of its consistent point.
 
     PostgreSQL waits for every transaction that runs at the source now. So the snapshot has
     everything before the consistent point, and the slot everything after it. On a standby it waits
     for records of running transactions, which only the primary writes. *tell* receives the sessions
-    or the record that the slot waits for, whenever they change. Raises SlotWaitError after
-    `WAIT_SECONDS`, and leaves nothing behind.
+    or the record that the slot waits for, whenever they change. *passed* receives positions that
+    the consistent point will be behind, as long as sessions keep the slot waiting. Raises
+    SlotWaitError after `WAIT_SECONDS`, and leaves nothing behind.
     """
     connection = await connect(source, replication=True)
     creating = asyncio.ensure_future(_create(connection, source, name, server, temporary))
     try:
-        return await _watched(creating, source, server, connection.info.backend_pid, tell)
+        pid = connection.info.backend_pid
+        return await _watched(creating, source, server, pid, tell, passed)
     except BaseException:
         creating.cancel()
         await connection.close()
@@ -354,6 +358,7 @@ async def _watched(
     server: SourceServer,
     pid: int,
     tell: Tell,
+    passed: Callable[[Lsn], None],
 ) -> ExportedSnapshot:
     """Wait for the new slot; on cancellation, end its walsender.
 
@@ -373,7 +378,12 @@ async def _watched(
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not creating.done():
-                    awaited = await read_blockers(plain, pid) or await running.ask(plain)
+                    # PostgreSQL finds the point in a record that it writes after the wait.
+                    flush_lsn = await read_flush_lsn(plain)
+                    awaited = await read_blockers(plain, pid)
+                    if awaited and not server.in_recovery:
+                        passed(flush_lsn)
+                    awaited = awaited or await running.ask(plain)
                     if awaited and awaited != told:
                         told = awaited
                         await tell(awaited)

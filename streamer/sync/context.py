@@ -1,7 +1,7 @@
 """The source, the target and the settings that every part of copying one source needs."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -84,6 +84,15 @@ class SyncEvents(Protocol):
 
     def snapshot_begins(self, mapped: MappedRelation) -> None:
         """A snapshot of *mapped* is about to be taken: its point is not known until then."""
+        ...
+
+    def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
+        """The snapshot of *relations*, which waits for sessions of the source, and all later ones
+        will be behind *lsn*.
+
+        Some of these sessions may wait for the target to have a change from before (synchronous
+        mode).
+        """
         ...
 
     def snapshot_ends(self, mapped: MappedRelation) -> None:

@@ -303,6 +303,7 @@ class Round:
                 context.server,
                 temporary=True,
                 tell=lambda awaited: self._reports.tell_waiting(relations, awaited),
+                passed=partial(context.events.snapshot_passes, relations),
             )
             sessions.push_async_callback(exported.close)
         await self._lock(exported)  # at once, before the tables are rewritten again

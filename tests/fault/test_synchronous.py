@@ -1,6 +1,7 @@
 """Synchronous mode: a COMMIT at the source returns once the target has the transaction."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from streamer.commands.check.findings import Severity
 from streamer.commands.embedded import Server
 from streamer.source.synchronous import LISTED_SQL
 from tests.support.checking import Checker
-from tests.support.postgres import Database, database, running, versions
+from tests.support.postgres import Database, assert_same, database, running, versions
+from tests.support.process import Process, command
 from tests.support.streamer import MakeStreamer
 from tests.support.waiting import eventually, until
 
@@ -98,3 +100,65 @@ async def test_check_names_the_commits_that_wait(
     await checker.finds(
         Severity.INFO, "commits at this source wait until streamer has confirmed them"
     )
+
+
+@pytest.mark.parametrize("mode", ["reload", "diff", "killed"])
+async def test_commits_that_wait_for_streamer_do_not_keep_a_copy_waiting(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+) -> None:
+    """The slot of a copy waits for them, and they wait for the changes that its table holds."""
+    role = f"program_{source.name}"
+    source.execute(
+        f"create role {role} login superuser; create table t (id int primary key, v int default 0);"
+        "create table u (id int primary key, v int default 0);"
+        "insert into t select generate_series(1, 9); insert into u select generate_series(1, 9)"
+    )
+    source.url_user = role
+    count = 0
+
+    async def write(table: str, number: int) -> None:
+        nonlocal count
+        sql = f"update {table} set v = v + 1 where id = {number}"
+        async with await psycopg.AsyncConnection.connect(source.url, autocommit=True) as session:
+            await session.execute("set synchronous_commit = on")
+            while True:
+                await session.execute(sql)
+                count += 1
+
+    rules = "t: {}\nu: {}"
+    async with stream(rules) as streamer, asyncio.TaskGroup() as group:
+        await streamer.caught_up()
+        writers = [group.create_task(write(table, n)) for table in "tu" for n in range(1, 4)]
+        if mode == "killed":
+            monkeypatch.setenv("STREAMER_FAILPOINTS", "sync.slot_created=kill")
+            await streamer.stop()
+            with Process(streamer.path, spark=False) as process:
+                request = command(streamer.path, "resync", "t")
+                assert request.returncode == 0, request.stderr
+                assert await asyncio.to_thread(process.process.wait, 60) == -signal.SIGKILL
+            monkeypatch.delenv("STREAMER_FAILPOINTS")
+            streamer.start()
+        else:
+            await streamer.ask("resync", "public.t", mode=mode)
+
+        async def is_copied() -> bool:
+            done = "select resync is null and state = 'ready' from streamer.relation"
+            return bool(target.value(f"{done} where source = 'public.t'"))
+
+        await streamer.eventually(is_copied)
+        before = count
+
+        async def commits() -> bool:
+            return count > before + 10
+
+        await until(commits)
+        for writer in writers:
+            writer.cancel()
+        await streamer.caught_up()
+        for table in "tu":
+            assert_same(source, target, table)
