@@ -35,7 +35,10 @@ _DESCRIBE_SQL: Final = """
            coalesce(pg_catalog.floor(extract(epoch from
              pg_catalog.clock_timestamp() - a.query_start))::text, '?'),
            coalesce(pg_catalog.floor(extract(epoch from
-             pg_catalog.clock_timestamp() - a.xact_start))::text, '?')) end as session
+             pg_catalog.clock_timestamp() - a.xact_start))::text, '?'))
+         || case a.wait_event when 'SyncRep'
+              then ', whose commit waits for synchronous_standby_names' else '' end
+       end as session
 """
 _BLOCKERS_SQL: Final = f"""
 select b.pid, {_DESCRIBE_SQL}

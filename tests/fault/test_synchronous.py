@@ -102,6 +102,35 @@ async def test_check_names_the_commits_that_wait(
     )
 
 
+async def test_a_first_slot_that_waits_for_a_commit_says_so(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    """Nothing confirms commits before the slot is there."""
+    role = f"program_{source.name}"
+    source.execute(f"create role {role} login superuser; create table t (id int primary key)")
+    source.url_user = role
+    sql = "set synchronous_commit = on; insert into t values (1)"
+    async with await psycopg.AsyncConnection.connect(source.url, autocommit=True) as application:
+        committing = asyncio.create_task(application.execute(sql))
+
+        async def waits() -> bool:
+            return waiting_commits(source) == 1
+
+        await until(waits)
+        async with stream("t:") as streamer:
+
+            async def is_told() -> bool:
+                told = str((await streamer.status())["waiting_for"])
+                return "whose commit waits for synchronous_standby_names" in told
+
+            await streamer.eventually(is_told)
+            list_standbys(source, "")
+            await committing
+            await streamer.table_state("public.t", "ready")
+            assert target.value("select id from t") == 1
+    list_standbys(source, LISTED)
+
+
 @pytest.mark.parametrize("mode", ["reload", "diff", "killed"])
 async def test_commits_that_wait_for_streamer_do_not_keep_a_copy_waiting(
     source: Database,
