@@ -453,6 +453,7 @@ class _Opening:
             messages=_table_messages(source, server) if settled.ddl_token is not None else None,
         )
         assembler.conversion = settled.transport.conversion
+        timeline_watch = await self._watch_timeline(server, branch, settled, record, replication)
         coordinator = SyncCoordinator(
             CopyContext(
                 source,
@@ -469,6 +470,7 @@ class _Opening:
                 services.copy_turns,
                 services.later_turns,
                 captures=settled.ddl_token is not None,
+                look=None if timeline_watch is None else timeline_watch.look,
             )
         )
         dispatcher = Dispatcher(
@@ -486,7 +488,6 @@ class _Opening:
             lambda: tables.tracker.newest_lsn,
             lambda mapped: remove_relation(mapped, services, tables, dispatcher),
         )
-        timeline_watch = await self._watch_timeline(server, branch, settled, record, replication)
         return Session(
             services=services,
             record=record,

@@ -1,7 +1,7 @@
 """The source, the target and the settings that every part of copying one source needs."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -171,6 +171,8 @@ class CopyContext:
     """The round of copies that this context is for; several can run at a time."""
     captures: bool = False
     """The source reports changes of definitions in its stream."""
+    look: Callable[[], Awaitable[None]] | None = None
+    """For a standby: raises SourceConnectionError if its timeline has changed."""
 
     @property
     def label(self) -> str:

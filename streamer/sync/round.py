@@ -311,6 +311,8 @@ class Round:
         failpoint("sync.slot_created")
         self._snapshot = await HeldSnapshot.take_over(context.source, context.server, exported)
         sessions.push_async_callback(self._snapshot.close)
+        if context.look is not None:
+            await context.look()  # before a position behind a fork counts
 
     async def _lock(self, exported: ExportedSnapshot) -> None:
         for copy, locked in list(self._locked.items()):

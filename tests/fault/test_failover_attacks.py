@@ -8,16 +8,21 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from streamer.commands.embedded import Server
+from streamer.errors import SourceConnectionError
+from streamer.runtime import session
 from streamer.runtime.wal_retention import guard as backlog
+from streamer.sync.context import CopyContext
+from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
 from tests.support.standby import OnEither, Standby, standby
-from tests.support.streamer import Streamer, write_config
+from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
 
 SECONDS = 60.0
@@ -252,3 +257,71 @@ async def test_what_no_slot_of_the_new_primary_brings_stops_the_source(
     assert "max_slot_wal_keep_size" in error
     assert resync in error
     assert target.value(KEYS) == "1"
+
+
+async def test_a_chunk_from_behind_the_fork_is_no_part_of_the_copy(
+    pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, without_spark: None
+) -> None:
+    """The standby lacks rows that the first chunk has."""
+    source, second = pair
+    source.execute(chunk_case.DDL.partition("insert")[0])
+    path = tmp_path / "config.yaml"
+    settings = chunk_case.SETTINGS.replace("400kB", "400kB, rows_per_second: 600")
+    write_config(path, source, target, "big:", settings=settings, group="failover: true")
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up(SECONDS)
+        await synchronized(streamer, source, second)
+        await asyncio.to_thread(second.cut)
+        chunk_case.request(target, "pause")  # the rows come by the copy alone
+        await streamer.table_state("public.big", "paused")
+        source.execute("insert" + chunk_case.DDL.partition("insert")[2])
+        chunk_case.request(target, "resync")
+        chunk_case.request(target, "resume")
+
+        async def has_chunk() -> bool:
+            return int(str(target.value(chunk_case.CHUNKS))) > 0
+
+        await streamer.eventually(has_chunk)
+        chunk_case.request(target, "pause")
+        await streamer.table_state("public.big", "paused")
+        source.server.kill()
+        await asyncio.to_thread(second.promote)
+        chunk_case.request(target, "resume")
+
+        async def is_told() -> bool:
+            failure = streamer.engine.supervisors[0].failure
+            return failure is not None and "streamer resync" in str(failure)
+
+        await streamer.eventually(is_told, SECONDS)
+        assert "diverged" in str((await streamer.status())["error_code"])
+    finally:
+        await streamer.stop()
+
+
+async def test_a_snapshot_that_a_standby_took_while_it_switched_is_taken_again(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The position of the copy would be stored before the timeline. Here the switch is a model."""
+    source.execute("create table t (id int primary key); insert into t values (1)")
+    looks: list[object] = []
+
+    async def look() -> None:
+        copied = target.value("select to_regclass('t')") and target.value(KEYS)
+        looks.append(copied)
+        if len(looks) == 1:
+            raise SourceConnectionError("the server went over from timeline 1 to 2")
+
+    def watching(*arguments: Any, **others: Any) -> CopyContext:
+        return CopyContext(*arguments, **others | {"look": look})
+
+    monkeypatch.setattr(session, "CopyContext", watching)
+    async with stream("t:") as streamer:
+        await streamer.caught_up(SECONDS)
+        assert target.value(KEYS) == "1"
+    assert looks == [None, None]
