@@ -54,12 +54,9 @@ def find_stopped(family: set[psutil.Process]) -> psutil.Process | None:
     return None
 
 
-def find_java(family: set[psutil.Process]) -> psutil.Process:
-    for child in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.name() == "java":
-                return child
-    raise AssertionError("there is no JVM")
+def find_java(task: psutil.Process) -> psutil.Process:
+    """Return the JVM of a task: other tests of this process may have left one, too."""
+    return next(parent for parent in task.parents() if parent.name() == "java")
 
 
 class Command:
@@ -103,7 +100,7 @@ class Command:
             case "command":
                 self.process.kill()
             case "JVM":
-                find_java(self._family).kill()
+                find_java(stopped).kill()
             case _:
                 stopped.kill()
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -175,7 +172,7 @@ def kill_jvm() -> None:
     stopped = eventually(
         lambda: find_stopped(set(own.children(recursive=True))), 120, "a task is at the failpoint"
     )
-    find_java(set(own.children(recursive=True))).kill()
+    find_java(stopped).kill()
     with contextlib.suppress(psutil.NoSuchProcess):
         stopped.kill()
 
