@@ -9,8 +9,12 @@ for name in list(os.environ):
     if name.startswith(("STREAMER_", "PG")):
         del os.environ[name]
 
-# Spark in tests: compiled once, quickly. A JVM then starts with half of the CPU.
-os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+# Spark in tests: compiled once, quickly, and its classes are believed to be correct. A JVM then
+# starts with less than half of the CPU.
+os.environ["SPARK_SUBMIT_OPTS"] = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 
 # Each call of httpx.get reads the certificates of all authorities: 20 ms of CPU, and tests poll.
 httpx._transports.default.create_ssl_context = functools.cache(  # type: ignore[attr-defined]

@@ -29,6 +29,7 @@ from streamer.progress.schema import migrate
 from streamer.runtime import engine
 from streamer.source.place import PLACE_SQL, place_of
 from streamer.sync import launcher, spark_job
+from streamer.sync.class_archive import use_options
 from streamer.sync.launcher import SparkLauncher
 from streamer.sync.parts import CopyEnds, copy_parts
 from streamer.sync.spark_jvm import java_program
@@ -41,6 +42,9 @@ from tests.support.waiting import eventually, until
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 SPARK_HOME = Path(pyspark.__file__).parent
+JARS = sorted(map(str, SPARK_HOME.glob("jars/*.jar")))
+CLASS_PATH = ":".join([f"{SPARK_HOME}/conf", *(jar for jar in JARS if "/slf4j-api-" in jar), *JARS])
+"""That of a driver, for which the class data archive is: daemons start with it, too."""
 SECRET = "s3cr3t-of-the-servers"
 SPARK_SECRET = "s3cr3t-of-spark"
 VALUE = "value-of-a-row"
@@ -85,7 +89,8 @@ class Cluster:
                 [
                     *(java_program(os.environ), "-Xmx128m"),
                     *os.environ["SPARK_SUBMIT_OPTS"].split(),
-                    *("-cp", f"{SPARK_HOME}/jars/*", *arguments),
+                    *use_options(os.environ),
+                    *("-cp", CLASS_PATH, *arguments),
                 ],
                 env=environment,
                 stdout=log,
