@@ -65,27 +65,37 @@ async def synchronized(streamer: Streamer, source: Database, second: Standby) ->
             await streamer.caught_up(SECONDS)
 
 
+@pytest.mark.parametrize("reads", ["primary", "standby"])
 async def test_a_journal_goes_on_at_the_new_primary(
+    reads: str,
     pair: tuple[OnEither, Standby],
     target: Database,
     target_proxy: Proxy,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The target is away meanwhile, so its timeline is the former one."""
+    """The target is away meanwhile, so its timeline is the former one.
+
+    A standby that is the source becomes the primary in the middle of its stream.
+    """
     monkeypatch.setattr(backlog, "MEASURE_SECONDS", 0.2)
     source, second = pair
     target.execute(DDL)
     source.execute("create table filler (a text)")
     fill = "insert into filler select repeat('x', 1000) from generate_series(1, 1000)"
-    spool = "failover: true\nmax_retained_wal: 2MB\non_max_retained_wal: spool"
+    spool = "max_retained_wal: 2MB\non_max_retained_wal: spool"
+    if reads == "primary":
+        spool += "\nfailover: true"
+    else:
+        source.options = "target_session_attrs=prefer-standby"
     streamer = configured(tmp_path, source, target, spool)
     streamer.start()
     try:
         await streamer.caught_up(SECONDS)
         source.execute("insert into t values (1)")
         await streamer.caught_up(SECONDS)
-        await synchronized(streamer, source, second)
+        if reads == "primary":
+            await synchronized(streamer, source, second)
         target_proxy.leave()
         source.execute("insert into t values (2)")
         journaling = next(iter(streamer.engine.supervisors)).guard.journaling
