@@ -146,6 +146,12 @@ class SlotCheck:
         timeline, known = self._branch.timeline, record.timeline
         if known is None:
             return record
+        if not self._branch.is_known:
+            log.warning(
+                "the server cannot send the history of its timeline, so the number has to do",
+                source=self._source.label,
+                timeline=timeline,
+            )
         before = Branch.parse(known, record.timeline_history or "")
         fork_lsn = common_end(before, self._branch)
         if fork_lsn == EVERYTHING:
