@@ -173,7 +173,7 @@ def test_killed_while_partitions_come_and_go(
     write_config(config, source, target, "p:\nq: {partitioned: true}", group=group)
     number = 0
     for name in ("ddl.applied=kill@7", "apply.before_commit=kill@9", "apply.after_commit=kill@9"):
-        with Process(config, environment={"STREAMER_FAILPOINTS": name}) as process:
+        with Process(config, spark=False, environment={"STREAMER_FAILPOINTS": name}) as process:
             if not number:
                 caught_up(process)
             while not process.process.ends_within(0.1):
