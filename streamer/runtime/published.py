@@ -85,6 +85,8 @@ class Verdicts:
     """Tables that are gone, and another one has the name. They stay as they are until the target
     has their last changes.
     """
+    successors: dict[MappedRelation, MappedRelation] = field(default_factory=dict)
+    """For `replaced` ones, the relation under which the table of their name has streamed so far."""
     is_unsettled: bool = False
     """Tables have gone during the look; the next one judges them."""
     contention: SourceContentionError | None = None
@@ -172,12 +174,12 @@ class Publishing:
         relations = [mapped for mapped in relations if mapped not in verdicts.dropped]
         verdicts.replaced = await self._find_replaced(plain, relations, identities)
         relations = [mapped for mapped in relations if mapped not in verdicts.replaced]
-        taken = {mapped.mapping.source for mapped in verdicts.replaced}
-        identities = {name: its for name, its in identities.items() if name not in taken}
-        for mapped in [each for each, name in verdicts.renamed.items() if name in taken]:
+        by_name = {mapped.mapping.source: mapped for mapped in verdicts.replaced}
+        identities = {name: its for name, its in identities.items() if name not in by_name}
+        for mapped in [each for each, name in verdicts.renamed.items() if name in by_name]:
             # The relation of that name copies the table, or stops.
             verdicts.dropped.add(mapped)
-            del verdicts.renamed[mapped]
+            verdicts.successors[by_name[verdicts.renamed.pop(mapped)]] = mapped
             verdicts.is_unsettled = True
         # They stay published.
         others = await read_identities(plain, verdicts.renamed.values())

@@ -86,6 +86,7 @@ class SourceWatch:
         """Tables that a session dropped, with the end of their changes."""
         self._replaced: dict[MappedRelation, Lsn | None] = {}
         """The same, where another table has the name now."""
+        self._successors: dict[MappedRelation, MappedRelation] = {}
         self._remove: Callable[[MappedRelation], Awaitable[None]] | None = None
         self.renamed: dict[MappedRelation, RelationName] = {}
         """Tables that have other names at the source now; a new attempt lets them follow."""
@@ -182,7 +183,7 @@ class SourceWatch:
             if mapped not in self._relations:
                 del self._replaced[mapped]
                 continue
-            if not self._has_all(mapped, end_lsn):
+            if not self._has_all(mapped, end_lsn) or self._successors.get(mapped) in self._dropped:
                 continue
             self._is_unsettled = True
             if mapped.skip_through_lsn == EVERYTHING:
@@ -259,6 +260,7 @@ class SourceWatch:
         away = [*self._dropped, *self.renamed]
         self._dropped = {mapped: self._dropped.get(mapped) for mapped in verdicts.dropped}
         self._replaced |= dict.fromkeys(verdicts.replaced - self._replaced.keys())
+        self._successors = verdicts.successors
         await self._judge_renames(verdicts)
         for mapped in away:
             if not self._is_away(mapped) and mapped in self._relations:
