@@ -276,12 +276,17 @@ class Planner:
                 fills = {
                     there: column.fill
                     for name, there in missing
-                    if (column := added.get(name)) is not None and column.fill is not None
+                    if (column := added.get(name)) is not None
+                    and column.fill is not None
+                    and not mapped.mapping.is_computed(there)
                 }
                 await add_columns(
                     replace(self._address, claim=mapped.source.claim),
                     target.name,
-                    [(there, types[name]) for name, there in missing],
+                    [
+                        (there, mapped.mapping.type_of(there, types[name]))
+                        for name, there in missing
+                    ],
                     fills,
                 )
                 target = await self._read(mapped)

@@ -429,10 +429,8 @@ class MappingBuilder:
                 "with `initial: none`, another key would leave old hashes in the target",
                 hint="choose `initial: copy` or `keep`",
             )
-        if table.partitioned or table.on_column_added is OnColumnAdded.ADD:
-            raise self._error(
-                at, "`partitioned: true` and `on_column_added: add` do not go with a hashed column"
-            )
+        if table.partitioned:
+            raise self._error(at, "`partitioned: true` does not go with a hashed column")
 
     def _expression(self, text: str, place: Location) -> Expression:
         try:

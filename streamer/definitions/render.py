@@ -56,6 +56,10 @@ class _UnmadeError(Exception):
     """The target cannot have an object; the text says why."""
 
 
+class _HashedError(_UnmadeError):
+    """Its expressions read a hashed column, so their literals stay out of the target."""
+
+
 _ACTIONS: Final = {
     "a": "no action",
     "r": "restrict",
@@ -225,6 +229,9 @@ class Renderer:
         """Render an index that belongs to no constraint."""
         try:
             return for_partitions(self._index(index), self._place)
+        except _HashedError as exc:
+            sql = _without_values(index.name)
+            return Planned(ObjectKind.INDEX, index.name, reason=str(exc), source_sql=sql)
         except _UnmadeError as exc:
             return Planned(
                 ObjectKind.INDEX, index.name, reason=str(exc), source_sql=_summary(index)
@@ -322,7 +329,7 @@ class Renderer:
                 there = self._place.column(name) or ""
                 is_hashed = self._place.mapping.hash_of(there) is not None
                 if is_hashed and rename_columns(text, {name: f"{name}?"}) != text:
-                    raise _UnmadeError(f'streamer hashes column "{name}"')
+                    raise _HashedError(f'streamer hashes column "{name}"')
             return self.expression(text, names)
         except KeyError as exc:
             raise _UnmadeError(f'the target does not get column "{exc.args[0]}"') from None
@@ -356,6 +363,9 @@ class Renderer:
         )
         try:
             planned = for_partitions(render(constraint), self._place)
+        except _HashedError as exc:
+            sql = _without_values(constraint.name)
+            return Planned(kind, constraint.name, reason=str(exc), source_sql=sql)
         except _UnmadeError as exc:
             return Planned(kind, constraint.name, reason=str(exc), source_sql=source_sql)
         if constraint.comment is not None and planned.kind is not ObjectKind.INDEX:
@@ -427,7 +437,10 @@ class Renderer:
 
     def _check(self, constraint: ConstraintDefinition) -> Planned:
         for column in constraint.columns:
-            if self._place.mapping.is_computed(self._mapped(column)):
+            name = self._mapped(column)
+            if self._place.mapping.hash_of(name) is not None:
+                raise _HashedError(f'streamer hashes column "{column}"')
+            if self._place.mapping.is_computed(name):
                 raise _UnmadeError(f'`set` computes column "{column}"')
         condition = self._renamed(constraint.expression or "", constraint.columns)
         add = (
@@ -538,6 +551,11 @@ def _options(options: Iterable[str]) -> str:
     """Return storage parameters as SQL: ``fillfactor='70'``."""
     pairs = (option.partition("=") for option in options)
     return ", ".join(f"{quote_identifier(n)}={quote_literal(v).strip()}" for n, _, v in pairs)
+
+
+def _without_values(name: str) -> str:
+    """Return what to show in place of the SQL of an object that reads a hashed column."""
+    return f"-- {quote_identifier(name)} reads a hashed column, whose values streamer does not show"
 
 
 def _summary(index: IndexDefinition) -> str:

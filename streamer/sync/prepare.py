@@ -361,7 +361,7 @@ class Preparation:
         types = {column.name: column.type for column in relation.columns}
         missing = missing_columns(published, mapping, copy.target)
         if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
-            columns = [(name, types[source]) for source, name in missing]
+            columns = [(name, mapping.type_of(name, types[source])) for source, name in missing]
             await add_columns(self._address, mapping.target, columns)
             copy.target = await read_relation(target, mapping.target) or copy.target
         elif missing and copy.resync.force:

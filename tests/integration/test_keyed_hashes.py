@@ -3,6 +3,7 @@
 import hmac
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -312,3 +313,57 @@ async def test_a_hash_is_of_utf8_whatever_the_encoding_of_the_source(
             await streamer.stop()
     finally:
         drop_database(shared_server, name)
+
+
+@pytest.mark.usefixtures("without_spark")
+async def test_a_hashed_column_that_the_target_lacks_is_added_as_text_without_its_default(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(
+        "create table t (id int primary key, email int not null default 4700, note int,"
+        " lowered int generated always as (email + 4701) stored,"
+        " constraint fine check (email <> 4702));"
+        "create unique index busy on t (note) where email <> 4703;"
+        "create index low on t ((email + 4704)); create statistics s on (email + 4705), note from t;"
+        "insert into t values (1, 4711, 1)"
+    )
+    target.execute("create table t (id int primary key, note int)")
+    found = "select id, email, note from t order by id"
+
+    def expected() -> list[tuple[object, ...]]:
+        rows = source.execute(found)
+        return [
+            (i, hmac.digest(KEY.encode(), str(email).encode(), "sha256").hex(), note)
+            for i, email, note in rows
+        ]
+
+    rule = (
+        "t: {set: {email: {hmac: email, key: people}}, on_column_added: add, exclude: [lowered]}\n"
+        "u: {set: {email: {hmac: email, key: people}}, create: all, exclude: [lowered]}"
+    )
+    source.execute("create table u (like t including all); insert into u values (1, 4711, 1)")
+    async with stream(rule, settings=settings(KEY)) as streamer:
+        await streamer.caught_up()
+        assert target.execute(found) == expected()
+        source.execute("insert into t values (2, 4712, 2)")
+        await streamer.caught_up()
+        target.execute("alter table t drop column email")
+        source.execute("insert into t (id) values (3)")
+
+        async def is_back() -> bool:
+            kind = "select count(*) from pg_attribute where attrelid = 't'::regclass"
+            is_there = target.value(f"{kind} and attname = 'email' and atttypid = 25") == 1
+            return is_there and target.execute(found) == expected()
+
+        await streamer.eventually(is_back)
+        default = "select count(*) from pg_attrdef where adrelid = 't'::regclass"
+        assert target.value(default) == 0
+
+        # The definitions that read the column are named, without their literals.
+        async def are_named() -> bool:
+            reason = 'streamer hashes column "email"'
+            sql = f"select count(*) from streamer.definition where reason = '{reason}'"
+            return bool(target.value(sql) == 3)
+
+        await streamer.eventually(are_named)
+        assert not re.search(r"\b47\d\d\b", bookkeeping(target))

@@ -37,10 +37,14 @@ def clause_of(
 ) -> str:
     """Return the GENERATED clause for a column of the target, which has the columns *there*.
 
-    Raises TargetSchemaError if the expression uses a column that the target does not get.
+    Raises TargetSchemaError if the expression uses a column that the target does not get, or of
+    which it gets hashes.
     """
     names = {
-        name: target if (target := mapping.target_column(name)) in there else None
+        name: target
+        if (target := mapping.target_column(name)) in there
+        and (target is None or mapping.hash_of(target) is None)
+        else None
         for name in facts.source_columns
     }
     text = generation_expression(
