@@ -315,8 +315,8 @@ class TableEvents:
             if mapped.is_held_to_point and self.relations.followed(mapped) is None:
                 self.relations.lane(mapped).drain_to(lsn)
         for mapped in self.relations:
-            lane = self.relations.lane(mapped)
-            if lane.is_held_for_copy and mapped.skip_through_lsn == EVERYTHING:
+            lane, has_copy = self.relations.lane(mapped), not mapped.is_to_declare
+            if lane.is_held_for_copy and has_copy and mapped.skip_through_lsn == EVERYTHING:
                 self.tracker.durable(lane.pending, lsn)  # its copy will have them
         self.has_progress = True
         self.advanced.set()

@@ -78,7 +78,7 @@ from streamer.sync.finishing import Finishing
 from streamer.sync.leaves import know_leaves
 from streamer.sync.leaving import Leaving
 from streamer.sync.locked_table import LockedTable
-from streamer.sync.parts import GONE, CopyEnds
+from streamer.sync.parts import CopyEnds
 from streamer.sync.plan import CopyPart, Heap, cut, group, task_rate
 from streamer.sync.prepare import Pair, Preparation, TableCopy, store_parts
 from streamer.sync.refused_values import way_for_values
@@ -549,7 +549,10 @@ class Round:
         except psycopg.errors.LockNotAvailable as exc:
             await self._leave_to_next_round(copy, f'"{copy.name}" is locked: {first_line(exc)}')
             return True
-        except (RewrittenError, *GONE):
+        except psycopg.errors.InsufficientPrivilege as exc:
+            raise translate(exc, self._context.label) from exc
+        except (RewrittenError, psycopg.ProgrammingError, psycopg.DataError):
+            # The statements name its columns and their types as the snapshot has them.
             await self._leave_changed(copy, "as its chunk began")
             return True
         versions = self._context.server.version, target.server_version

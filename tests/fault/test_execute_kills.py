@@ -12,6 +12,7 @@ from tests.support.waiting import eventually
 
 OF_COMMAND = ("execute.stored", "execute.announced", "execute.source_committed")
 OF_PROCESS = ("execute.before_commit", "execute.after_commit")
+IS_ACTIVE = "select bool_or(active) from pg_replication_slots where database = current_database()"
 COUNT = "insert into counted select %s, count(*) from t"
 
 
@@ -49,12 +50,7 @@ def test_killed_at_each_step_a_script_runs_once_on_each_side(
     for number, name in enumerate(OF_PROCESS, 3):
         environment = {"STREAMER_FAILPOINTS": f"{name}=kill"}
         with Process(config, spark=False, environment=environment) as process:
-            eventually(
-                lambda: source.value(
-                    "select bool_or(active) from pg_replication_slots"
-                    " where database = current_database()"
-                )
-            )
+            eventually(lambda: source.value(IS_ACTIVE) or process.process.poll() is not None)
             source.execute(f"insert into t values ({number})")
             file.write_text(COUNT % number)
             arguments = ("--config", str(config), "execute", str(file), "--id", f"count {number}")

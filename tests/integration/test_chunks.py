@@ -2,17 +2,20 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from streamer.mapping.chunks import in_bytes
+from streamer.mapping.chunks import ChunkedCopy, in_bytes
 from streamer.postgres.quoting import quote_literal
 from streamer.source.bytewise import read_bytewise
+from streamer.sync.chunks import ChunkSize, TableChunk, find_chunk
+from streamer.sync.prepare import TableCopy
 from tests.support.chunk_case import ChunkCase, request
 from tests.support.key_values import ASCENDING
-from tests.support.postgres import Database
+from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -136,6 +139,31 @@ async def test_only_text_of_a_collation_that_orders_bytes_is_found(source: Datab
     async with await psycopg.AsyncConnection.connect(source.url, row_factory=dict_row) as plain:
         found = await read_bytewise(plain, [oid])
     assert found == {oid: expected}
+
+
+async def test_a_key_that_gets_another_type_as_its_chunk_begins_begins_the_copy_again(
+    stream: MakeStreamer, source: Database, target: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tables of the round go on."""
+    source.execute(create("retyped", "g") + create("other", "g"))
+    altered: list[str] = []
+
+    async def found(
+        plain: Any, copy: TableCopy, before: ChunkedCopy, size: ChunkSize
+    ) -> TableChunk:
+        if copy.mapped.mapping.source.name == "retyped" and before.count and not altered:
+            altered.append("alter table retyped alter g type text using 'k' || g")
+            await asyncio.to_thread(source.execute, altered[0])
+        return await find_chunk(plain, copy, before, size)
+
+    monkeypatch.setattr("streamer.sync.round.find_chunk", found)
+    async with stream("retyped: {create: columns}\nother:", settings=SETTINGS) as streamer:
+        await until_it_has(streamer, "public.retyped", 1)
+        target.execute("alter table retyped alter g type text")
+        await streamer.caught_up()
+        assert altered
+        for name in ("retyped", "other"):
+            assert_same(source, target, name)
 
 
 async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(

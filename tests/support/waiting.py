@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
-POLL_SECONDS: Final = 0.05
+POLL_SECONDS: Final = 0.02
 POLL_SECONDS_MAX: Final = 0.25
 DEADLINE_SECONDS: Final = 60.0
 
@@ -17,9 +17,9 @@ DEADLINE_SECONDS: Final = 60.0
 def _pause(looked: float, least: float) -> float:
     """Return how long to wait after a look that took *looked* seconds, at least *least* seconds.
 
-    A look may connect to both servers, so a test looks for a thirteenth of its time at most.
+    A look may connect to both servers, so a test looks for a fifth of its time at most.
     """
-    return max(least, min(POLL_SECONDS_MAX, 12 * looked))
+    return max(least, min(POLL_SECONDS_MAX, 4 * looked))
 
 
 def polls(seconds: float = DEADLINE_SECONDS, every: float = POLL_SECONDS) -> Iterator[None]:
