@@ -159,7 +159,7 @@ async def test_a_key_that_gets_another_type_as_its_chunk_begins_begins_the_copy_
     monkeypatch.setattr("streamer.sync.round.find_chunk", found)
     async with stream("retyped: {create: columns}\nother:", settings=SETTINGS) as streamer:
         await until_it_has(streamer, "public.retyped", 1)
-        target.execute("alter table retyped alter g type text")
+        await asyncio.to_thread(target.execute, "alter table retyped alter g type text")
         await streamer.caught_up()
         assert altered
         for name in ("retyped", "other"):
@@ -201,7 +201,7 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         shown = await streamer.table("public.moved")
         assert shown["state"] == "copying"
         assert shown["chunks_copied"] < shown["chunks_total"]
-        target.execute("alter table retyped alter g type text")
+        await asyncio.to_thread(target.execute, "alter table retyped alter g type text")
         await asyncio.to_thread(change, source)
         await streamer.caught_up()
         assert (await streamer.table("public.moved"))["chunks_copied"] is None

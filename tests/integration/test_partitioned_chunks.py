@@ -85,7 +85,9 @@ async def test_partitions_are_chunked_and_come_and_go_between_two_chunks(
         before = target.value(place)
         for table in tables:
             await asyncio.to_thread(source.execute, CHANGES.format(table))
-        source.execute(
+        # The engine runs in this thread, and may hold a lock that a command waits for.
+        await asyncio.to_thread(
+            source.execute,
             """
             alter table changed detach partition changed_rest; drop table changed_1;
             create table changed_7 (like changed including all);
@@ -96,9 +98,10 @@ async def test_partitions_are_chunked_and_come_and_go_between_two_chunks(
             update changed set r = 8 where r = 7 and g > 600;
             update "to 100%s" set v = v + 1 where "a%b" % 10 = 3;
             update "to 100%s" set "a%b" = -"a%b" where "a%b" > 1195
-            """
+            """,
         )
-        source.execute("truncate emptied_1; insert into emptied values (3, 1), (1000, 1)")
+        truncate = "truncate emptied_1; insert into emptied values (3, 1), (1000, 1)"
+        await asyncio.to_thread(source.execute, truncate)
         await streamer.caught_up()
         for table in (*tables, "to 100%s"):
 
