@@ -498,7 +498,7 @@ class _Opening:
             watch=settled.watch,
             slot_check=settled.slot_check,
             stream=await settled.slot_check.open_stream(
-                settled.start_lsn, binary=settled.transport.is_binary
+                services.sources, settled.start_lsn, binary=settled.transport.is_binary
             ),
             dispatcher=dispatcher,
             scripts=Scripts(

@@ -41,6 +41,7 @@ from streamer.source.catalog import SourceServer, check_same_history
 from streamer.source.connection import Connection
 from streamer.source.journal.files import Journal
 from streamer.source.journal.stream import JournalStream
+from streamer.source.kept import KeptConnections
 from streamer.source.slot import (
     ExportedSnapshot,
     Slot,
@@ -54,6 +55,7 @@ from streamer.source.slot import (
     set_failover,
 )
 from streamer.source.stream import ChangeStream, ReplicationStream, StreamOptions
+from streamer.source.timeline import check_same_server_plainly
 from streamer.source.waits import Reported
 
 log = structlog.get_logger()
@@ -226,8 +228,11 @@ class SlotCheck:
         if stored != identity:
             await set_source_identity(self._bookkeeping, record.source_id, *identity)
 
-    async def open_stream(self, start_lsn: Lsn, *, binary: bool) -> ChangeStream:
+    async def open_stream(
+        self, sources: KeptConnections, start_lsn: Lsn, *, binary: bool
+    ) -> ChangeStream:
         """Begin to read at *start_lsn*, which `open_slot` has returned."""
+        failpoint("slot.checked")
         if self._journal is not None:
             return JournalStream(self._journal, start_lsn, self._branch)
         source = self._source
@@ -235,9 +240,33 @@ class SlotCheck:
         options = StreamOptions.for_version(
             self._server.version, source, publications, binary=binary
         )
-        return await ReplicationStream.start(
+        stream = await ReplicationStream.start(
             source, source.slot, start_lsn, options, server=self._server
         )
+        try:
+            async with sources.connection(source) as plain:
+                await self._check_taken(plain, start_lsn)
+        except BaseException:
+            await stream.close()
+            raise
+        return stream
+
+    async def _check_taken(self, plain: Connection, start_lsn: Lsn) -> None:
+        """Refuse a slot that another process has moved since `open_slot`, as the journal of a
+        replica does.
+
+        PostgreSQL begins at the slot's position then, without an error. From here on no other
+        process can move it. Raises SlotInUseError.
+        """
+        await check_same_server_plainly(plain, self._server)
+        slot = await read_slot(plain, self._source.slot)
+        confirmed_lsn = check_slot(slot, self._source.slot, self._server.database)
+        expected_lsn = max(start_lsn, self._record.acknowledged_lsn)
+        if confirmed_lsn > expected_lsn:
+            raise SlotInUseError(
+                f'another process moved replication slot "{self._source.slot}" from {expected_lsn} '
+                f"to {confirmed_lsn} before this one had it"
+            )
 
     async def _lost(self, error: SourceError, synced: list[MappedRelation]) -> SourceError:
         """Return the error for a lost link: only a copy of *synced* restores it."""

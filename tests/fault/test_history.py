@@ -1,13 +1,15 @@
 """A broken link between a slot and the target is noticed, reported, and healed by a resync."""
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from streamer.commands.embedded import Server
+from streamer.failpoints import VARIABLE
 from tests.support.postgres import Database, assert_same, running, versions
-from tests.support.process import Process, caught_up, command, status
+from tests.support.process import Process, caught_up, command, is_frozen, status
 from tests.support.streamer import write_config
 from tests.support.waiting import eventually
 
@@ -128,6 +130,32 @@ def test_a_broken_slot_is_said(name: str, tmp_path: Path, server_directory: Path
             # Nothing goes on with a hole.
             pair.source.execute("insert into t values (5000, 'after')")
             assert not pair.target.execute("select id from t where id > 10")
+            assert process.terminate() == 0
+
+
+def test_a_slot_that_moves_between_its_check_and_the_stream(
+    tmp_path: Path, server_directory: Path
+) -> None:
+    """PostgreSQL begins a stream at the slot's position if the client asks for an earlier one."""
+    with running(server_directory / "moved", versions()["18"], SETTINGS) as server:
+        pair = Pair(server, server, tmp_path, copies=False)
+        with Process(pair.config) as process:
+            caught_up(process)
+            pair.write(1, 10)
+            caught_up(process)
+            assert process.terminate() == 0
+        with Process(pair.config, environment={VARIABLE: "slot.checked=stop"}) as process:
+            # GIVEN a process that has checked the slot and does not read it yet
+            eventually(lambda: is_frozen(process))
+            # WHEN another one reads it further, as the journal of a replica does
+            advance_slot(pair)
+            process.process.send_signal(signal.SIGCONT)
+            # THEN the source stops with the changes that are lost, and nothing goes on
+            error = eventually(pair.error)
+            assert "streamer resync '*.*' --database shop" in error
+            assert "before this one had it" in process.output
+            pair.source.execute("insert into t values (5000, 'after')")
+            assert pair.target.value("select max(id) from t") == 10
             assert process.terminate() == 0
 
 

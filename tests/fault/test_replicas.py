@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from streamer.commands.embedded import free_port
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up, report, status
+from tests.support.process import Process, caught_up, is_frozen, report, status
 from tests.support.waiting import eventually
 
 SECONDS = 90.0
@@ -89,10 +88,6 @@ def has_share(seen_by: Process, process: Process) -> None:
     eventually(lambda: shares(seen_by)[pid], SECONDS, "no share")
 
 
-def is_stopped(process: Process) -> bool:
-    return psutil.Process(process.process.pid).status() == psutil.STATUS_STOPPED
-
-
 def shared(
     *processes: Process,
     write: Callable[[], None] = lambda: None,
@@ -143,7 +138,7 @@ def test_replicas_share_sources_and_survive_the_death_and_the_freezing_of_one(
         frozen, _ = start(4, *options, STREAMER_FAILPOINTS="apply.before_commit=stop")
         has_share(second, frozen)
         site.write()
-        eventually(lambda: is_stopped(frozen), SECONDS, "not frozen")
+        eventually(lambda: is_frozen(frozen), SECONDS, "not frozen")
         # THEN the others take over, although it still has its locks and slots
         shared(second, third, write=site.write)
         site.are_equal(second)

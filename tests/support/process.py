@@ -124,6 +124,11 @@ def run(
         )
 
 
+def is_frozen(process: Process) -> bool:
+    """Whether a failpoint has stopped it; SIGCONT lets it go on."""
+    return psutil.Process(process.process.pid).status() == psutil.STATUS_STOPPED
+
+
 def caught_up(process: Process, seconds: float = 180) -> None:
     """Wait until everything committed now is visible and every table ready, as `streamer wait`."""
 

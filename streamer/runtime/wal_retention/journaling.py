@@ -44,7 +44,7 @@ from streamer.source.journal.gather import Gatherer
 from streamer.source.journal.records import JournalIdentity
 from streamer.source.slot import check_slot, read_slot
 from streamer.source.stream import ReplicationStream, StreamOptions
-from streamer.source.timeline import read_branch, read_timeline
+from streamer.source.timeline import check_same_server_plainly, read_branch, read_timeline
 from streamer.waiting import in_thread
 
 log = structlog.get_logger()
@@ -205,6 +205,7 @@ class Journaling:
     ) -> None:
         source = self.source
         async with connection(source) as plain:
+            await check_same_server_plainly(plain, server)
             await self._until_free(plain)
             await self._owner.prove(plain, source)
             start_lsn = await self._check(plain, server, branch)
