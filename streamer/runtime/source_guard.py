@@ -186,20 +186,22 @@ class SourceWatch:
             if not self._has_all(mapped, end_lsn) or self._successors.get(mapped) in self._dropped:
                 continue
             self._is_unsettled = True
-            if mapped.skip_through_lsn == EVERYTHING:
-                pass  # an operator has requested a copy, or it has stopped
-            elif mapped.mapping.rule.on_table_dropped is OnTableDropped.STOP:
-                error = self._publishing.replaced(mapped)
-                await require_resync(self._bookkeeping, mapped.relation_id, error)
-                self._stop(mapped, error)
-            else:
-                mapped.resync = Resync()
-                await demand_copy(self._bookkeeping, mapped.relation_id, mapped.resync)
-                self._log_copy(mapped, "its table was dropped, and another one has the name")
-                await self._copy_again(mapped, may_begin=False)
-                mapped.relid = None  # the next look finds the table that the name has
-                self._blocked.setdefault(mapped, None)
+            if mapped.skip_through_lsn != EVERYTHING:  # no copy is requested, and it has not stopped
+                await self._go_over_to_successor(mapped)
             del self._replaced[mapped]
+
+    async def _go_over_to_successor(self, mapped: MappedRelation) -> None:
+        if mapped.mapping.rule.on_table_dropped is OnTableDropped.STOP:
+            error = self._publishing.replaced(mapped)
+            await require_resync(self._bookkeeping, mapped.relation_id, error)
+            self._stop(mapped, error)
+            return
+        mapped.resync = Resync()
+        await demand_copy(self._bookkeeping, mapped.relation_id, mapped.resync)
+        self._log_copy(mapped, "its table was dropped, and another one has the name")
+        await self._copy_again(mapped, may_begin=False)
+        mapped.relid = None  # the next look finds the table that the name has
+        self._blocked.setdefault(mapped, None)
 
     def _expect_missing(self) -> None:
         """Request copies as soon as the source has the tables that they lacked."""

@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 _OTHERS = (
     *("sync.", "indexes.", "journal.", "compare.", "execute.", "brake.", "cutover."),
     *("definitions.", "ddl.", "expressions.", "rename.", "purge.", "attach.", "drop.", "join."),
-    "publication.",
+    *("publication.", "slot."),
 )
 MOVED = "apply.lane_moved"
 STREAMING = sorted(name for name in NAMES - {MOVED} if not name.startswith(_OTHERS))
