@@ -1,5 +1,6 @@
 """A defect in the work for one table or source ends that work, and never the process."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -16,12 +17,18 @@ AGAIN_SECONDS_MAX: Final = 60.0
 
 @contextmanager
 def contained(work: str) -> Iterator[None]:
-    """Turn any exception but a StreamerError into a DefectError of *work*."""
+    """Turn any exception but a StreamerError into a DefectError of *work*.
+
+    If the task is being cancelled, raise CancelledError instead: the caller would go on. Before
+    Python 3.13 asyncio.TaskGroup forgets a cancellation that comes while it ends with an error.
+    """
     try:
         yield
-    except StreamerError:
-        raise
     except Exception as raised:
+        if _is_cancelled():
+            raise asyncio.CancelledError from raised
+        if isinstance(raised, StreamerError):
+            raise
         exc: BaseException = raised
         while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
             exc = exc.exceptions[0]
@@ -29,6 +36,14 @@ def contained(work: str) -> Iterator[None]:
             raise exc from raised
         log.exception("internal error", work=work)
         raise DefectError(f"internal error in {work}: {type(exc).__name__}") from exc
+
+
+def _is_cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 async def enduring(

@@ -186,7 +186,7 @@ class SourceWatch:
             if not self._has_all(mapped, end_lsn) or self._successors.get(mapped) in self._dropped:
                 continue
             self._is_unsettled = True
-            if mapped.skip_through_lsn != EVERYTHING:  # no copy is requested, and it has not stopped
+            if mapped.skip_through_lsn != EVERYTHING:  # not stopped, and no copy is requested
                 await self._go_over_to_successor(mapped)
             del self._replaced[mapped]
 
