@@ -1,14 +1,16 @@
 """A defect in the work for one table or source ends that work, and never the process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from streamer.backoff import Backoff
 from streamer.errors import DefectError, StreamerError
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -17,18 +19,12 @@ AGAIN_SECONDS_MAX: Final = 60.0
 
 @contextmanager
 def contained(work: str) -> Iterator[None]:
-    """Turn any exception but a StreamerError into a DefectError of *work*.
-
-    If the task is being cancelled, raise CancelledError instead: the caller would go on. Before
-    Python 3.13 asyncio.TaskGroup forgets a cancellation that comes while it ends with an error.
-    """
+    """Turn any exception but a StreamerError into a DefectError of *work*."""
     try:
         yield
+    except StreamerError:
+        raise
     except Exception as raised:
-        if _is_cancelled():
-            raise asyncio.CancelledError from raised
-        if isinstance(raised, StreamerError):
-            raise
         exc: BaseException = raised
         while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
             exc = exc.exceptions[0]
@@ -38,17 +34,27 @@ def contained(work: str) -> Iterator[None]:
         raise DefectError(f"internal error in {work}: {type(exc).__name__}") from exc
 
 
-def _is_cancelled() -> bool:
+async def apart(work: Coroutine[Any, Any, T], name: str) -> T:
+    """Await *work* in a task of its own; a cancellation of the caller counts however it ends.
+
+    Before Python 3.13 asyncio.TaskGroup forgets a cancellation that comes while it ends with an
+    error. A caller that retries after errors would go on.
+    """
+    task = asyncio.create_task(work, name=name)
     try:
-        task = asyncio.current_task()
-    except RuntimeError:  # a thread without an event loop
-        return False
-    return task is not None and task.cancelling() > 0
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # it is of no interest any more
+        raise
+    return task.result()
 
 
 async def enduring(
     work: str,
-    run: Callable[[], Awaitable[None]],
+    run: Callable[[], Coroutine[Any, Any, None]],
     failed: Callable[[StreamerError], Awaitable[None]] | None = None,
 ) -> None:
     """Run *work* that all sources need; after an error, restart it with a back-off.
@@ -60,7 +66,7 @@ async def enduring(
     while True:
         try:
             with contained(work):
-                await run()
+                await apart(run(), work)
             return
         except StreamerError as exc:
             backoff.log(log, f"{work} ended and restarts", exc)

@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from streamer.backoff import Backoff
-from streamer.containment import contained
+from streamer.containment import apart, contained
 from streamer.error_reports import ErrorReport
 from streamer.errors import (
     Retry,
@@ -259,7 +259,7 @@ class Supervisor:
                 self._is_to_begin_anew = False
                 began = time.monotonic()
                 with contained(f'streaming "{self.source.label}"'):
-                    await self._attempt()
+                    await apart(self._attempt(), f"attempt {self.source.label}")
                 if not self._is_to_begin_anew:
                     return
             except TransportError as exc:
