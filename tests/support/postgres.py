@@ -18,6 +18,7 @@ import pytest
 
 from streamer.commands.embedded import Server, packaged_binaries
 from streamer.postgres.quoting import quote_identifier, quote_literal
+from tests.support.clusters import CopiedServer
 from tests.support.waiting import polls
 
 SETTINGS = {
@@ -124,7 +125,7 @@ def running(
     directory: Path, binaries: Path, settings: dict[str, str] | None = None
 ) -> Iterator[Server]:
     """Run a server for the length of a block, in a directory of its own beside *directory*."""
-    server = Server(own_directory(directory), binaries, SETTINGS | (settings or {}))
+    server = CopiedServer(own_directory(directory), binaries, SETTINGS | (settings or {}))
     with kept_running(server):
         yield server
 
