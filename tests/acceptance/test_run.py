@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamer import __version__
-from streamer.commands.embedded import Server
 from tests.support.postgres import (
     Database,
     assert_same,
-    database,
     running,
     versions,
     waits_for_lock,
@@ -68,12 +66,6 @@ sources:
   tables: {{{tables}}}
 """
     )
-
-
-@pytest.fixture
-def second_source(shared_server: Server) -> Iterator[Database]:
-    with database(shared_server, "second") as made:
-        yield made
 
 
 SHARED = "create table t (sid text, id int, v text, primary key (sid, id))"
@@ -254,18 +246,18 @@ def test_pages_tell_the_truth(
 
 
 def test_two_tenants_in_one_table(
-    tmp_path: Path, source: Database, second_source: Database, target: Database
+    tmp_path: Path, source: Database, second: Database, target: Database
 ) -> None:
-    for db in (source, second_source):
+    for db in (source, second):
         db.execute(DDL)
     target.execute(SHARED)
     path = tmp_path / "config.yaml"
-    write_two_sources(path, source, second_source, target, "t: {initial: none}")
+    write_two_sources(path, source, second, target, "t: {initial: none}")
     with Process(path) as process:
         caught_up(process)
         source.execute("insert into t select g, 'eu' from generate_series(1, 100) g")
-        second_source.execute("insert into t select g, 'us' from generate_series(1, 100) g")
-        second_source.execute("update t set v = 'new' where id % 2 = 0; delete from t where id = 7")
+        second.execute("insert into t select g, 'us' from generate_series(1, 100) g")
+        second.execute("update t set v = 'new' where id % 2 = 0; delete from t where id = 7")
         source.execute("truncate t; insert into t values (7, 'again')")
         caught_up(process)
         rows = [("eu", 7, "again")]
@@ -342,17 +334,17 @@ def test_stop_conditions(config: Path, source: Database, target: Database) -> No
 
 
 def test_only_some_sources(
-    tmp_path: Path, source: Database, second_source: Database, target: Database
+    tmp_path: Path, source: Database, second: Database, target: Database
 ) -> None:
-    for db in (source, second_source):
+    for db in (source, second):
         db.execute(DDL)
         db.execute("insert into t values (1, 'x')")
     target.execute(SHARED)
     path = tmp_path / "config.yaml"
-    write_two_sources(path, source, second_source, target, "t: {initial: none}")
+    write_two_sources(path, source, second, target, "t: {initial: none}")
     assert command(path, "run", "--only", "shop:eu", "--stop-when-caught-up").returncode == 0
     assert source.value("select count(*) from pg_publication") == 2
-    assert second_source.value("select count(*) from pg_publication") == 0
+    assert second.value("select count(*) from pg_publication") == 0
     unknown = command(path, "run", "--only", "shop:asia")
     assert unknown.returncode == 2
     assert "shop:eu" in unknown.stderr

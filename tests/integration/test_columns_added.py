@@ -1,15 +1,13 @@
 """A source table gets a column while it is streamed: stop, add, ignore."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from streamer.commands.embedded import Server
 from streamer.runtime import session as session_module
-from tests.support.postgres import Database, assert_same, contents, database
+from tests.support.postgres import Database, assert_same, contents
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
@@ -177,25 +175,15 @@ async def test_a_column_added_in_the_middle_of_a_large_transaction(
         assert rows(source, "id, name, n, m") == rows(target, "id, name, n, m")
 
 
-@pytest.fixture
-def other_source(shared_server: Server) -> Iterator[Database]:
-    with database(shared_server, "source") as made:
-        yield made
-
-
 async def test_two_sources_of_a_group_add_it_at_once(
-    source: Database, other_source: Database, target: Database, tmp_path: Path
+    source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
-    both = {"eu": source, "us": other_source}
+    both = {"eu": source, "us": second}
     for db in both.values():
         db.execute(DDL)
     path = tmp_path / "config.yaml"
     tables = "t: {initial: none, on_column_added: add}"
-    write_config(path, source, target, tables, sid="eu")
-    text = path.read_text()
-    path.write_text(
-        text.replace("sid: eu}]", f'sid: eu}}, {{url: "{other_source.url}", sid: us}}]')
-    )
+    write_config(path, source, target, tables, sid="eu", others={"us": second})
     streamer = Streamer(path)
     streamer.start()
     try:

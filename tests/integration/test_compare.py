@@ -260,11 +260,7 @@ async def two_tenants(
         for one in (source, other):
             one.execute(TENANT_DDL)
         path = tmp_path / "config.yaml"
-        write_config(path, source, target, TENANT_TABLES, sid="eu")
-        second = f'- {{url: "{source.url}", sid: eu}}\n  - {{url: "{other.url}", sid: us}}'
-        path.write_text(
-            path.read_text().replace(f'[{{url: "{source.url}", sid: eu}}]', f"\n  {second}")
-        )
+        write_config(path, source, target, TENANT_TABLES, sid="eu", others={"us": other})
         async with running(path) as streamer:
             yield streamer, other
 

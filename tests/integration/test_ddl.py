@@ -269,61 +269,56 @@ async def test_savepoints_and_streamed_transactions(
 
 
 async def test_two_tenants_share_a_table(
-    shared_server: Server, source: Database, target: Database, tmp_path: Path
+    shared_server: Server, source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
-    with database(shared_server, "second") as second:
-        for db in (source, second):
-            db.execute(DDL + "; insert into t values (1, 'x', 1)")
-        target.execute(
-            "create table t (sid text, id int, name varchar(10), amount int, primary key (sid, id));"
-            "insert into t values ('a', 1, 'x', 1), ('b', 1, 'x', 1)"
-        )
-        path = tmp_path / "config.yaml"
-        write_config(path, source, target, T, sid="a", group=ALL)
-        one = f'{{url: "{source.url}", sid: a}}'
-        path.write_text(path.read_text().replace(one, f'{one}, {{url: "{second.url}", sid: b}}'))
-        streamer = Streamer(path)
-        streamer.start()
-        try:
-            await streamer.caught_up()
-            for command in (
-                "add column note text default 'n'",
-                "rename column name to title",
-                "alter column amount type bigint",
-                "drop column note",
-            ):
-                for number, db in enumerate((source, second)):
-                    db.execute(
-                        f"alter table t {command}; insert into t (id) select max(id) + 1 from t"
-                    )
-                    await streamer.caught_up()
-                    if command.startswith("add") and not number:
-                        assert target.execute("select sid, note from t order by sid, id") == [
-                            *[("a", "n")] * 2,
-                            ("b", None),
-                        ]
-            names = "select id, title, amount from t {} order by id"
-            for sid, db in (("a", source), ("b", second)):
-                own = target.execute(names.format(f"where sid = '{sid}'"))
-                assert own == db.execute(names.format(""))
-            assert {row[0] for row in definition(target)} == {"sid", "id", "title", "amount"}
+    for db in (source, second):
+        db.execute(DDL + "; insert into t values (1, 'x', 1)")
+    target.execute(
+        "create table t (sid text, id int, name varchar(10), amount int, primary key (sid, id));"
+        "insert into t values ('a', 1, 'x', 1), ('b', 1, 'x', 1)"
+    )
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, T, sid="a", others={"b": second}, group=ALL)
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        for command in (
+            "add column note text default 'n'",
+            "rename column name to title",
+            "alter column amount type bigint",
+            "drop column note",
+        ):
+            for number, db in enumerate((source, second)):
+                db.execute(f"alter table t {command}; insert into t (id) select max(id) + 1 from t")
+                await streamer.caught_up()
+                if command.startswith("add") and not number:
+                    assert target.execute("select sid, note from t order by sid, id") == [
+                        *[("a", "n")] * 2,
+                        ("b", None),
+                    ]
+        names = "select id, title, amount from t {} order by id"
+        for sid, db in (("a", source), ("b", second)):
+            own = target.execute(names.format(f"where sid = '{sid}'"))
+            assert own == db.execute(names.format(""))
+        assert {row[0] for row in definition(target)} == {"sid", "id", "title", "amount"}
 
-            await one_expression_for_both(streamer, source, second, target)
-            await rename_at_once(streamer, source, second, target)
-            assert {row[0] for row in definition(target)} == {"sid", "id", "headline", "amount"}
-            await join_with_a_column_more(shared_server, streamer, source, target)
+        await one_expression_for_both(streamer, source, second, target)
+        await rename_at_once(streamer, source, second, target)
+        assert {row[0] for row in definition(target)} == {"sid", "id", "headline", "amount"}
+        await join_with_a_column_more(shared_server, streamer, source, target)
 
-            source.execute("alter table t add column clash int")
-            second.execute("alter table t add column clash text; insert into t (id) values (9)")
-            source.execute("insert into t (id, clash) values (9, 9)")
+        source.execute("alter table t add column clash int")
+        second.execute("alter table t add column clash text; insert into t (id) values (9)")
+        source.execute("insert into t (id, clash) values (9, 9)")
 
-            async def one_stands() -> bool:
-                states = {s["sid"]: s["tables"][0]["state"] for s in await streamer.statuses()}
-                return sorted(states.values()) == ["error", "ready"]
+        async def one_stands() -> bool:
+            states = {s["sid"]: s["tables"][0]["state"] for s in await streamer.statuses()}
+            return sorted(states.values()) == ["error", "ready"]
 
-            await streamer.eventually(one_stands)
-        finally:
-            await streamer.stop()
+        await streamer.eventually(one_stands)
+    finally:
+        await streamer.stop()
 
 
 async def one_expression_for_both(

@@ -9,12 +9,11 @@ import pytest
 from streamer.apply.objects import Objects
 from streamer.apply.sql.objects import ObjectTranslation
 from streamer.commands import ddl
-from streamer.commands.embedded import Server
 from streamer.runtime import definitions as definition_builder
 from streamer.sync.definitions import BUILD_LOCK
 from streamer.target.connection import TargetAddress
 from tests.support.definitions import described
-from tests.support.postgres import Database, assert_same, database
+from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 GROUP = "ddl: capture\ncreate: all\non_ddl: {drop_column: apply}"
@@ -247,167 +246,165 @@ async def test_a_definition_that_cannot_be_made_is_named_unless_it_stops(
 
 
 async def test_tenants_of_one_table_are_not_bound_by_each_other(
-    shared_server: Server, source: Database, target: Database, tmp_path: Path
+    source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
-    with database(shared_server, "second") as second:
-        for db in (source, second):
-            db.execute("create table t (id int primary key, n int)")
-        target.execute("create table t (sid text, id int, n int, primary key (sid, id))")
-        path = tmp_path / "config.yaml"
-        write_config(path, source, target, "t: {initial: none}", sid="a", group=GROUP)
-        one = f'{{url: "{source.url}", sid: a}}'
-        path.write_text(path.read_text().replace(one, f'{one}, {{url: "{second.url}", sid: b}}'))
-        streamer = Streamer(path)
-        streamer.start()
+    for db in (source, second):
+        db.execute("create table t (id int primary key, n int)")
+    target.execute("create table t (sid text, id int, n int, primary key (sid, id))")
+    path = tmp_path / "config.yaml"
+    write_config(
+        path, source, target, "t: {initial: none}", sid="a", others={"b": second}, group=GROUP
+    )
+    streamer = Streamer(path)
+    streamer.start()
 
-        def names() -> set[str]:
-            found = objects(target)
-            return {line.split()[0] for line in found["constraints"]} | {
-                line.split()[line.split().index("INDEX") + 1] for line in found["indexes"]
-            }
+    def names() -> set[str]:
+        found = objects(target)
+        return {line.split()[0] for line in found["constraints"]} | {
+            line.split()[line.split().index("INDEX") + 1] for line in found["indexes"]
+        }
 
-        async def has(*wanted: str) -> None:
-            await streamer.caught_up()
+    async def has(*wanted: str) -> None:
+        await streamer.caught_up()
 
-            async def is_so() -> bool:
-                return await asyncio.to_thread(names) == {"t_pkey", *wanted}
+        async def is_so() -> bool:
+            return await asyncio.to_thread(names) == {"t_pkey", *wanted}
 
-            await streamer.eventually(is_so)
+        await streamer.eventually(is_so)
 
-        try:
-            await streamer.caught_up()
-            added = "alter table t add constraint positive check (n > 0); create index i on t (n)"
-            source.execute(f"{added}; insert into t values (1, 1)")
-            await has("i")
-            second.execute("insert into t values (1, -1), (2, -1)")  # not bound by it
-            await streamer.caught_up()
-            second.execute(f"update t set n = 1; {added}; create unique index u on t (id, n)")
-            await has("i", "positive")
-            source.execute("create unique index u on t (id, n)")
-            await has("i", "positive", "u")
-            assert "UNIQUE INDEX u ON public.t USING btree (sid, id, n)" in str(objects(target))
-            second.execute(
-                "alter table t drop constraint positive; drop index i; insert into t values (9, -9)"
-            )
-            await has("i", "u")
-            source.execute("alter table t drop constraint positive; drop index i, u")
-            second.execute("drop index u")
-            await has()
-        finally:
-            await streamer.stop()
+    try:
+        await streamer.caught_up()
+        added = "alter table t add constraint positive check (n > 0); create index i on t (n)"
+        source.execute(f"{added}; insert into t values (1, 1)")
+        await has("i")
+        second.execute("insert into t values (1, -1), (2, -1)")  # not bound by it
+        await streamer.caught_up()
+        second.execute(f"update t set n = 1; {added}; create unique index u on t (id, n)")
+        await has("i", "positive")
+        source.execute("create unique index u on t (id, n)")
+        await has("i", "positive", "u")
+        assert "UNIQUE INDEX u ON public.t USING btree (sid, id, n)" in str(objects(target))
+        second.execute(
+            "alter table t drop constraint positive; drop index i; insert into t values (9, -9)"
+        )
+        await has("i", "u")
+        source.execute("alter table t drop constraint positive; drop index i, u")
+        second.execute("drop index u")
+        await has()
+    finally:
+        await streamer.stop()
 
 
 @pytest.mark.usefixtures("without_spark")
 async def test_a_renamed_column_of_several_tenants_keeps_its_indexes_and_constraints(
-    shared_server: Server, source: Database, target: Database, tmp_path: Path
+    source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
-    with database(shared_server, "second") as second:
-        for db in (source, second):
-            db.execute(
-                "create table t (id int primary key, amount int constraint positive check (amount > 0));"
-                "create index i on t (amount); alter table t add constraint once unique (amount)"
-            )
-        path = tmp_path / "config.yaml"
-        write_config(path, source, target, "t:", sid="a", group=GROUP)
-        one = f'{{url: "{source.url}", sid: a}}'
-        path.write_text(path.read_text().replace(one, f'{one}, {{url: "{second.url}", sid: b}}'))
-        streamer = Streamer(path)
-        streamer.start()
+    for db in (source, second):
+        db.execute(
+            "create table t (id int primary key, amount int constraint positive check (amount > 0));"
+            "create index i on t (amount); alter table t add constraint once unique (amount)"
+        )
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, "t:", sid="a", others={"b": second}, group=GROUP)
+    streamer = Streamer(path)
+    streamer.start()
 
-        async def has(column: str) -> bool:
-            found = str(await asyncio.to_thread(objects, target))
-            parts = f"i on public.t using btree ({column})", f"({column} > 0)", f"(sid, {column})"
-            return all(part in found.lower() for part in parts)
+    async def has(column: str) -> bool:
+        found = str(await asyncio.to_thread(objects, target))
+        parts = f"i on public.t using btree ({column})", f"({column} > 0)", f"(sid, {column})"
+        return all(part in found.lower() for part in parts)
 
-        try:
+    try:
+        await streamer.caught_up()
+        await streamer.eventually(lambda: has("amount"))
+        for number, db in enumerate((source, second)):
+            rename = f"alter table t rename amount to total; insert into t values ({number}, 1)"
+            await asyncio.to_thread(db.execute, rename)
             await streamer.caught_up()
-            await streamer.eventually(lambda: has("amount"))
-            for number, db in enumerate((source, second)):
-                rename = f"alter table t rename amount to total; insert into t values ({number}, 1)"
-                await asyncio.to_thread(db.execute, rename)
-                await streamer.caught_up()
-            await streamer.eventually(lambda: has("total"), 15)
-        finally:
-            await streamer.stop()
+        await streamer.eventually(lambda: has("total"), 15)
+    finally:
+        await streamer.stop()
 
 
 @pytest.mark.usefixtures("without_spark")
 async def test_a_renamed_column_of_the_key_of_several_tenants_waits_for_all_of_them(
-    shared_server: Server, source: Database, target: Database, tmp_path: Path
+    source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
-    with database(shared_server, "second") as second:
-        tenants = {"a": source, "b": second}
-        for db in tenants.values():
-            db.execute("create table t (id int primary key, v text)")
-            db.execute("insert into t values (1, 'a'), (2, 'b'), (3, 'c')")
-        path = tmp_path / "config.yaml"
-        write_config(path, source, target, "t:", sid="a", group=GROUP)
-        one = f'{{url: "{source.url}", sid: a}}'
-        path.write_text(path.read_text().replace(one, f'{one}, {{url: "{second.url}", sid: b}}'))
-        streamer = Streamer(path)
-        streamer.start()
-        rename = 'alter table "public"."t" rename column "id" to "num"'
-        try:
-            await streamer.caught_up()
-            for sid, db in tenants.items():
-                db.execute("update t set v = 'before' where id = 1")
-                db.execute("alter table t rename id to num; delete from t where num = 3")
-                db.execute("update t set num = 9 where num = 2; insert into t values (2, 'new')")
+    tenants = {"a": source, "b": second}
+    for db in tenants.values():
+        db.execute("create table t (id int primary key, v text)")
+        db.execute("insert into t values (1, 'a'), (2, 'b'), (3, 'c')")
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, "t:", sid="a", others={"b": second}, group=GROUP)
+    streamer = Streamer(path)
+    streamer.start()
+    rename = 'alter table "public"."t" rename column "id" to "num"'
+    try:
+        await streamer.caught_up()
+        for sid, db in tenants.items():
+            db.execute("update t set v = 'before' where id = 1")
+            db.execute("alter table t rename id to num; delete from t where num = 3")
+            db.execute("update t set num = 9 where num = 2; insert into t values (2, 'new')")
 
-                async def waits(sid: str = sid) -> bool:
-                    statuses = await streamer.statuses()
-                    (table,) = next(its["tables"] for its in statuses if its["sid"] == sid)
-                    return f"with: {rename}; then `apply`" in str(table["error"])
+            async def waits(sid: str = sid) -> bool:
+                statuses = await streamer.statuses()
+                (table,) = next(its["tables"] for its in statuses if its["sid"] == sid)
+                return f"with: {rename}; then `apply`" in str(table["error"])
 
-                await streamer.eventually(waits)
-            address = TargetAddress.parse(streamer.settings.target.url)
-            await ddl.store_decision(address, "apply", "t", "shop", "b", [rename])
-            await ddl.store_decision(address, "apply", "t", "shop", "a")
+            await streamer.eventually(waits)
+        address = TargetAddress.parse(streamer.settings.target.url)
+        await ddl.store_decision(address, "apply", "t", "shop", "b", [rename])
+        await ddl.store_decision(address, "apply", "t", "shop", "a")
+        await streamer.caught_up()
+        rows = "select num, v from t {} order by num"
+        for sid, db in tenants.items():
+            db.execute("delete from t where num = 1; update t set v = 'after' where num = 9")
             await streamer.caught_up()
-            rows = "select num, v from t {} order by num"
-            for sid, db in tenants.items():
-                db.execute("delete from t where num = 1; update t set v = 'after' where num = 9")
-                await streamer.caught_up()
-                mine = target.execute(rows.format(f"where sid = '{sid}'"))
-                assert mine == db.execute(rows.format("")) == [(2, "new"), (9, "after")]
-            assert "t_pkey PRIMARY KEY (sid, num)" in objects(target)["constraints"]
-        finally:
-            await streamer.stop()
+            mine = target.execute(rows.format(f"where sid = '{sid}'"))
+            assert mine == db.execute(rows.format("")) == [(2, "new"), (9, "after")]
+        assert "t_pkey PRIMARY KEY (sid, num)" in objects(target)["constraints"]
+    finally:
+        await streamer.stop()
 
 
 @pytest.mark.usefixtures("without_spark")
 async def test_a_tenant_that_joins_again_brings_the_constraints_that_waited_for_it(
-    shared_server: Server, source: Database, target: Database, tmp_path: Path
+    source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
     """The removed tenant had created the table of all."""
-    with database(shared_server, "second") as second:
-        tenants = {"a": source, "b": second}
-        for db in tenants.values():
-            db.execute("create table t (id int primary key, amount int)")
-        path = tmp_path / "config.yaml"
-        write_config(path, source, target, "t: {truncate_target: true}", sid="a", group=GROUP)
-        one = f'{{url: "{source.url}", sid: a}}'
-        path.write_text(path.read_text().replace(one, f'{one}, {{url: "{second.url}", sid: b}}'))
-        streamer = Streamer(path)
+    tenants = {"a": source, "b": second}
+    for db in tenants.values():
+        db.execute("create table t (id int primary key, amount int)")
+    path = tmp_path / "config.yaml"
+    write_config(
+        path,
+        source,
+        target,
+        "t: {truncate_target: true}",
+        sid="a",
+        others={"b": second},
+        group=GROUP,
+    )
+    streamer = Streamer(path)
+    streamer.start()
+    check = "alter table t add constraint positive check (amount > 0)"
+    creators = "streamer.source where id in (select source_id from streamer.relation where {})"
+    creators = creators.format("target_created")
+    try:
+        await streamer.caught_up()
+        creator = str(target.value(f"select sid from {creators}"))
+        (other,) = tenants.keys() - {creator}
+        tenants[other].execute(check)
+        await streamer.caught_up()
+        await streamer.stop()
+        target.execute(f"delete from {creators}")
+        tenants[creator].execute(f"select pg_drop_replication_slot('streamer_shop_{creator}')")
+        tenants[creator].execute(check)
         streamer.start()
-        check = "alter table t add constraint positive check (amount > 0)"
-        creators = "streamer.source where id in (select source_id from streamer.relation where {})"
-        creators = creators.format("target_created")
-        try:
-            await streamer.caught_up()
-            creator = str(target.value(f"select sid from {creators}"))
-            (other,) = tenants.keys() - {creator}
-            tenants[other].execute(check)
-            await streamer.caught_up()
-            await streamer.stop()
-            target.execute(f"delete from {creators}")
-            tenants[creator].execute(f"select pg_drop_replication_slot('streamer_shop_{creator}')")
-            tenants[creator].execute(check)
-            streamer.start()
 
-            async def has_it() -> bool:
-                return "positive" in str(await asyncio.to_thread(objects, target))
+        async def has_it() -> bool:
+            return "positive" in str(await asyncio.to_thread(objects, target))
 
-            await streamer.eventually(has_it, 15)
-        finally:
-            await streamer.stop()
+        await streamer.eventually(has_it, 15)
+    finally:
+        await streamer.stop()

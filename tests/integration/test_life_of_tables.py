@@ -1,6 +1,7 @@
 """Tables and sources that come and go while everything else streams."""
 
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("without_spark")
 def change(tmp_path: Path, source: Database, target: Database):
     """Write other tables into the configuration and apply it."""
 
-    async def write_and_apply(streamer: Streamer, tables: str, **options: str) -> None:
+    async def write_and_apply(streamer: Streamer, tables: str, **options: Any) -> None:
         write_config(streamer.path, source, target, tables, **options)
         await streamer.apply()
 

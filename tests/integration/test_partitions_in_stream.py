@@ -150,7 +150,6 @@ async def test_tenants_share_a_partitioned_target(
     monkeypatch.setattr(ChangedDefinitions, "settle", settle_early)
     path = tmp_path / "config.yaml"
     group = "ddl: capture\non_ddl: {detach_partition: apply}"
-    write_config(path, source, target, "p: {partitioned: true}", sid="a", group=group)
     mine = f'{{url: "{source.url}", sid: a}}'
     rows = "select id, v from p {} order by id"
     with database(shared_server, "second") as second, database(shared_server, "third") as third:
@@ -158,9 +157,9 @@ async def test_tenants_share_a_partitioned_target(
         source.execute(P + part("p0", 0, 10) + part("p1", 10, 20))
         second.execute(P + part("p0", 0, 10) + part("p2", 20, 30))
         third.execute(P + part("p0", 0, 10) + part("other", 20, 30) + part("p3", 30, 40))
-        alone = path.read_text()
-        both = alone.replace(mine, f'{mine}, {{url: "{second.url}", sid: b}}')
-        path.write_text(both)
+        tables = "p: {partitioned: true}"
+        write_config(path, source, target, tables, sid="a", others={"b": second}, group=group)
+        both = path.read_text()
         streamer = Streamer(path)
         streamer.start()
         try:

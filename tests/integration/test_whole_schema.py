@@ -1,17 +1,15 @@
 """`create` gives the tables that streamer creates the definitions of their sources."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streamer.commands.embedded import Server
 from streamer.errors import MappingError
 from streamer.runtime import definitions as definition_builder
 from tests.support.definitions import described
-from tests.support.postgres import Database, assert_same, database
+from tests.support.postgres import Database, assert_same
 from tests.support.process import command
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
@@ -111,16 +109,10 @@ async def test_what_cannot_be_made_is_named_and_stops_nothing(
         assert 'lacks foreign key "people_boss_fkey", which cannot be made' in said
 
 
-@pytest.fixture
-def other_source(shared_server: Server) -> Iterator[Database]:
-    with database(shared_server, "source") as made:
-        yield made
-
-
 async def test_tenants_share_a_table_and_its_definitions_under_other_names(
-    source: Database, other_source: Database, target: Database, tmp_path: Path
+    source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
-    both = {"eu": source, "us": other_source}
+    both = {"eu": source, "us": second}
     for each in both.values():
         each.execute(SHOP)
     tables = """
@@ -128,10 +120,7 @@ async def test_tenants_share_a_table_and_its_definitions_under_other_names(
     orders: {target: crm."or""ders"}
     """
     path = tmp_path / "config.yaml"
-    write_config(path, source, target, tables, sid="eu")
-    path.write_text(
-        path.read_text().replace("sid: eu}]", f'sid: eu}}, {{url: "{other_source.url}", sid: us}}]')
-    )
+    write_config(path, source, target, tables, sid="eu", others={"us": second})
     streamer = Streamer(path)
     streamer.start()
     try:
@@ -188,19 +177,17 @@ async def test_keys_are_less_than_all_and_a_rule_overrides(
 
 
 async def test_each_source_may_have_a_schema_of_its_own(
-    source: Database, other_source: Database, target: Database, tmp_path: Path
+    source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
-    for each in (source, other_source):
+    for each in (source, second):
         each.execute(
             'create schema "A ""b"; create table "A ""b".t (id int primary key);'
             'create table t (id int primary key); insert into t values (1); insert into "A ""b".t values (2)'
         )
     path = tmp_path / "config.yaml"
-    write_config(
-        path, source, target, '"*.*": {target: "{database}_{sid} {schema}.{table}"}', sid="eu"
-    )
-    written = path.read_text()
-    both = written.replace("sid: eu}]", f'sid: eu}}, {{url: "{other_source.url}", sid: us}}]')
+    tables = '"*.*": {target: "{database}_{sid} {schema}.{table}"}'
+    write_config(path, source, target, tables, sid="eu", others={"us": second})
+    both = path.read_text()
     path.write_text(both.replace("{sid} ", ""))
     checked = await asyncio.to_thread(command, path, "check")
     assert checked.returncode == 0, checked.stdout  # one schema, and sid tells the rows apart
@@ -227,7 +214,7 @@ async def test_each_source_may_have_a_schema_of_its_own(
         group = (
             group.replace("{database}_{sid} {schema}", "{database}")
             .replace('"*.*":', '"public.*":')
-            .replace(', {url: "' + other_source.url + '", sid: us}', "")
+            .replace(', {url: "' + second.url + '", sid: us}', "")
         )
         path.write_text(both + "\n" + group.replace("sid: eu", "sid: us"))
         with pytest.raises(MappingError, match="would write the same rows"):

@@ -15,7 +15,7 @@ from streamer.commands.embedded import Server
 from streamer.config import static
 from streamer.postgres.quoting import quote_literal
 from streamer.target.connection import TargetAddress
-from tests.support.postgres import Database, database
+from tests.support.postgres import Database
 from tests.support.streamer import write_config
 
 ITEMS = "create table items (id int primary key, name text)"
@@ -100,12 +100,6 @@ def checker(tmp_path: Path, source: Database, target: Database) -> Checker:
 def both(checker: Checker, ddl: str) -> None:
     checker.source.execute(ddl)
     checker.target.execute(ddl)
-
-
-@pytest.fixture
-def second(shared_server: Server) -> Iterator[Database]:
-    with database(shared_server, "second") as made:
-        yield made
 
 
 def two_sources(checker: Checker, tables: str, urls: dict[str, str]) -> None:

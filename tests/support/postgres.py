@@ -336,6 +336,13 @@ def _drop_slots(connection: Connection, database: str) -> None:
 
 
 @pytest.fixture
+def second(shared_server: Server) -> Iterator[Database]:
+    """Another source."""
+    with database(shared_server, "second") as made:
+        yield made
+
+
+@pytest.fixture
 def source(shared_server: Server) -> Iterator[Database]:
     with database(shared_server, "source") as made:
         yield made

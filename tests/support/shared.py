@@ -194,7 +194,8 @@ class Engines:
         # Slots are named after it, and other tests of the module have slots on the same server.
         name = f"shared{len(self.started)}"
         tables = yaml.safe_dump(rules, width=10**6)
-        write_config(path, source, target, tables, database=name, **dict(options))
+        settings: dict[str, Any] = dict(options)
+        write_config(path, source, target, tables, database=name, **settings)
         self.started[options] = engine = Shared(path, (source, target))
         engine.start()
         self.stack.push_async_callback(engine.stop)

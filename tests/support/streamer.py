@@ -176,14 +176,19 @@ def write_config(
     *,
     settings: str = "",
     sid: str | None = None,
+    others: dict[str, Database] | None = None,
     group: str = "",
     database: str = "shop",
 ) -> None:
-    """Write a configuration for one source, with the environment's settings where it has none."""
+    """Write a configuration for one source, with the environment's settings where it has none.
+
+    *others*: more tenants, by sid.
+    """
     settings = _with_default(settings, "workers", "TEST_WORKERS")
     group = _with_default(group, "streaming", "TEST_STREAMING")
     group = _with_default(group, "transport", "TEST_TRANSPORT")
-    url = f'{{url: "{source.url}"' + (f", sid: {sid}" if sid else "") + "}"
+    urls = [f'{{url: "{source.url}"' + (f", sid: {sid}" if sid else "") + "}"]
+    urls += [f'{{url: "{db.url}", sid: {other}}}' for other, db in (others or {}).items()]
     blocks = [
         f'target: {{url: "{target.url}"}}',
         'http: {listen: ""}',
@@ -191,7 +196,7 @@ def write_config(
         settings,
         "sources:",
         f"- database: {database}",
-        f"  urls: [{url}]",
+        f"  urls: [{', '.join(urls)}]",
         textwrap.indent(group, "  "),
         "  tables:",
         textwrap.indent(textwrap.dedent(tables), "    "),
