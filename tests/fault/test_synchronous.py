@@ -10,6 +10,7 @@ import pytest
 
 from streamer.commands.check.findings import Severity
 from streamer.commands.embedded import Server
+from streamer.failpoints import VARIABLE
 from streamer.source.synchronous import LISTED_SQL
 from tests.support.checking import Checker
 from tests.support.postgres import Database, assert_same, database, running, versions
@@ -137,7 +138,6 @@ async def test_commits_that_wait_for_streamer_do_not_keep_a_copy_waiting(
     target: Database,
     stream: MakeStreamer,
     without_spark: None,
-    monkeypatch: pytest.MonkeyPatch,
     mode: str,
 ) -> None:
     """The slot of a copy waits for them, and they wait for the changes that its table holds."""
@@ -164,13 +164,12 @@ async def test_commits_that_wait_for_streamer_do_not_keep_a_copy_waiting(
         await streamer.caught_up()
         writers = [group.create_task(write(table, n)) for table in "tu" for n in range(1, 4)]
         if mode == "killed":
-            monkeypatch.setenv("STREAMER_FAILPOINTS", "sync.slot_created=kill")
             await streamer.stop()
-            with Process(streamer.path, spark=False) as process:
+            armed = {VARIABLE: "sync.slot_created=kill"}
+            with Process(streamer.path, environment=armed, spark=False) as process:
                 request = command(streamer.path, "resync", "t")
                 assert request.returncode == 0, request.stderr
                 assert await asyncio.to_thread(process.process.wait, 60) == -signal.SIGKILL
-            monkeypatch.delenv("STREAMER_FAILPOINTS")
             streamer.start()
         else:
             await streamer.ask("resync", "public.t", mode=mode)
