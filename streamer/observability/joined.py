@@ -16,7 +16,7 @@ from typing import Final
 FLEET_FAMILIES: Final = frozenset(
     {"streamer_fleet_sources", "streamer_replica_sources", "streamer_source_process"}
 )
-ASK_SECONDS: Final = 2.0
+ASK_SECONDS: Final = 5.0
 
 _FAMILY: Final = re.compile(r"^# HELP (\S+) .*\n# TYPE .*\n", re.MULTILINE)
 

@@ -159,10 +159,16 @@ def test_two_processes_share_the_sources_and_one_port_survives_the_death_of_its_
             # THEN another one starts in its place, and nothing is lost or doubled
             eventually(are_shared, SECONDS, "not shared again")
             are_equal()
+
             # AND one scrape has the metrics of both
-            metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=SECONDS).text
-            for number in (1, 2):
-                assert f'streamer_queue_bytes{{replica="{number}",worker="0"}}' in metrics
+            def scrape_has_both() -> bool:
+                metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=SECONDS).text
+                return all(
+                    f'streamer_queue_bytes{{replica="{number}",worker="0"}}' in metrics
+                    for number in (1, 2)
+                )
+
+            eventually(scrape_has_both, SECONDS, "no scrape has the metrics of both")
             # WHEN the configuration loses a source THEN both processes let it go
             path = process.config
             path.write_text(path.read_text().rpartition("- {database: c")[0])
