@@ -24,7 +24,8 @@ async def test_a_role_that_may_nothing_at_the_target(role: str, checker: Checker
     target, name = checker.target, checker.target.name
     checker.source.execute(f"{ITEMS}; create table more (id int primary key)")
     target.execute(
-        f"{ITEMS}; create schema inner_; revoke usage on schema public from public;"
+        f"drop schema streamer cascade; {ITEMS}; create schema inner_;"
+        "revoke usage on schema public from public;"
         f'revoke temporary on database "{name}" from public;'
         "revoke usage on language plpgsql from public"
     )
@@ -84,7 +85,9 @@ async def test_truncate_is_not_needed_where_nothing_is_truncated(
     role: str, checker: Checker
 ) -> None:
     both(checker, ITEMS)
-    checker.target.execute(f'grant create on database "{checker.target.name}" to {role}')
+    checker.target.execute(
+        f'drop schema streamer cascade; grant create on database "{checker.target.name}" to {role}'
+    )
     checker.target.execute(f"grant select, insert, update, delete on items to {role}")
     checker.target.url_user = role
     checker.configure("items: {type: append, initial: none}")
@@ -103,7 +106,9 @@ async def test_truncate_is_not_needed_where_nothing_is_truncated(
 async def test_bookkeeping_that_is_not_ours(role: str, checker: Checker) -> None:
     both(checker, ITEMS)
     checker.configure("items:")
-    checker.target.execute("create schema streamer; create table streamer.source (id int)")
+    checker.target.execute(
+        "drop schema streamer cascade; create schema streamer; create table streamer.source (id int)"
+    )
     await checker.mends(ERROR, "is not streamer's, but has a table source")
 
     await prepare_bookkeeping(checker)
@@ -125,6 +130,7 @@ async def test_foreign_keys_and_triggers_that_cannot_be_switched_off(
 ) -> None:
     both(checker, f"{ITEMS}; create table lines (id int primary key, item int references items)")
     checker.target.execute(
+        "drop schema streamer cascade;"
         "create function f() returns trigger language plpgsql as 'begin return new; end';"
         "create trigger audit before insert on lines for each row execute function f();"
         f'grant create on database "{checker.target.name}" to {role};'

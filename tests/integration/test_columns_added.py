@@ -139,7 +139,10 @@ async def test_a_role_that_may_not_add_it_stops_the_table(
 ) -> None:
     role = f"adder_{target.name}"
     source.execute(DDL)
-    target.execute(f"create role {role} login; grant create on database {target.name} to {role}")
+    target.execute(
+        f"drop schema streamer cascade; create role {role} login;"
+        f"grant create on database {target.name} to {role}"
+    )
     target.execute(f"{DDL}; grant all on t to {role}")
     target.url_user = role
     try:

@@ -127,7 +127,7 @@ async def test_a_right_that_was_taken_away_and_given_back(
     make(source, target)
     role = target.name
     target.execute(
-        f"create role {role} login; create role other_{role};"
+        f"drop schema streamer cascade; create role {role} login; create role other_{role};"
         f"alter table t owner to {role}; alter table other owner to {role};"
         f"grant create, temporary on database {target.name} to {role}"
     )

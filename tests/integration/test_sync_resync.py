@@ -374,7 +374,8 @@ async def test_an_ordinary_role_does_not_set_off_what_refers_to_the_rows(
     source.execute("insert into t select g, 'v' from generate_series(1, 9) g")
     role = f"owner_{target.name}"
     target.execute(
-        f"create role {role} login; alter database {target.name} owner to {role};"
+        f"drop schema streamer cascade; create role {role} login;"
+        f"alter database {target.name} owner to {role};"
         f"grant all on schema public to {role}"
     )
     target.url_user = role

@@ -23,7 +23,13 @@ import yaml
 from streamer.commands import wait as wait_command
 from streamer.commands.embedded import Server
 from streamer.commands.scope import Scope
-from tests.support.postgres import Connection, Database, database, version_of_tests
+from tests.support.postgres import (
+    Connection,
+    Database,
+    database,
+    target_database,
+    version_of_tests,
+)
 from tests.support.streamer import Streamer, copy_with_threads, write_config
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -179,7 +185,7 @@ class Engines:
 
     def start(self, server: Server, directory: Path, options: Options, cases: list[Case]) -> Shared:
         source = self.stack.enter_context(database(server, "source"))
-        target = self.stack.enter_context(database(server, "target"))
+        target = self.stack.enter_context(target_database(server))
         for case in cases:
             for db, sql in ((source, case.source), (target, case.target)):
                 db.execute(f"create schema {case.schema}")
