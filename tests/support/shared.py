@@ -9,6 +9,7 @@ that stop the engine or change its configuration run alone.
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -34,6 +35,7 @@ from tests.support.streamer import Streamer, copy_with_threads, write_config
 
 T = TypeVar("T", bound=Callable[..., Any])
 Options = tuple[tuple[str, str], ...]
+EngineKey = tuple[str | None, Options]
 
 
 def streams(
@@ -43,7 +45,8 @@ def streams(
 
     *rules*: YAML, one table a key. *source*, *target*: statements that run before the engine starts.
     *options*: of `write_config`; tests with equal options share an engine. In all of them,
-    ``<name>`` stands for the parameter of that name. An option that is None does not count.
+    ``<name>`` stands for the parameter of that name. An option that is None does not count. Each
+    implementation of a module that runs with both has its own engines.
     """
 
     def mark(test: T) -> T:
@@ -57,7 +60,8 @@ def streams(
 class Case:
     """The tables of one test, and the engine it needs.
 
-    ``rules``: by the full names of its tables.
+    ``rules``: by the full names of its tables. ``implementation``: None if the module does not
+    choose one.
     """
 
     schema: str
@@ -65,6 +69,12 @@ class Case:
     source: str
     target: str
     options: Options
+    implementation: str | None
+
+    @property
+    def engine(self) -> "EngineKey":
+        """Cases with equal keys share an engine."""
+        return self.implementation, self.options
 
     @classmethod
     def of(cls, item: pytest.Item) -> "Case | None":
@@ -90,6 +100,7 @@ class Case:
             filled(source),
             filled(target),
             tuple((name, value) for name, value in given if value != "None"),
+            parameters.get("implementation"),
         )
 
 
@@ -151,9 +162,14 @@ class Shared(Streamer):
         schema = f"{self._case.schema}."
         return schema + table.removeprefix(schema).removeprefix("public.")
 
-    async def _wait(self, seconds: float) -> str | None:
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The full names of the tables of this test."""
         assert self._case is not None
-        scope = Scope(tuple(self._case.rules))
+        return tuple(self._case.rules)
+
+    async def _wait(self, seconds: float) -> str | None:
+        scope = Scope(self.tables)
         return await wait_command.wait_over(
             self._bookkeeping, self.mapping, seconds, scope, self._read_end
         )
@@ -178,12 +194,14 @@ class Shared(Streamer):
 
 @dataclasses.dataclass
 class Engines:
-    """The engines of one module, by their options."""
+    """The engines of one module."""
 
     stack: contextlib.AsyncExitStack
-    started: dict[Options, Shared] = dataclasses.field(default_factory=dict)
+    started: dict[EngineKey, Shared] = dataclasses.field(default_factory=dict)
+    _numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
-    def start(self, server: Server, directory: Path, options: Options, cases: list[Case]) -> Shared:
+    def start(self, server: Server, directory: Path, cases: list[Case]) -> Shared:
+        """Start the engine of *cases*, which have one key."""
         source = self.stack.enter_context(database(server, "source"))
         target = self.stack.enter_context(target_database(server))
         for case in cases:
@@ -198,14 +216,18 @@ class Engines:
         for case in cases:
             rules |= case.rules
         # Slots are named after it, and other tests of the module have slots on the same server.
-        name = f"shared{len(self.started)}"
+        name = f"shared{next(self._numbers)}"
         tables = yaml.safe_dump(rules, width=10**6)
-        settings: dict[str, Any] = dict(options)
+        settings: dict[str, Any] = dict(cases[0].options)
         write_config(path, source, target, tables, database=name, **settings)
-        self.started[options] = engine = Shared(path, (source, target))
+        self.started[cases[0].engine] = engine = Shared(path, (source, target))
         engine.start()
         self.stack.push_async_callback(engine.stop)
         return engine
+
+    async def stop(self, key: EngineKey) -> None:
+        """Stop an engine, because each one that idles takes a hundredth of a processor."""
+        await self.started.pop(key).stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -222,14 +244,17 @@ async def shared(
     servers: Callable[[str], Server],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Shared]:
-    """The engine of all tests of this module that have the same options."""
+    """The engine of all tests of this module that have the same key."""
     case = Case.of(request.node)
     assert case is not None, "a test that shares an engine says its tables with `streams`"
-    engine = engines.started.get(case.options)
+    items = [item for item in request.session.items if item.path == request.node.path]
+    engine = engines.started.get(case.engine)
     if engine is None:
-        items = [item for item in request.session.items if item.path == request.node.path]
-        cases = [each for item in items if (each := Case.of(item)) and each.options == case.options]
+        cases = [each for item in items if (each := Case.of(item)) and each.engine == case.engine]
         directory = tmp_path_factory.mktemp("shared")
-        engine = engines.start(servers(version_of_tests()), directory, case.options, cases)
+        engine = engines.start(servers(version_of_tests()), directory, cases)
     with engine.show(case):
         yield engine
+    later = map(Case.of, items[items.index(request.node) + 1 :])
+    if not any(each.engine == case.engine for each in later if each):
+        await engines.stop(case.engine)
