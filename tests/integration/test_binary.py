@@ -6,6 +6,7 @@ from structlog.testing import capture_logs
 from streamer.apply.binary import BINARY_TYPES
 from streamer.postgres.quoting import quote_literal
 from tests.support.postgres import Database, assert_same, drop_database
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.values import ROWS, SAMPLES, TYPES, UPDATES
 
@@ -44,59 +45,73 @@ async def until_text(source: Database, streamer: Streamer) -> None:
     await streamer.eventually(is_text)
 
 
-async def test_every_type_of_the_list(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
+def both_columns(name: str) -> str:
+    """Define a column of the type, and one of its arrays."""
+    return f'"{name}" pg_catalog."{name}", "{name}s" pg_catalog."{name}"[]'
+
+
+HAS_XML = "(select setting like '%libxml%' from pg_config where name = 'CONFIGURE')"
+NAMES = [name for name in BINARY_TYPES if name != "xml"]
+EVERY = f"""
+create table t (id int primary key, {", ".join(map(both_columns, NAMES))});
+do $$ begin
+    if {HAS_XML} then
+        alter table t add {both_columns("xml").replace(", ", ", add ")};
+    end if;
+end $$;
+-- FULL sends every column twice.
+alter table t replica identity full
+"""
+
+
+@streams("t: {initial: none}", source=EVERY, group=BINARY)
+async def test_every_type_of_the_list(shared: Shared) -> None:
+    source, target = shared.source, shared.target
     assert set(SAMPLES) == set(BINARY_TYPES)
-    has_xml = "libxml" in str(
-        source.execute("select setting from pg_config where name = 'CONFIGURE'")
-    )
-    names = [name for name in BINARY_TYPES if name != "xml" or has_xml]
-    columns = [f'"{name}" pg_catalog."{name}", "{name}s" pg_catalog."{name}"[]' for name in names]
-    source.execute(f"create table t (id int primary key, {', '.join(columns)})")
-    # FULL sends every column twice.
-    source.execute("alter table t replica identity full")
-    async with stream("t: {initial: none}", group=BINARY) as streamer:
-        await streamer.caught_up()
-        for number in range(max(map(len, SAMPLES.values())) + 1):
-            row = [str(number)]
-            for name in names:
-                kind, samples = f'pg_catalog."{name}"', SAMPLES[name]
-                value = "null" if number == 0 else quote_literal(samples[number % len(samples)])
-                all_values = ", ".join(map(quote_literal, samples))
-                row += [f"{value}::{kind}", f"array[{all_values}, {value}]::{kind}[]"]
-            source.execute(f"insert into t values ({', '.join(row)})")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-        assert is_binary(source)
-        source.execute("update t set text = 'u' where id < 3; update t set id = -id where id > 3")
-        source.execute("delete from t where id = 0")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-        assert is_binary(source)
+    names = [*NAMES, *(["xml"] if source.value(f"select {HAS_XML}") else [])]
+    await shared.caught_up()
+    for number in range(max(map(len, SAMPLES.values())) + 1):
+        row = [str(number)]
+        for name in names:
+            kind, samples = f'pg_catalog."{name}"', SAMPLES[name]
+            value = "null" if number == 0 else quote_literal(samples[number % len(samples)])
+            all_values = ", ".join(map(quote_literal, samples))
+            row += [f"{value}::{kind}", f"array[{all_values}, {value}]::{kind}[]"]
+        source.execute(f"insert into t values ({', '.join(row)})")
+    await shared.caught_up()
+    assert_same(source, target, "t")
+    assert is_binary(source)
+    source.execute("update t set text = 'u' where id < 3; update t set id = -id where id > 3")
+    source.execute("delete from t where id = 0")
+    await shared.caught_up()
+    assert_same(source, target, "t")
+    assert is_binary(source)
 
 
-async def test_the_edges_of_values_that_text_is_tested_with(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(TYPES)
-    listed = ",".join(str(oid) for oids in BINARY_TYPES.values() for oid in oids)
-    own = source.execute(
-        "select string_agg(quote_ident(attname), ', ' order by attnum) from pg_attribute"
-        " where attrelid = 'every'::regclass and attnum > 0"
-        f" and atttypid = any ('{{{listed}}}')"
-    )[0][0]
-    source.execute(f"create table plain as select {own} from every")
-    source.execute("alter table plain add primary key (id)")
-    async with stream("plain: {initial: none}", group=BINARY) as streamer:
-        await streamer.caught_up()
-        source.execute(f"{ROWS}; insert into plain select {own} from every")
-        await streamer.caught_up()
-        assert_same(source, target, "plain")
-        source.execute(UPDATES.replace("every", "plain"))
-        await streamer.caught_up()
-        assert_same(source, target, "plain")
-        assert is_binary(source)
+LISTED = ",".join(str(oid) for oids in BINARY_TYPES.values() for oid in oids)
+OWN = f"""
+select string_agg(quote_ident(attname), ', ' order by attnum) from pg_attribute
+where attrelid = 'every'::regclass and attnum > 0 and atttypid = any ('{{{LISTED}}}')
+"""
+PLAIN = f"""
+{TYPES};
+do $$ begin execute format('create table plain as select %s from every', ({OWN})); end $$;
+alter table plain add primary key (id)
+"""
+
+
+@streams("plain: {initial: none}", source=PLAIN, group=BINARY)
+async def test_the_edges_of_values_that_text_is_tested_with(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    own = source.value(OWN)
+    await shared.caught_up()
+    source.execute(f"{ROWS}; insert into plain select {own} from every")
+    await shared.caught_up()
+    assert_same(source, target, "plain")
+    source.execute(UPDATES.replace("every", "plain"))
+    await shared.caught_up()
+    assert_same(source, target, "plain")
+    assert is_binary(source)
 
 
 KEYS = {
@@ -112,146 +127,149 @@ KEYS = {
 
 
 @pytest.mark.parametrize("transport", ["text", "binary"])
+@streams(
+    "\n".join(f"t{number}: {{initial: none}}" for number in range(len(KEYS))),
+    source="; ".join(
+        f"create table t{number} (k {kind} primary key, v text, n int)"
+        for number, kind in enumerate(KEYS)
+    ),
+    group="transport: <transport>",
+)
 async def test_keys_whose_equality_is_not_that_of_their_bytes(
-    transport: str, source: Database, target: Database, stream: MakeStreamer
+    shared: Shared, transport: str
 ) -> None:
-    for number, kind in enumerate(KEYS):
-        source.execute(f"create table t{number} (k {kind} primary key, v text, n int)")
-    tables = "\n".join(f"t{number}: {{initial: none}}" for number in range(len(KEYS)))
-    async with stream(tables, group=f"transport: {transport}") as streamer:
-        await streamer.caught_up()
-        for number, values in enumerate(KEYS.values()):
-            a, b, _, d = map(quote_literal, values)
-            t = f"t{number}"
-            # All in one window, so that they are folded.
-            source.execute(
-                f"""
-                insert into {t} values ({a}, repeat('long ', 5000), 1), ({d}, 'd', 1);
-                delete from {t} where k = {a};
-                insert into {t} values ({b}, 'b', 2) on conflict do nothing;
-                update {t} set k = {a}, n = 3 where k = {b};
-                update {t} set n = n + 1;
-                update {t} set k = {b}, v = v || '!' where k = {a};
-                delete from {t} where k = {b}; insert into {t} values ({a}, 'again', 9);
-                update {t} set k = {b} where k = {a};
-                """
-            )
-        await streamer.caught_up()
-        for number, values in enumerate(KEYS.values()):
-            source.execute(f"update t{number} set k = {quote_literal(values[0])} where v = 'again'")
-            source.execute(
-                f"insert into t{number} values ({quote_literal(values[2])}, 'c', 0) on conflict do nothing"
-            )
-        await streamer.caught_up()
-        for number in range(len(KEYS)):
-            assert_same(source, target, f"t{number}")
-        assert is_binary(source) is (transport == "binary")
-
-
-async def test_modifiers_of_the_target_hold(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(
-        "create table t (id int primary key, n numeric, ts timestamp, c char(2), b varbit, i interval)"
-    )
-    target.execute(
-        "create table t (id int primary key, n numeric(5, 1), ts timestamp(0), c char(4), b varbit(4), i interval day to second(0))"
-    )
-    async with stream("t: {initial: none}", group=BINARY) as streamer:
-        await streamer.caught_up()
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    for number, values in enumerate(KEYS.values()):
+        a, b, _, d = map(quote_literal, values)
+        t = f"t{number}"
+        # All in one window, so that they are folded.
         source.execute(
-            "insert into t values (1, 1.25, '2020-01-01 00:00:00.5', 'x', '101', '1 day 00:00:01.5')"
+            f"""
+            insert into {t} values ({a}, repeat('long ', 5000), 1), ({d}, 'd', 1);
+            delete from {t} where k = {a};
+            insert into {t} values ({b}, 'b', 2) on conflict do nothing;
+            update {t} set k = {a}, n = 3 where k = {b};
+            update {t} set n = n + 1;
+            update {t} set k = {b}, v = v || '!' where k = {a};
+            delete from {t} where k = {b}; insert into {t} values ({a}, 'again', 9);
+            update {t} set k = {b} where k = {a};
+            """
         )
-        await streamer.caught_up()
-        source.execute("update t set n = 2.35; insert into t values (2, 99.99)")
-        await streamer.caught_up()
-        assert target.execute("select t::text from t order by id") == [
-            ('(1,2.4,"2020-01-01 00:00:01","x   ",101,"1 day 00:00:02")',),
-            ("(2,100.0,,,,)",),
-        ]
-        source.execute("insert into t values (3, 12345)")
-        await streamer.table_state("public.t", "error")
-        source.execute("delete from t where id = 3")
-        assert (await streamer.table("public.t"))["error"].startswith(
-            "target: numeric field overflow"
+    await shared.caught_up()
+    for number, values in enumerate(KEYS.values()):
+        source.execute(f"update t{number} set k = {quote_literal(values[0])} where v = 'again'")
+        source.execute(
+            f"insert into t{number} values ({quote_literal(values[2])}, 'c', 0) on conflict do nothing"
         )
-        assert is_binary(source)
+    await shared.caught_up()
+    for number in range(len(KEYS)):
+        assert_same(source, target, f"t{number}")
+    assert is_binary(source) is (transport == "binary")
 
 
-async def test_columns_that_are_not_written_may_be_of_any_type(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
+@streams(
+    "t: {initial: none}",
+    source="create table t"
+    " (id int primary key, n numeric, ts timestamp, c char(2), b varbit, i interval)",
+    target="create table t (id int primary key, n numeric(5, 1), ts timestamp(0), c char(4),"
+    " b varbit(4), i interval day to second(0))",
+    group=BINARY,
+)
+async def test_modifiers_of_the_target_hold(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
     source.execute(
-        """
+        "insert into t values (1, 1.25, '2020-01-01 00:00:00.5', 'x', '101', '1 day 00:00:01.5')"
+    )
+    await shared.caught_up()
+    source.execute("update t set n = 2.35; insert into t values (2, 99.99)")
+    await shared.caught_up()
+    assert target.execute("select t::text from t order by id") == [
+        ('(1,2.4,"2020-01-01 00:00:01","x   ",101,"1 day 00:00:02")',),
+        ("(2,100.0,,,,)",),
+    ]
+    source.execute("insert into t values (3, 12345)")
+    await shared.table_state("public.t", "error")
+    source.execute("delete from t where id = 3")
+    assert (await shared.table("public.t"))["error"].startswith("target: numeric field overflow")
+    assert is_binary(source)
+
+
+@streams(
+    "t: {initial: none, exclude: [acl, m, p, r, ms]}",
+    source="""
         create type mood as enum ('sad'); create type pair as (a int, b mood);
         create table t (acl aclitem, id int primary key, m mood, v text, p pair, r regclass, ms mood[], w text);
-        alter table t replica identity full;
-        """
-    )
-    target.execute("create table t (w text, id int primary key, v text)")
-    row = "'postgres=r/postgres', {}, 'sad', {}, '(1,sad)', 't', '{{sad}}', 'w'"
-    async with stream("t: {initial: none, exclude: [acl, m, p, r, ms]}", group=BINARY) as streamer:
-        await streamer.caught_up()
-        source.execute(
-            f"insert into t values ({row.format(1, 'null')}), ({row.format(2, 'repeat($$x$$, 5000)')})"
-        )
-        source.execute("insert into t (id, v, acl) values (3, 'only', null)")
-        await streamer.caught_up()
-        source.execute(
-            "update t set w = 'ww' where id > 1; update t set id = 10 where id = 1; delete from t where id = 3"
-        )
-        await streamer.caught_up()
-        select = "select w, id, v from t order by id"
-        assert source.execute(select) == target.execute(select)
-        assert is_binary(source)
-
-
-@pytest.mark.parametrize(
-    ("here", "there", "because"),
-    [
-        (
-            "v mood",
-            "v mood",
-            'column "v" of table "public.t" is of public.mood, which is not safe in binary',
-        ),
-        ("v mood[]", "v mood[]", "is of public.mood[], which is not safe in binary"),
-        ("v regclass", "v regclass", "is of regclass, which is not safe in binary"),
-        (
-            "v int",
-            "v bigint",
-            'column "v" of table "public.t" is integer, and bigint at the target',
-        ),
-        ("v int", "v positive", "is integer, and public.positive at the target"),
-        ("v positive", "v int", "is of public.positive, which is not safe in binary"),
-    ],
+        alter table t replica identity full
+        """,
+    target="create table t (w text, id int primary key, v text)",
+    group=BINARY,
 )
+async def test_columns_that_are_not_written_may_be_of_any_type(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    row = "'postgres=r/postgres', {}, 'sad', {}, '(1,sad)', 't', '{{sad}}', 'w'"
+    await shared.caught_up()
+    source.execute(
+        f"insert into t values ({row.format(1, 'null')}), ({row.format(2, 'repeat($$x$$, 5000)')})"
+    )
+    source.execute("insert into t (id, v, acl) values (3, 'only', null)")
+    await shared.caught_up()
+    source.execute(
+        "update t set w = 'ww' where id > 1; update t set id = 10 where id = 1; delete from t where id = 3"
+    )
+    await shared.caught_up()
+    select = "select w, id, v from t order by id"
+    assert source.execute(select) == target.execute(select)
+    assert is_binary(source)
+
+
+NO_FIT = {
+    ("v mood", "v mood"): "is of public.mood, which is not safe in binary",
+    ("v mood[]", "v mood[]"): "is of public.mood[], which is not safe in binary",
+    ("v regclass", "v regclass"): "is of regclass, which is not safe in binary",
+    ("v int", "v bigint"): "is integer, and bigint at the target",
+    ("v int", "v positive"): "is integer, and public.positive at the target",
+    ("v positive", "v int"): "is of public.positive, which is not safe in binary",
+}
+"""What is said of a column, by its definitions at the source and at the target."""
+
+
 async def test_what_does_not_fit_comes_as_text(
-    here: str,
-    there: str,
-    because: str,
-    source: Database,
-    target: Database,
-    stream: MakeStreamer,
+    source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    for db, column in ((source, here), (target, there)):
+    for side, db in enumerate((source, target)):
         db.execute(
-            "create type mood as enum ('sad'); create domain positive as int check (value > 0)"
+            "create type mood as enum ('sad'); create domain positive as int check (value > 0);"
+            "create table other (id int primary key)"
         )
-        db.execute(
-            f"create table t (id int primary key, {column}); create table other (id int primary key)"
-        )
-    value = {"v mood": "'sad'", "v mood[]": "'{sad}'", "v regclass": "'t'"}.get(here, "7")
+        for number, columns in enumerate(NO_FIT):
+            db.execute(f"create table t{number} (id int primary key, {columns[side]})")
+    names = [*(f"t{number}" for number in range(len(NO_FIT))), "other"]
+    tables = "\n".join(f"{name}: {{initial: none}}" for name in names)
     with capture_logs() as logs:
-        async with stream("t: {initial: none}\nother: {initial: none}", group=BINARY) as streamer:
+        async with stream(tables, group=BINARY) as streamer:
             await streamer.caught_up()
-            source.execute(f"insert into t values (1, {value}); insert into other values (1)")
+            for number, (here, _) in enumerate(NO_FIT):
+                value = {"v mood": "'sad'", "v mood[]": "'{sad}'", "v regclass": "'t0'"}
+                source.execute(f"insert into t{number} values (1, {value.get(here, '7')})")
+            source.execute("insert into other values (1)")
             await streamer.caught_up()
-            assert_same(source, target, "t")
-            assert_same(source, target, "other")
+            for name in names:
+                assert_same(source, target, name)
             assert not is_binary(source)
+            told = {each["source"]: each for each in (await streamer.status())["tables"]}
+    assert {each["transport"] for each in told.values()} == {"text"}
+    reasons = [told[f"public.t{number}"]["transport_reason"] for number in range(len(NO_FIT))]
+    assert reasons == [
+        f'column "v" of table "public.t{number}" {because}'
+        for number, because in enumerate(NO_FIT.values())
+    ]
     (said,) = [entry for entry in logs if "transport instead" in entry["event"]]
-    assert because in said["because"]
+    assert said["because"] in reasons
     assert said["source"] == "shop"
+    of_other = f"another table of the source needs it: {said['because']}"
+    assert told["public.other"]["transport_reason"] == of_other
 
 
 async def test_a_column_that_does_not_fit_is_added_while_streaming(
@@ -336,50 +354,62 @@ async def test_what_is_held_in_binary_comes_again_as_text(
         assert_same(source, target, "other")
 
 
+SID_DDL = """
+create table t (v text, sid <kind>, id int, primary key (sid, id));
+insert into t values ('theirs', '1', 1);
+create table h (id int not null, v text, sid <kind>, kvsz_start timestamptz not null,
+    kvsz_end timestamptz not null, kvsz_deleted boolean not null)
+"""
+
+
 @pytest.mark.parametrize(
-    ("kind", "binary"), [("text", True), ("varchar(10)", True), ("char(4)", True), ("int", False)]
+    ("kind", "sid", "binary"),
+    [
+        ("text", "42", True),
+        ("varchar(10)", "42", True),
+        ("char(4)", "42", True),
+        # A number is a reason for text, also for the tables of the other tests: not their engine.
+        ("int", "43", False),
+    ],
+)
+@streams(
+    "t: {initial: none}\nh: {initial: none, type: history}",
+    source="create table t (id int primary key, v text); create table h (like t including all)",
+    target=SID_DDL,
+    group=BINARY,
+    sid="'<sid>'",
 )
 async def test_the_sid_is_written_as_the_target_has_it(
-    kind: str, binary: bool, source: Database, target: Database, stream: MakeStreamer
+    shared: Shared, kind: str, sid: str, binary: bool
 ) -> None:
-    for name in ("t", "h"):
-        source.execute(f"create table {name} (id int primary key, v text)")
-    target.execute(
-        f"create table t (v text, sid {kind}, id int, primary key (sid, id)); insert into t values ('theirs', '1', 1)"
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    assert is_binary(source) is binary
+    source.execute(
+        "insert into t values (1, 'one'), (2, 'two'); insert into h values (1, 'one'), (2, 'two')"
     )
-    target.execute(
-        f"""create table h (id int not null, v text, sid {kind}, kvsz_start timestamptz not null,
-              kvsz_end timestamptz not null, kvsz_deleted boolean not null)"""
+    await shared.caught_up()
+    source.execute(
+        "update t set v = 'eins' where id = 1; delete from t where id = 2; insert into t values (3, null)"
     )
-    tables = "t: {initial: none}\nh: {initial: none, type: history}"
-    async with stream(tables, group=BINARY, sid="'42'") as streamer:
-        await streamer.caught_up()
-        assert is_binary(source) is binary
-        source.execute(
-            "insert into t values (1, 'one'), (2, 'two'); insert into h values (1, 'one'), (2, 'two')"
-        )
-        await streamer.caught_up()
-        source.execute(
-            "update t set v = 'eins' where id = 1; delete from t where id = 2; insert into t values (3, null)"
-        )
-        source.execute(
-            "update h set v = 'eins' where id = 1; delete from h where id = 2; update h set id = 9"
-        )
-        await streamer.caught_up()
-        assert target.execute("select trim(sid::text), id, v from t order by 1, 2") == [
-            ("1", 1, "theirs"),
-            ("42", 1, "eins"),
-            ("42", 3, None),
-        ]
-        versions = target.execute(
-            "select trim(sid::text), id, v, kvsz_deleted, kvsz_end > now() from h order by id, v desc"
-        )
-        assert versions == [
-            ("42", 1, "one", False, False),
-            ("42", 1, "eins", True, False),
-            ("42", 2, "two", True, False),
-            ("42", 9, "eins", False, True),
-        ]
+    source.execute(
+        "update h set v = 'eins' where id = 1; delete from h where id = 2; update h set id = 9"
+    )
+    await shared.caught_up()
+    assert target.execute("select trim(sid::text), id, v from t order by 1, 2") == [
+        ("1", 1, "theirs"),
+        (sid, 1, "eins"),
+        (sid, 3, None),
+    ]
+    versions = target.execute(
+        "select trim(sid::text), id, v, kvsz_deleted, kvsz_end > now() from h order by id, v desc"
+    )
+    assert versions == [
+        (sid, 1, "one", False, False),
+        (sid, 1, "eins", True, False),
+        (sid, 2, "two", True, False),
+        (sid, 9, "eins", False, True),
+    ]
 
 
 async def test_text_of_another_encoding(
