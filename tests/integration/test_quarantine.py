@@ -12,7 +12,7 @@ from streamer.commands import requests
 from streamer.commands.quarantine import Choice, QuarantinedRow
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
-from tests.support.postgres import Database, assert_same
+from tests.support.postgres import Database, assert_same, contents
 from tests.support.process import Process
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
@@ -23,6 +23,7 @@ CHECK = "alter table t add constraint positive check (v > 0)"
 MEND = "alter table t drop constraint positive"
 QUARANTINE = "on_error: quarantine"
 T = "t: {initial: none}"
+IN_BINARY = {"sid": "eu", "group": "transport: binary"}
 
 
 def address(target: Database) -> TargetAddress:
@@ -361,23 +362,25 @@ async def test_history_append_keyless_and_whole_rows(shared: Shared) -> None:
     assert target.value(overlapping) == 0
 
 
-async def test_each_source_has_its_own(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(DDL)
-    target.execute(
-        "create table t (id int, v int check (v > 0), big text, sid text, primary key (sid, id));"
-        " insert into t values (2, 7, null, 'us')"
-    )
-    async with stream(T, settings=QUARANTINE, sid="eu") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 1), (2, -2)")
-        await streamer.caught_up()
-        assert [(row.sid, row.key) for row in await rows(target)] == [("eu", {"id": "2"})]
-        source.execute("truncate t; insert into t values (2, 2)")
-        await streamer.caught_up()
-        assert target.execute("select sid, id, v from t order by 1") == [("eu", 2, 2), ("us", 2, 7)]
-        assert await rows(target) == []
+@streams(
+    T,
+    source=DDL,
+    target="create table t"
+    " (id int, v int check (v > 0), big text, sid text, primary key (sid, id));"
+    " insert into t values (2, 7, null, 'us')",
+    settings=QUARANTINE,
+    **IN_BINARY,
+)
+async def test_each_source_has_its_own(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 1), (2, -2)")
+    await shared.caught_up()
+    assert [(row.sid, row.key) for row in await rows(target)] == [("eu", {"id": "2"})]
+    source.execute("truncate t; insert into t values (2, 2)")
+    await shared.caught_up()
+    assert target.execute("select sid, id, v from t order by 1") == [("eu", 2, 2), ("us", 2, 7)]
+    assert await rows(target) == []
 
 
 @streams(T, source=DDL, target=DDL, settings=QUARANTINE)
@@ -517,36 +520,42 @@ async def test_rows_too_wide_to_be_staged_in_one_table(shared: Shared) -> None:
     assert_same(source, target, "t")
 
 
-async def test_binary_values_are_kept_as_text(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    columns = "id int primary key, v int, at timestamptz, n numeric, raw bytea, name"
-    source.execute(f"create table t ({columns} varchar(9))")
-    target.execute(f"create table t ({columns} varchar(3)); {CHECK}")
-    async with stream(T, settings=QUARANTINE, group="transport: binary") as streamer:
-        await streamer.caught_up()
-        await apply(
-            streamer,
-            source,
-            "insert into t values (1, 1, 'infinity', 'NaN', '\\x00ff', 'abc'),"
-            " (2, -2, '2020-01-01 00:00:00+00', 1.50, '\\x', null), (3, 3, null, 0, '\\x', 'long')",
-            "update t set v = v + 1; update t set id = id + 10",
-            "insert into t values (3, 4, null, null, null, null), (4, 4, null, null, null, null)",
-        )
-        assert target.execute("select id from t order by 1") == [(4,), (11,)]
-        found = await rows(target)
-        assert [row.code for row in found[:2]] == ["23514", "22001"]
-        assert found[0].new == {
-            "id": "2",
-            "v": "-2",
-            "at": "2020-01-01 00:00:00+00",
-            "n": "1.50",
-            "raw": "\\x",
-            "name": None,
-        }
-        target.execute(f"{MEND}; alter table t alter name type varchar(9)")
-        await ask(streamer, target, "retry")
-        assert_same(source, target, "t")
+BINARY_COLUMNS = "id int primary key, v int, at timestamptz, n numeric, raw bytea, name"
+
+
+@streams(
+    T,
+    source=f"create table t ({BINARY_COLUMNS} varchar(9))",
+    target=f"create table t ({BINARY_COLUMNS} varchar(3), sid text); {CHECK}",
+    settings=QUARANTINE,
+    **IN_BINARY,
+)
+async def test_binary_values_are_kept_as_text(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    await apply(
+        shared,
+        source,
+        "insert into t values (1, 1, 'infinity', 'NaN', '\\x00ff', 'abc'),"
+        " (2, -2, '2020-01-01 00:00:00+00', 1.50, '\\x', null), (3, 3, null, 0, '\\x', 'long')",
+        "update t set v = v + 1; update t set id = id + 10",
+        "insert into t values (3, 4, null, null, null, null), (4, 4, null, null, null, null)",
+    )
+    assert target.execute("select id from t order by 1") == [(4,), (11,)]
+    found = await rows(target)
+    assert [row.code for row in found[:2]] == ["23514", "22001"]
+    assert found[0].new == {
+        "id": "2",
+        "v": "-2",
+        "at": "2020-01-01 00:00:00+00",
+        "n": "1.50",
+        "raw": "\\x",
+        "name": None,
+    }
+    target.execute(f"{MEND}; alter table t alter name type varchar(9)")
+    await ask(shared, target, "retry")
+    columns = "id, v, at, n, raw, name"
+    assert contents(source, "t", columns) == contents(target, "t", columns)
 
 
 KILLS = ["apply.before_commit", "apply.after_commit"]
@@ -577,7 +586,7 @@ async def test_killed_between(
         write(n)
     config = tmp_path / "config.yaml"
     armed = {"STREAMER_FAILPOINTS": f"{failpoint}=kill@4"}
-    with Process(config, environment=armed) as process:
+    with Process(config, environment=armed, spark=False) as process:
         n = 10
         while not process.process.ends_within(0.1):
             assert n < 500, "the failpoint was not reached"
@@ -594,7 +603,8 @@ async def test_killed_between(
     # A retry that an operator requests while no process runs, and that is killed in the middle.
     target.execute(f"{MEND}; alter table keyless drop constraint positive")
     assert len(await command.ask(address(target), "retry", Choice())) == 2
-    with Process(config, environment={"STREAMER_FAILPOINTS": f"{failpoint}=kill"}) as process:
+    armed = {"STREAMER_FAILPOINTS": f"{failpoint}=kill"}
+    with Process(config, environment=armed, spark=False) as process:
         assert process.wait(120) == -9
     async with stream(**options) as streamer:
 
