@@ -581,7 +581,6 @@ async def test_killed_between(
 
     async with stream(**options) as streamer:
         await streamer.caught_up()
-        await streamer.kill()
     for n in range(1, 10):
         write(n)
     config = tmp_path / "config.yaml"
