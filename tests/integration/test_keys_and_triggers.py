@@ -5,146 +5,145 @@ from functools import partial
 import pytest
 
 from tests.support.postgres import Database, assert_same, ordinary_role
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 from tests.support.waiting import until
 
-SPOIL_AND_RESYNC = (
-    "insert into streamer.request (relation_id, action)"
-    " select id, 'resync' from streamer.relation; notify streamer"
-)
+SETTINGS = "commit_interval: 0.02"
+UNIQUE = """
+create table k (id int primary key, u int <unique>, e int, exclude (e with =),
+    v text default repeat('x', 100))
+"""
 
 
-@pytest.mark.parametrize("immediate", [True, False])
-async def test_unique_keys_are_handed_from_row_to_row(
-    source: Database, target: Database, stream: MakeStreamer, immediate: bool
-) -> None:
+@pytest.mark.parametrize("unique", ["unique", "unique deferrable initially deferred"])
+@streams("k: {initial: none}", source=UNIQUE, target=UNIQUE, settings=SETTINGS)
+async def test_unique_keys_are_handed_from_row_to_row(shared: Shared, unique: str) -> None:
     """In one transaction and in many, one window and several; also in circles."""
-    unique = "unique" if immediate else "unique deferrable initially deferred"
-    for db in (source, target):
-        db.execute(
-            f"create table k (id int primary key, u int {unique}, e int,"
-            " exclude (e with =), v text default repeat('x', 100))"
-        )
-    async with stream("k: {initial: none}", settings="commit_interval: 0.02") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into k select g, g, g from generate_series(1, 30) g")
-        with source.connect() as connection:
-            for _ in range(3):
-                # In many transactions: each takes the key that the one before has just released.
-                connection.execute("update k set u = 0, e = 0 where id = 1")
-                for n in range(2, 12):
-                    connection.execute(f"update k set u = {n - 1}, e = {n - 1} where id = {n}")
-                    if n % 4 == 0:  # a window ends here
-                        sql = f"select exists (select from k where id = {n} and u = {n - 1})"
-                        await until(partial(target.value, sql))
-                connection.execute("update k set u = id + 1000, e = id + 1000")
-                # In one: given away, deleted and born again with another's, swapped over a third.
-                connection.execute(
-                    """
-                    begin;
-                    update k set u = null, e = null where id = 20;
-                    update k set u = 1020, e = 1020 where id = 21;
-                    update k set u = 1021, e = 1021 where id = 20;
-                    delete from k where id = 22; update k set u = 1022, e = 1022 where id = 23;
-                    insert into k values (22, 1023, 1023, 'again');
-                    update k set id = 40 + id where id in (24, 25); update k set id = 24 where id = 65;
-                    update k set id = 25 where id = 64; commit
-                    """
-                )
-                connection.execute("update k set u = id, e = id where id > 15")
-                connection.execute("update k set u = -id, e = -id; update k set u = id, e = id")
-        await streamer.caught_up()
-        assert_same(source, target, "k")
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into k select g, g, g from generate_series(1, 30) g")
+    with source.connect() as connection:
+        for _ in range(3):
+            # In many transactions: each takes the key that the one before has just released.
+            connection.execute("update k set u = 0, e = 0 where id = 1")
+            for n in range(2, 12):
+                connection.execute(f"update k set u = {n - 1}, e = {n - 1} where id = {n}")
+                if n % 4 == 0:  # a window ends here
+                    sql = f"select exists (select from k where id = {n} and u = {n - 1})"
+                    await until(partial(target.value, sql))
+            connection.execute("update k set u = id + 1000, e = id + 1000")
+            # In one: given away, deleted and born again with another's, swapped over a third.
+            connection.execute(
+                """
+                begin;
+                update k set u = null, e = null where id = 20;
+                update k set u = 1020, e = 1020 where id = 21;
+                update k set u = 1021, e = 1021 where id = 20;
+                delete from k where id = 22; update k set u = 1022, e = 1022 where id = 23;
+                insert into k values (22, 1023, 1023, 'again');
+                update k set id = 40 + id where id in (24, 25); update k set id = 24 where id = 65;
+                update k set id = 25 where id = 64; commit
+                """
+            )
+            connection.execute("update k set u = id, e = id where id > 15")
+            connection.execute("update k set u = -id, e = -id; update k set u = id, e = id")
+    await shared.caught_up()
+    assert_same(source, target, "k")
+
+
+FAMILY = """
+create table parent (id int primary key);
+create table child (id int primary key, p int not null references parent on delete cascade);
+create table grandchild (id int primary key, c int references child deferrable initially deferred)
+"""
 
 
 @pytest.mark.parametrize("workers", [1, 8])
+@streams(
+    "{parent:, child:, grandchild:}",
+    source=f"{FAMILY}; insert into parent values (0); insert into child values (0, 0)",
+    target=FAMILY,
+    settings="workers: <workers>",
+)
 async def test_foreign_keys_between_tables_of_different_workers(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None, workers: int
+    shared: Shared, workers: int
 ) -> None:
-    ddl = """
-        create table parent (id int primary key);
-        create table child (id int primary key, p int not null references parent on delete cascade);
-        create table grandchild (id int primary key, c int references child deferrable initially deferred)
-        """
-    for db in (source, target):
-        db.execute(ddl)
-    source.execute("insert into parent values (0); insert into child values (0, 0)")
-    async with stream("'*':", settings=f"workers: {workers}") as streamer:
-        await streamer.caught_up()
-        with source.connect() as connection:
-            for n in range(1, 60):
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    with source.connect() as connection:
+        for n in range(1, 60):
+            connection.execute(
+                f"begin; insert into parent values ({n}); insert into child values ({n}, {n});"
+                f"insert into grandchild values ({n}, {n}); commit;"
+            )
+            if n % 3 == 0:
                 connection.execute(
-                    f"begin; insert into parent values ({n}); insert into child values ({n}, {n});"
-                    f"insert into grandchild values ({n}, {n}); commit;"
+                    f"delete from grandchild where c = {n - 1}; delete from parent where id = {n - 1}"
                 )
-                if n % 3 == 0:
-                    connection.execute(
-                        f"delete from grandchild where c = {n - 1}; delete from parent where id = {n - 1}"
-                    )
-                if n % 10 == 0:  # a window ends here
-                    sql = f"select exists (select from parent where id = {n})"
-                    await until(partial(target.value, sql))
-        await streamer.caught_up()
-        for table in ("parent", "child", "grandchild"):
-            assert_same(source, target, table)
-        assert all(t["state"] == "ready" for t in (await streamer.status())["tables"])
-        # Together they are as the constraints say.
-        target.execute(
-            "alter table child drop constraint child_p_fkey, add foreign key (p) references parent"
-        )
-
-
-async def test_ordinary_triggers_rest_and_others_fire(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None
-) -> None:
-    source.execute(
-        "create table t (id int primary key, v text); insert into t values (1, 'copied')"
-    )
-    source.execute("create table rule (id int primary key, v text)")
+            if n % 10 == 0:  # a window ends here
+                sql = f"select exists (select from parent where id = {n})"
+                await until(partial(target.value, sql))
+    await shared.caught_up()
+    for table in ("parent", "child", "grandchild"):
+        assert_same(source, target, table)
+    assert all(t["state"] == "ready" for t in (await shared.status())["tables"])
+    # Together they are as the constraints say.
     target.execute(
-        """
-        create table t (id int primary key, v text, stamped text);
-        create table rule (id int primary key, v text);
-        create table fired (name text, operation text, id int);
-        create function note() returns trigger language plpgsql as $$ begin
-          insert into public.fired values (tg_name, tg_op, coalesce(new.id, old.id)); return null; end $$;
-        create function stamp() returns trigger language plpgsql as $$ begin
-          new.stamped := tg_op; return new; end $$;
-        create trigger ordinary after insert or update or delete on t for each row execute function note();
-        create trigger disabled after insert or update or delete on t for each row execute function note();
-        create trigger replica after insert or update or delete on t for each row execute function note();
-        create trigger always_ after insert or update or delete on t for each row execute function note();
-        create trigger stamp before insert or update on t for each row execute function stamp();
-        alter table t disable trigger disabled; alter table t enable replica trigger replica;
-        alter table t enable always trigger always_; alter table t enable always trigger stamp;
-        create rule kept as on delete to rule do instead nothing
-        """
+        "alter table child drop constraint child_p_fkey, add foreign key (p) references parent"
     )
-    async with stream("t:\nrule:") as streamer:
-        await streamer.caught_up()
-        expected = [("always_", "INSERT", 1), ("replica", "INSERT", 1)]
-        fired = "select name, operation, id from fired order by 1, 2, 3"
-        assert target.execute(fired) == expected
-        target.execute("delete from fired")
-        source.execute("insert into t values (2, 'a'); update t set v = 'b' where id = 2")
-        source.execute(
-            "begin; update t set id = 3 where id = 2; delete from t where id = 1; commit"
-        )
-        source.execute("insert into rule values (1, 'a'); delete from rule where id = 1")
-        await streamer.caught_up()
-        assert target.execute(fired) == [
-            (name, operation, id_)
-            for name in ("always_", "replica")
-            for operation, id_ in (("DELETE", 1), ("INSERT", 2), ("UPDATE", 2), ("UPDATE", 3))
-        ]
-        assert target.execute("select * from t") == [(3, "b", "UPDATE")]
-        assert_same(source, target, "rule")  # an ordinary rule rests as well
-        target.execute("delete from fired")
-        target.execute(SPOIL_AND_RESYNC)
-        await streamer.eventually(lambda: has_copied_again(target))
-        await streamer.caught_up()
-        assert ("always_", "INSERT", 3) in target.execute(fired)
-        assert not [row for row in target.execute(fired) if row[0] in ("ordinary", "disabled")]
+
+
+TRIGGERS = """
+create table t (id int primary key, v text, stamped text);
+create table rule (id int primary key, v text);
+create table fired (name text, operation text, id int);
+create function note() returns trigger language plpgsql set search_path from current as $$ begin
+  insert into fired values (tg_name, tg_op, coalesce(new.id, old.id)); return null; end $$;
+create function stamp() returns trigger language plpgsql as $$ begin
+  new.stamped := tg_op; return new; end $$;
+create trigger ordinary after insert or update or delete on t for each row execute function note();
+create trigger disabled after insert or update or delete on t for each row execute function note();
+create trigger replica after insert or update or delete on t for each row execute function note();
+create trigger always_ after insert or update or delete on t for each row execute function note();
+create trigger stamp before insert or update on t for each row execute function stamp();
+alter table t disable trigger disabled; alter table t enable replica trigger replica;
+alter table t enable always trigger always_; alter table t enable always trigger stamp;
+create rule kept as on delete to rule do instead nothing
+"""
+
+
+@streams(
+    "{t:, rule:}",
+    source="create table t (id int primary key, v text); insert into t values (1, 'copied');"
+    "create table rule (id int primary key, v text)",
+    target=TRIGGERS,
+    settings=SETTINGS,
+)
+async def test_ordinary_triggers_rest_and_others_fire(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    expected = [("always_", "INSERT", 1), ("replica", "INSERT", 1)]
+    fired = "select name, operation, id from fired order by 1, 2, 3"
+    assert target.execute(fired) == expected
+    target.execute("delete from fired")
+    source.execute("insert into t values (2, 'a'); update t set v = 'b' where id = 2")
+    source.execute("begin; update t set id = 3 where id = 2; delete from t where id = 1; commit")
+    source.execute("insert into rule values (1, 'a'); delete from rule where id = 1")
+    await shared.caught_up()
+    assert target.execute(fired) == [
+        (name, operation, id_)
+        for name in ("always_", "replica")
+        for operation, id_ in (("DELETE", 1), ("INSERT", 2), ("UPDATE", 2), ("UPDATE", 3))
+    ]
+    assert target.execute("select * from t") == [(3, "b", "UPDATE")]
+    assert_same(source, target, "rule")  # an ordinary rule rests as well
+    target.execute("delete from fired")
+    for table in ("t", "rule"):
+        await shared.ask("resync", table)
+    await shared.caught_up()
+    assert ("always_", "INSERT", 3) in target.execute(fired)
+    assert not [row for row in target.execute(fired) if row[0] in ("ordinary", "disabled")]
 
 
 @pytest.mark.parametrize("consistency", ["table", "transaction"])
@@ -179,7 +178,3 @@ async def test_an_ordinary_role_and_foreign_keys_between_workers(
             await streamer.caught_up(50)
         assert_same(source, target, "parent")
         assert_same(source, target, "child")
-
-
-async def has_copied_again(target: Database) -> bool:
-    return bool(target.value("select min(attempt) >= 2 from streamer.relation"))
