@@ -99,26 +99,27 @@ async def test_ignore_leaves_it_out(shared: Shared, kind: str) -> None:
 
 
 @pytest.mark.parametrize("setting", ["stop", "add"])
-async def test_a_type_that_the_target_lacks_stops_the_table(
-    source: Database, target: Database, stream: MakeStreamer, setting: str
-) -> None:
-    source.execute(DDL)
-    async with stream(f"t: {{initial: none, on_column_added: {setting}}}") as streamer:
-        await streamer.caught_up()
-        source.execute("create schema feelings; create type feelings.mood as enum ('ok', 'bad')")
-        source.execute("alter table t add column feeling feelings.mood[]")
-        source.execute("insert into t values (1, 'a', array['bad']::feelings.mood[])")
-        await streamer.table_state("public.t", "error")
-        error = (await streamer.table("public.t"))["error"]
-        assert '"feeling" feelings.mood[]' in error
+@streams("t: {initial: none, on_column_added: <setting>}", source=DDL)
+async def test_a_type_that_the_target_lacks_stops_the_table(shared: Shared, setting: str) -> None:
+    source, target = shared.source, shared.target
+    # One that no session finds without the name of its schema.
+    schema = f"feelings_{setting}"
+    make_type = f"create schema {schema}; create type {schema}.mood as enum ('ok', 'bad')"
+    await shared.caught_up()
+    source.execute(make_type)
+    source.execute(f"alter table t add column feeling {schema}.mood[]")
+    source.execute(f"insert into t values (1, 'a', array['bad']::{schema}.mood[])")
+    await shared.table_state("public.t", "error")
+    error = (await shared.table("public.t"))["error"]
+    assert f'"feeling" {schema}.mood[]' in error
 
-        target.execute("create schema feelings; create type feelings.mood as enum ('ok', 'bad')")
-        if setting == "stop":
-            (statement,) = re.findall(r"run there: ([^;]*);", error)
-            target.execute(statement)
-        await streamer.caught_up()
-        assert source.execute(TYPES) == target.execute(TYPES)
-        assert rows(source, "id, feeling") == rows(target, "id, feeling")
+    target.execute(make_type)
+    if setting == "stop":
+        (statement,) = re.findall(r"run there: ([^;]*);", error)
+        target.execute(statement)
+    await shared.caught_up()
+    assert source.execute(TYPES) == target.execute(TYPES)
+    assert rows(source, "id, feeling") == rows(target, "id, feeling")
 
 
 @streams("t: {initial: none}", source=DDL)
@@ -205,19 +206,23 @@ async def test_two_sources_of_a_group_add_it_at_once(
         await streamer.stop()
 
 
+@streams(
+    "t:",
+    source="create table t (id int primary key, v text, n int); insert into t values (1, 'v', 1)",
+)
 async def test_a_copy_of_columns_brings_those_too_that_another_copy_failed_to_bring(
-    source: Database, target: Database, stream: MakeStreamer
+    shared: Shared,
 ) -> None:
-    source.execute("create table t (id int primary key, v text, n int)")
-    source.execute("insert into t values (1, 'v', 1)")
-    async with stream("t:") as streamer:
-        await streamer.caught_up()
-        target.execute(
-            "update t set v = 'wrong', n = null; update streamer.relation set unfilled = '{n}';"
-            "insert into streamer.request (relation_id, action, options)"
-            """ select id, 'resync', '{"mode": "diff", "columns": ["v"]}' from streamer.relation;"""
-            "notify streamer"
-        )
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-        assert target.value("select unfilled from streamer.relation") == []
+    source, target = shared.source, shared.target
+    own = f"streamer.relation where source = '{shared.own('t')}'"
+    await shared.caught_up()
+    target.execute(
+        "update t set v = 'wrong', n = null;"
+        f"update streamer.relation set unfilled = '{{n}}' where source = '{shared.own('t')}';"
+        "insert into streamer.request (relation_id, action, options)"
+        f""" select id, 'resync', '{{"mode": "diff", "columns": ["v"]}}' from {own};"""
+        "notify streamer"
+    )
+    await shared.caught_up()
+    assert_same(source, target, "t")
+    assert target.value(f"select unfilled from {own}") == []
