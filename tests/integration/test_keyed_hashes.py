@@ -13,6 +13,7 @@ from streamer.commands.embedded import Server
 from streamer.compare.comparison import ComparisonScope
 from tests.support.comparing import DEFAULTS
 from tests.support.postgres import Database, drop_database
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -33,10 +34,10 @@ def expected(source: Database, key: str) -> list[tuple[object, ...]]:
 
 
 def bookkeeping(target: Database) -> str:
-    """Everything that the target holds: its bookkeeping, and the table."""
+    """Everything that the target holds: its bookkeeping, and the tables of the test."""
     names = target.execute(
         "select format('%I.%I', schemaname, tablename) from pg_tables"
-        " where schemaname in ('streamer', 'public')"
+        f" where schemaname in ('streamer', '{target.schema}')"
     )
     return json.dumps(
         [target.execute(f"select x::text from {name} x") for (name,) in names], default=str
@@ -101,10 +102,9 @@ async def test_copy_stream_and_quarantine_hold_hashes_and_another_key_copies_the
         source.execute("insert into t values (9, 'p1ain9', 9)")
         await streamer.caught_up()
         assert target.execute(found) == expected(source, OTHER)
-        for damage in ("update t set email = 'wrong' where id = 9", "delete from t where id = 3"):
-            target.execute(damage)
-            await streamer.ask("resync", mode="diff")
-            await streamer.eventually(is_copied)
+        target.execute("update t set email = 'wrong' where id = 9; delete from t where id = 3")
+        await streamer.ask("resync", mode="diff")
+        await streamer.eventually(is_copied)
         assert "p1ain" not in bookkeeping(target)
         await streamer.table_state("public.t", "ready")
         (result,) = await compare(streamer.settings, streamer.mapping, ComparisonScope(), DEFAULTS)
@@ -134,17 +134,22 @@ TYPES = {
 }
 
 
-async def test_hashes_of_other_types_are_of_their_text_under_any_transport(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None
-) -> None:
-    columns = ", ".join(f"{name} {kind}" for name, (kind, _) in TYPES.items())
-    listed = ", ".join(value for _, value in TYPES.values())
-    source.execute(
-        f"create table t (id int primary key, {columns});"
-        f" insert into t values (1, {listed}); insert into t values (2)"
-    )
-    hashes = ", ".join(f"hashed_{name}: {{hmac: {name}, key: people}}" for name in TYPES)
-    rule = f"t: {{exclude: [{', '.join(TYPES)}], set: {{{hashes}}}}}"
+HASHES = ", ".join(f"hashed_{name}: {{hmac: {name}, key: people}}" for name in TYPES)
+LISTED = ", ".join(value for _, value in TYPES.values())
+TYPES_DDL = f"""
+create table t (id int primary key, {", ".join(f"{name} {kind}" for name, (kind, _) in TYPES.items())});
+insert into t values (1, {LISTED}); insert into t values (2)
+"""
+
+
+@streams(
+    f"t: {{exclude: [{', '.join(TYPES)}], set: {{{HASHES}}}}}",
+    source=TYPES_DDL,
+    settings=settings(KEY),
+    group="transport: binary",
+)
+async def test_hashes_of_other_types_are_of_their_text_under_any_transport(shared: Shared) -> None:
+    source, target = shared.source, shared.target
     texts = ", ".join(
         f"case when {name} is not null then format('%s', {name}) end" for name in TYPES
     )
@@ -165,24 +170,26 @@ async def test_hashes_of_other_types_are_of_their_text_under_any_transport(
         wanted = [tuple(EMPTY if v == "" else v for v in row) for row in wanted]
         return target.execute(f"select id, {shown} from t order by id") == wanted
 
-    async with stream(rule, settings=settings(KEY), group="transport: binary") as streamer:
-        await streamer.caught_up()
-        assert is_equal()
-        source.execute(
-            f"insert into t values (3, {listed}); update t set i = 5, d = null where id = 1"
-        )
-        await streamer.caught_up()
-        assert is_equal()
-        # Rows of the target have hashes of another text.
-        source.execute("alter table t alter n type numeric(12,1); insert into t values (4)")
-        await streamer.table_state("public.t", "error", 60)
-        error = str(target.value("select error from streamer.relation"))
-        assert 'column "n" of table "public.t" was numeric(12,3) and is numeric(12,1) now' in error
-        assert "streamer resync" in error
-        await streamer.ask("resync")
-        await streamer.table_state("public.t", "ready", 60)
-        await streamer.caught_up()
-        assert is_equal()
+    await shared.caught_up()
+    assert is_equal()
+    source.execute(f"insert into t values (3, {LISTED}); update t set i = 5, d = null where id = 1")
+    await shared.caught_up()
+    assert is_equal()
+    # Rows of the target have hashes of another text.
+    source.execute("alter table t alter n type numeric(12,1); insert into t values (4)")
+    await shared.table_state("public.t", "error", 60)
+    error = str(
+        target.value(f"select error from streamer.relation where source = '{shared.own('t')}'")
+    )
+    assert (
+        f'column "n" of table "{shared.own("t")}" was numeric(12,3) and is numeric(12,1) now'
+        in error
+    )
+    assert "streamer resync" in error
+    await shared.ask("resync")
+    await shared.table_state("public.t", "ready", 60)
+    await shared.caught_up()
+    assert is_equal()
 
 
 EMPTY = hmac.digest(KEY.encode(), b"", "sha256").hex()
@@ -315,19 +322,29 @@ async def test_a_hash_is_of_utf8_whatever_the_encoding_of_the_source(
         drop_database(shared_server, name)
 
 
-@pytest.mark.usefixtures("without_spark")
+ADDED = "{set: {email: {hmac: email, key: people}}, <more>, exclude: [lowered]}"
+
+
+@streams(
+    f"t: {ADDED.replace('<more>', 'on_column_added: add')}\n"
+    f"u: {ADDED.replace('<more>', 'create: all')}",
+    source="""
+        create table t (id int primary key, email int not null default 4700, note int,
+            lowered int generated always as (email + 4701) stored,
+            constraint fine check (email <> 4702));
+        create unique index busy on t (note) where email <> 4703;
+        create index low on t ((email + 4704)); create statistics s on (email + 4705), note from t;
+        insert into t values (1, 4711, 1);
+        create table u (like t including all); insert into u values (1, 4711, 1)
+        """,
+    target="create table t (id int primary key, note int)",
+    settings=settings(KEY),
+    group="transport: binary",
+)
 async def test_a_hashed_column_that_the_target_lacks_is_added_as_text_without_its_default(
-    source: Database, target: Database, stream: MakeStreamer
+    shared: Shared,
 ) -> None:
-    source.execute(
-        "create table t (id int primary key, email int not null default 4700, note int,"
-        " lowered int generated always as (email + 4701) stored,"
-        " constraint fine check (email <> 4702));"
-        "create unique index busy on t (note) where email <> 4703;"
-        "create index low on t ((email + 4704)); create statistics s on (email + 4705), note from t;"
-        "insert into t values (1, 4711, 1)"
-    )
-    target.execute("create table t (id int primary key, note int)")
+    source, target = shared.source, shared.target
     found = "select id, email, note from t order by id"
 
     def expected() -> list[tuple[object, ...]]:
@@ -337,33 +354,27 @@ async def test_a_hashed_column_that_the_target_lacks_is_added_as_text_without_it
             for i, email, note in rows
         ]
 
-    rule = (
-        "t: {set: {email: {hmac: email, key: people}}, on_column_added: add, exclude: [lowered]}\n"
-        "u: {set: {email: {hmac: email, key: people}}, create: all, exclude: [lowered]}"
-    )
-    source.execute("create table u (like t including all); insert into u values (1, 4711, 1)")
-    async with stream(rule, settings=settings(KEY)) as streamer:
-        await streamer.caught_up()
-        assert target.execute(found) == expected()
-        source.execute("insert into t values (2, 4712, 2)")
-        await streamer.caught_up()
-        target.execute("alter table t drop column email")
-        source.execute("insert into t (id) values (3)")
+    await shared.caught_up()
+    assert target.execute(found) == expected()
+    source.execute("insert into t values (2, 4712, 2)")
+    await shared.caught_up()
+    target.execute("alter table t drop column email")
+    source.execute("insert into t (id) values (3)")
 
-        async def is_back() -> bool:
-            kind = "select count(*) from pg_attribute where attrelid = 't'::regclass"
-            is_there = target.value(f"{kind} and attname = 'email' and atttypid = 25") == 1
-            return is_there and target.execute(found) == expected()
+    async def is_back() -> bool:
+        kind = "select count(*) from pg_attribute where attrelid = 't'::regclass"
+        is_there = target.value(f"{kind} and attname = 'email' and atttypid = 25") == 1
+        return is_there and target.execute(found) == expected()
 
-        await streamer.eventually(is_back)
-        default = "select count(*) from pg_attrdef where adrelid = 't'::regclass"
-        assert target.value(default) == 0
+    await shared.eventually(is_back)
+    default = "select count(*) from pg_attrdef where adrelid = 't'::regclass"
+    assert target.value(default) == 0
 
-        # The definitions that read the column are named, without their literals.
-        async def are_named() -> bool:
-            reason = 'streamer hashes column "email"'
-            sql = f"select count(*) from streamer.definition where reason = '{reason}'"
-            return bool(target.value(sql) == 3)
+    # The definitions that read the column are named, without their literals.
+    async def are_named() -> bool:
+        reason = 'streamer hashes column "email"'
+        sql = f"select count(*) from streamer.definition where reason = '{reason}'"
+        return bool(target.value(sql) == 3)
 
-        await streamer.eventually(are_named)
-        assert not re.search(r"\b47\d\d\b", bookkeeping(target))
+    await shared.eventually(are_named)
+    assert not re.search(r"\b47\d\d\b", bookkeeping(target))
