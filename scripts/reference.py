@@ -27,6 +27,7 @@ from streamer.commands.demo import stage
 from streamer.config.settings import CHOICES, Settings, SourceSettings, TableSettings, UrlSettings
 from streamer.error_reports import classes_of_errors
 from streamer.errors import StreamerError
+from streamer.observability.http import add_routes
 from streamer.observability.metrics import Metrics
 from streamer.runtime.gauges import ScrapeFacts, families
 
@@ -396,7 +397,7 @@ def routes_table() -> str:
     """Return the routes of the API as a table."""
     app = FastAPI()
     never: Any = None
-    app.include_router(make_router(never, never, never, never))
+    add_routes(app, make_router(never, never, never, never))
     rows = []
     for path, methods in app.openapi()["paths"].items():
         for method, route in methods.items():

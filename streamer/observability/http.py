@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -58,6 +58,14 @@ def make_app(
         return JSONResponse({"error": error}, 404)
 
     return app
+
+
+def add_routes(app: FastAPI, router: APIRouter) -> None:
+    """Add the routes of *router* to *app*.
+
+    FastAPI's include_router would build each of them a second time, during the first request.
+    """
+    app.router.routes.extend(router.routes)
 
 
 def _masked(reason: dict[str, str]) -> dict[str, str]:

@@ -31,12 +31,7 @@ HOSTILE = "<script>alert(1)</script>\"'&{{7007*9001}}"
 def routes(app: FastAPI) -> list[tuple[str, str]]:
     """Return every method and path of *app* with numbers filled in, so that a test forgets none."""
     found: list[tuple[str, str]] = []
-    waiting: list[Any] = list(app.routes)
-    while waiting:
-        route = waiting.pop()
-        if hasattr(route, "original_router"):  # one that was included
-            waiting += route.original_router.routes
-            continue
+    for route in app.routes:
         assert isinstance(route, Route), route
         path = route.path.replace("{number}", "1").replace("{name}", "page.css")
         found += [(method, path) for method in route.methods or () if method != "HEAD"]

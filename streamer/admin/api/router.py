@@ -20,9 +20,14 @@ from streamer.admin.api.tenants import add_tenants
 from streamer.admin.events import Events
 from streamer.admin.service import AdminService
 from streamer.admin.status_reader import StatusReader
+from streamer.observability.http import add_routes
 
+_SCHEMAS: Final = "#/components/schemas/{model}"
+_ERROR_SCHEMA: Final = {"$ref": _SCHEMAS.format(model=models.ErrorAnswer.__name__)}
+
+# With a model, FastAPI would build a validator of each status for each route: half of the start.
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"model": models.ErrorAnswer, "description": text}
+    status: {"description": text, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
     for status, text in {
         401: "No login, or a wrong token",
         403: "Not with this role, or from another site",
@@ -57,6 +62,8 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
     )
     components = schema.setdefault("components", {})
+    error = models.ErrorAnswer.model_json_schema(mode="serialization", ref_template=_SCHEMAS)
+    components["schemas"] |= error.pop("$defs") | {models.ErrorAnswer.__name__: error}
     components["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer"},
         "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
@@ -70,7 +77,7 @@ def install_api(
     app: FastAPI, service: AdminService, access: Access, events: Events, status: StatusReader
 ) -> None:
     """Add the API to *app*, and the gate before it."""
-    app.include_router(make_router(service, access, events, status))
+    add_routes(app, make_router(service, access, events, status))
 
     @app.get("/api/openapi.json", include_in_schema=False)
     async def describe() -> Response:

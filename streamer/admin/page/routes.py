@@ -19,6 +19,7 @@ from streamer.admin.page.render import assets, render
 from streamer.admin.service import AdminService
 from streamer.admin.status_reader import StatusReader
 from streamer.errors import StreamerError
+from streamer.observability.http import add_routes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,14 +32,14 @@ def install_page(
 ) -> None:
     """Add the pages to *app*."""
     frame = Frame(service, access, events)
-    app.include_router(overview.routes(frame, status))
-    app.include_router(bulk.routes(frame, status))
-    app.include_router(table.routes(frame, status))
-    app.include_router(past.routes(frame, status))
-    app.include_router(tenants.routes(frame, status))
-    app.include_router(mapping.routes(frame))
-    app.include_router(adding.routes(frame))
-    app.include_router(changes.routes(frame, status))
+    add_routes(app, overview.routes(frame, status))
+    add_routes(app, bulk.routes(frame, status))
+    add_routes(app, table.routes(frame, status))
+    add_routes(app, past.routes(frame, status))
+    add_routes(app, tenants.routes(frame, status))
+    add_routes(app, mapping.routes(frame))
+    add_routes(app, adding.routes(frame))
+    add_routes(app, changes.routes(frame, status))
     _add_logout(app, frame)
     _add_manual(app, frame)
     _add_login(app, access)
@@ -56,7 +57,7 @@ def _add_logout(app: FastAPI, frame: Frame) -> None:
         delete_cookies(request, response)
         return response
 
-    app.include_router(router)
+    add_routes(app, router)
 
 
 def _add_manual(app: FastAPI, frame: Frame) -> None:
@@ -70,7 +71,7 @@ def _add_manual(app: FastAPI, frame: Frame) -> None:
         page = await asyncio.to_thread(manual_page, name)
         return await frame.page(request, "manual.html", page=page)
 
-    app.include_router(router)
+    add_routes(app, router)
 
 
 def _add_login(app: FastAPI, access: Access) -> None:
