@@ -4,7 +4,6 @@ It shows the fleet of `tests.support.fleet`, so it needs no server. Arguments of
 its file, its width in pixels, ``dark`` or ``light``, and ``--large`` for 200 sources.
 """
 
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Final
 from playwright.sync_api import sync_playwright
 
 from streamer.commands.embedded import free_port
+from tests.support.chromium import launch
 
 PICTURE: Final = Path(__file__).parents[1] / "docs" / "images" / "page.png"
 HEIGHT: Final = 860
@@ -30,8 +30,7 @@ def main(
     try:
         _wait_for(address)
         with sync_playwright() as playwright:
-            chromium = shutil.which("chromium") or shutil.which("google-chrome")
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            browser = launch(playwright.chromium)
             page = browser.new_page(viewport={"width": width, "height": HEIGHT})
             page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
             page.goto(address)

@@ -5,7 +5,6 @@ there: light, dark and on a phone.
 """
 
 import os
-import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,30 +14,14 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.support.chromium import launch
 from tests.support.postgres import Database
 from tests.support.process import Process
 from tests.support.waiting import eventually
 
 WAIT_MS = 30_000
-INSTALL = "apt-get install chromium"
-_NAMES = (
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-    "chrome",
-    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
-)
 
 expect.set_options(timeout=WAIT_MS)
-
-
-def chromium() -> str:
-    """Return where Chromium is; without it these tests cannot run, and say so."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
-        pytest.fail(f"these tests need Chromium, which is not here; run: {INSTALL}", pytrace=False)
-    return found
 
 
 # Of the package, not of the session: while Playwright's synchronous side works, no other test can
@@ -46,7 +29,7 @@ def chromium() -> str:
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        started = launch(playwright.chromium)
         yield started
         started.close()
 

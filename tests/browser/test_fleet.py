@@ -1,15 +1,16 @@
 """The page of a large fleet in a browser: 200 sources with 20,000 tables, without servers."""
 
+import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import Watched, free_port, look
+from tests.support.forks import ForkedProcess
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -19,13 +20,20 @@ HISTORY_BYTES_MAX = 60_000
 
 
 @pytest.fixture
-def base() -> Iterator[str]:
+def base(tmp_path: Path) -> Iterator[str]:
     """Serve a large fleet; return its address."""
     port = free_port()
-    server = subprocess.Popen([sys.executable, "-m", "tests.support.fleet", str(port)])
+    log = tmp_path / "fleet.log"
+    server = ForkedProcess(
+        "tests.support.fleet",
+        [str(port)],
+        environment=dict(os.environ),
+        stdout=Path(os.devnull),
+        stderr=log,
+    )
     address = f"http://127.0.0.1:{port}"
     try:
-        eventually(lambda: _answers(address), 60)
+        eventually(lambda: _answers(address), 60, what=str(log))
         yield address
     finally:
         server.kill()

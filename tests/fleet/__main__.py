@@ -27,6 +27,7 @@ import psycopg
 from playwright.sync_api import expect, sync_playwright
 
 from streamer.commands.embedded import Server, free_port
+from tests.support.chromium import launch
 from tests.support.postgres import SETTINGS, Database, running, versions
 from tests.support.process import Process, caught_up, command, report
 from tests.support.waiting import eventually, polls
@@ -246,9 +247,8 @@ def show_a_problem(fleet: Fleet, sid: str) -> None:
 
 def look_at_page(address: str, label: str, count: int) -> None:
     """The problem stands on the first screen of the page, before the tenants that are fine."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = launch(playwright.chromium)
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(f"{address}?view=wall")
         row = page.locator("#wall-rows tr[data-key]").first
