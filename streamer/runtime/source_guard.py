@@ -147,6 +147,8 @@ class SourceWatch:
         Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, SourceConnectionError.
         """
         digest: str | None = None
+        if not self._is_waiting:
+            await asyncio.sleep(GUARD_SECONDS)  # `begin` has just looked at everything
         async with connection(self._source) as plain:
             await plain.execute(_TIMEOUTS_SQL)
             await check_same_server_plainly(plain, self._server)
@@ -165,6 +167,13 @@ class SourceWatch:
                 took = time.monotonic() - began
                 looked()
                 await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether a look has left something for the next one."""
+        return bool(
+            self._is_unsettled or self._blocked or self._dropped or self._replaced or self.renamed
+        )
 
     def _check_slot(self, seen: GuardFacts) -> None:
         health, slot = self._health, seen.slot

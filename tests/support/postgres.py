@@ -406,8 +406,10 @@ def target(shared_server: Server) -> Iterator[Database]:
 def ordinary_role(target: Database) -> Iterator[str]:
     """Let the program connect to the target as a role that owns its database, and no more."""
     role = f"owner_{target.name}"
+    if not target.value("select exists (select from streamer.source)"):
+        target.execute("drop schema streamer cascade")  # the role makes its own
     target.execute(
-        f"drop schema streamer cascade; create role {role} login;"
+        f"create role {role} login;"
         f"alter database {target.name} owner to {role};"
         f"grant all on schema public to {role}"
     )
