@@ -3,6 +3,8 @@ runs.
 """
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,10 +30,12 @@ from streamer.progress.verifications import VerificationRecord, read_verificatio
 from streamer.runtime.target_watch import TargetHealth, look_once
 from streamer.runtime.wal_retention.guard import Backlog
 from streamer.source.catalog import read_flush_lsn
-from streamer.source.connection import connection, is_standby
+from streamer.source.connection import Connection, connection, is_standby
 from streamer.source.retained_wal import read_retained
 from streamer.source.slot import read_slot, read_visible_lsn
 from streamer.target.connection import TargetAddress
+
+Connect = Callable[[SourceMapping], AbstractAsyncContextManager[Connection]]
 
 UNKNOWN: Final = "unknown"
 """The state of a source while the target, which stores it, does not answer."""
@@ -253,15 +257,18 @@ async def read_report(
     mapping = replace(mapping, sources=tuple(scope.sources(mapping)))
     target = await look_once(address, "streamer status")
     if target.is_well or target.is_read_only:
+        bookkeeping = Bookkeeping(address, "streamer status")
         try:
-            statuses = await read_status(address, mapping)
+            statuses = await read_status(bookkeeping, mapping)
             trouble = state.trouble
             if trouble is None and is_empty:
-                trouble = await _find_lost(address, state.missing)
-            replicas = await _read_replicas(address)
+                trouble = await _find_lost(bookkeeping, state.missing)
+            replicas = await _read_replicas(bookkeeping)
             return StatusReport(target, _only_tables(statuses, scope), trouble, replicas)
         except TargetError as exc:
             target.judge(exc, address)
+        finally:
+            await bookkeeping.close()
     statuses = [
         SourceStatus(
             source.database,
@@ -273,7 +280,7 @@ async def read_report(
         )
         for source in mapping.sources
     ]
-    await _add_all_positions(statuses, mapping, _Bookkeeping())
+    await _add_all_positions(statuses, mapping, _Bookkeeping(), connection)
     return StatusReport(target, statuses, state.trouble)
 
 
@@ -285,25 +292,26 @@ def _only_tables(statuses: list[SourceStatus], scope: Scope) -> list[SourceStatu
     return [status for status in statuses if status.tables]
 
 
-async def _read_replicas(address: TargetAddress) -> list[ReplicaRecord]:
-    bookkeeping = Bookkeeping(address, "streamer status")
-    try:
-        if not await is_installed(bookkeeping):
-            return []
-        async with bookkeeping.connection() as target:
-            return [each for each in await read_replicas(target) if each.is_alive]
-    finally:
-        await bookkeeping.close()
+async def _read_replicas(bookkeeping: Bookkeeping) -> list[ReplicaRecord]:
+    if not await is_installed(bookkeeping):
+        return []
+    async with bookkeeping.connection() as target:
+        return [each for each in await read_replicas(target) if each.is_alive]
 
 
-async def _find_lost(address: TargetAddress, missing: Path | None) -> MappingTrouble | None:
-    books = await _read_bookkeeping(address)
+async def _find_lost(bookkeeping: Bookkeeping, missing: Path | None) -> MappingTrouble | None:
+    books = await _read_bookkeeping(bookkeeping)
     return find_lost_mapping(0, list(books.sources), missing)
 
 
-async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceStatus]:
-    """Read the status of every mapped source. Raises TargetConnectionError, TargetRejectedError."""
-    books = await _read_bookkeeping(address)
+async def read_status(
+    bookkeeping: Bookkeeping, mapping: Mapping, connect: Connect = connection
+) -> list[SourceStatus]:
+    """Read the status of every mapped source. *connect* gives a connection to a source for a block.
+
+    Raises TargetConnectionError, TargetRejectedError.
+    """
+    books = await _read_bookkeeping(bookkeeping)
     statuses = []
     for source in mapping.sources:
         record = books.sources.get(source.label)
@@ -331,41 +339,37 @@ async def read_status(address: TargetAddress, mapping: Mapping) -> list[SourceSt
             ]
             status.sequences = books.sequences.get(record.source_id, [])
         statuses.append(status)
-    await _add_all_positions(statuses, mapping, books)
+    await _add_all_positions(statuses, mapping, books, connect)
     for status in statuses:
         status.hint = status.hint or HINTS.get(status.state)
     return statuses
 
 
 async def _add_all_positions(
-    statuses: list[SourceStatus], mapping: Mapping, books: _Bookkeeping
+    statuses: list[SourceStatus], mapping: Mapping, books: _Bookkeeping, connect: Connect
 ) -> None:
     await asyncio.gather(
         *(
-            _add_positions(status, source, books)
+            _add_positions(status, source, books, connect)
             for status, source in zip(statuses, mapping.sources, strict=True)
         )
     )
 
 
-async def _read_bookkeeping(address: TargetAddress) -> _Bookkeeping:
-    bookkeeping = Bookkeeping(address, "streamer status")
-    try:
-        if not await is_installed(bookkeeping):
-            return _Bookkeeping()
-        async with bookkeeping.connection() as target:
-            copies = await read_progress(target)
-        return _Bookkeeping(
-            {record.label: record for record in await read_source_records(bookkeeping)},
-            await read_relation_records(bookkeeping),
-            copies,
-            await read_held(bookkeeping),
-            await read_sequences(bookkeeping),
-            await read_verifications(bookkeeping),
-            await read_definitions(bookkeeping),
-        )
-    finally:
-        await bookkeeping.close()
+async def _read_bookkeeping(bookkeeping: Bookkeeping) -> _Bookkeeping:
+    if not await is_installed(bookkeeping):
+        return _Bookkeeping()
+    async with bookkeeping.connection() as target:
+        copies = await read_progress(target)
+    return _Bookkeeping(
+        {record.label: record for record in await read_source_records(bookkeeping)},
+        await read_relation_records(bookkeeping),
+        copies,
+        await read_held(bookkeeping),
+        await read_sequences(bookkeeping),
+        await read_verifications(bookkeeping),
+        await read_definitions(bookkeeping),
+    )
 
 
 def _table_status(
@@ -412,10 +416,12 @@ def _table_status(
     return status
 
 
-async def _add_positions(status: SourceStatus, source: SourceMapping, books: _Bookkeeping) -> None:
+async def _add_positions(
+    status: SourceStatus, source: SourceMapping, books: _Bookkeeping, connect: Connect
+) -> None:
     """Ask the source for its slot; its answer takes precedence over stored values."""
     try:
-        async with connection(source) as plain:
+        async with connect(source) as plain:
             slot = await read_slot(plain, source.slot)
             visible_lsn = await read_visible_lsn(plain, slot) if slot is not None else None
             end = await read_flush_lsn(plain)

@@ -19,6 +19,7 @@ from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
 from streamer.config import static
 from streamer.mapping.rules import Mapping
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.sync.spark_start import WORKER_SETTINGS
 from streamer.target.connection import TargetAddress
 from tests.support.forks import ForkedProcess
@@ -144,7 +145,12 @@ def status(config: Path) -> list[dict[str, Any]]:
     """Return each source in the output of `streamer status --json`."""
 
     async def read() -> list[dict[str, Any]]:
-        statuses = await status_command.read_status(*await _read(config))
+        address, mapping = await _read(config)
+        bookkeeping = Bookkeeping(address, "streamer status")
+        try:
+            statuses = await status_command.read_status(bookkeeping, mapping)
+        finally:
+            await bookkeeping.close()
         return [status.to_json() for status in statuses]
 
     sources: list[dict[str, Any]] = json.loads(json.dumps(_in_thread(read), default=str))

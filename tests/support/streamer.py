@@ -12,14 +12,15 @@ import os
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from streamer.backoff import Backoff
-from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
+from streamer.commands.status import SourceStatus, read_status
 from streamer.config import static
+from streamer.errors import TargetConnectionError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
@@ -34,6 +35,8 @@ from streamer.sync.parts import CopyEnds, copy_parts
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.waiting import until
+
+T = TypeVar("T")
 
 CATCH_UP_SECONDS = 60.0
 
@@ -116,8 +119,19 @@ class Streamer:
         return (await self.statuses())[0]
 
     async def statuses(self) -> list[dict[str, Any]]:
-        address = TargetAddress.parse(self.settings.target.url)
-        return [s.to_json() for s in await status_command.read_status(address, self.mapping)]
+        async def read() -> list[SourceStatus]:
+            return await read_status(self._bookkeeping, self.mapping, self._sources.connection)
+
+        return [status.to_json() for status in await self._asked(read)]
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer of the bookkeeping, whose connection may have ended since the last
+        question.
+        """
+        try:
+            return await ask()
+        except TargetConnectionError:
+            return await ask()
 
     async def table(self, name: str) -> dict[str, Any]:
         tables = (await self.status())["tables"]
@@ -152,9 +166,8 @@ class Streamer:
         """Wait until a table is in *state*."""
 
         async def is_so() -> bool:
-            sources = await self.statuses()
-            tables = [table for its in sources for table in its["tables"]]
-            return any(t["source"] == name and t["state"] == state for t in tables)
+            records = await self._asked(lambda: read_relation_records(self._bookkeeping))
+            return any(each.source == name and each.state == state for each in records)
 
         await self.eventually(is_so, seconds)
 

@@ -29,6 +29,7 @@ from streamer.config.settings import Settings
 from streamer.config.static import require_sources
 from streamer.errors import ComparisonError, StreamerError
 from streamer.mapping.rules import Mapping
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.quantities import format_latency
 from streamer.runtime.heartbeat import OVERDUE_SECONDS
 from streamer.target.connection import TargetAddress
@@ -67,10 +68,13 @@ async def diagnose(settings: Settings, mapping: Mapping) -> Diagnosis:
 
 
 async def _statuses(address: TargetAddress, mapping: Mapping) -> list[SourceStatus]:
+    bookkeeping = Bookkeeping(address, "streamer status")
     try:
-        return await read_status(address, mapping)
+        return await read_status(bookkeeping, mapping)
     except StreamerError:
         return []  # a check says that the target is away
+    finally:
+        await bookkeeping.close()
 
 
 def _is_same(told: Finding, checked: Finding) -> bool:
