@@ -30,7 +30,7 @@ async def test_a_task_writes_only_under_its_claim_and_reads_only_from_the_server
 
     async def orphan_first(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Copy like a task that outlived its process, before the valid task."""
-        if not found:
+        if len(found) < 5:  # the process may look at the token meanwhile, and begin again
             lock_class, source_id, pid, token = job["ends"]["claim"]
             # WHEN another process has stored its token after this one was planned
             target.execute("update streamer.source set lock_token = 'another'")

@@ -24,8 +24,9 @@ from streamer.errors import TargetConnectionError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import read_relation_records
+from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_request
+from streamer.progress.schema import is_installed
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.source.kept import KeptConnections
 from streamer.source.primary import flush_source
@@ -124,6 +125,14 @@ class Streamer:
 
         return [status.to_json() for status in await self._asked(read)]
 
+    async def _tables(self) -> list[RelationRecord]:
+        async def read() -> list[RelationRecord]:
+            if not await is_installed(self._bookkeeping):
+                return []
+            return await read_relation_records(self._bookkeeping)
+
+        return await self._asked(read)
+
     async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer of the bookkeeping, whose connection may have ended since the last
         question.
@@ -132,6 +141,9 @@ class Streamer:
             return await ask()
         except TargetConnectionError:
             return await ask()
+        finally:
+            if self._task is None:  # nothing will close the connections
+                await self.connect_again()
 
     async def table(self, name: str) -> dict[str, Any]:
         tables = (await self.status())["tables"]
@@ -162,12 +174,19 @@ class Streamer:
 
         await self.eventually(is_taken)
 
+    async def source_state(self, state: str, seconds: float = CATCH_UP_SECONDS) -> None:
+        """Wait until the only source is in *state*."""
+
+        async def is_so() -> bool:
+            return bool((await self.status())["state"] == state)
+
+        await self.eventually(is_so, seconds)
+
     async def table_state(self, name: str, state: str, seconds: float = CATCH_UP_SECONDS) -> None:
         """Wait until a table is in *state*."""
 
         async def is_so() -> bool:
-            records = await self._asked(lambda: read_relation_records(self._bookkeeping))
-            return any(each.source == name and each.state == state for each in records)
+            return any(each.source == name and each.state == state for each in await self._tables())
 
         await self.eventually(is_so, seconds)
 
