@@ -13,7 +13,7 @@ from streamer.progress.schema import drop_if_empty, is_installed, read_installat
 from streamer.progress.sources import forget_source, read_source_records
 from streamer.source.journal.files import directory_of, remove_journal
 from streamer.source.teardown import Teardown, teardown_source
-from streamer.sync.stage import drop_leftover_stages
+from streamer.sync.stage import drop_leftover_stages, find_leftover_stages
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.target.deferred_indexes import read_deferred_targets, restore_indexes
 from streamer.waiting import in_thread
@@ -72,6 +72,6 @@ async def teardown(
 async def _restore(address: TargetAddress) -> None:
     """Clean up after an abandoned copy, which only the bookkeeping knows."""
     async with target_connection(address, "streamer teardown") as target:
-        await drop_leftover_stages(target)
+        await drop_leftover_stages(target, await find_leftover_stages(target))
         for name in await read_deferred_targets(target):
             await restore_indexes(target, parse_name(name))

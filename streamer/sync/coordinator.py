@@ -32,7 +32,7 @@ from streamer.sync.finish import Finisher
 from streamer.sync.leaving import Leaving
 from streamer.sync.reports import CopyReports
 from streamer.sync.round import Round
-from streamer.sync.stage import drop_leftover_stages
+from streamer.sync.stage import drop_leftover_stages, find_leftover_stages
 from streamer.sync.turns import CopyTurn
 from streamer.target.deferred_indexes import read_deferred_targets, restore_indexes
 
@@ -223,9 +223,14 @@ class SyncCoordinator:
         drop staging tables.
         """
         await self._context.end_former_tasks([])
+        async with self._context.bookkeeping.connection() as connection:
+            stages = await find_leftover_stages(connection, self._context.source_id)
+            deferred = await read_deferred_targets(connection)
+        if not stages and not deferred:
+            return
         async with self._context.target() as target:
-            await drop_leftover_stages(target, self._context.source_id)
-            for name in await read_deferred_targets(target):
+            await drop_leftover_stages(target, stages)
+            for name in deferred:
                 try:
                     await restore_indexes(target, parse_name(name), is_start=True)
                 except StreamerError as exc:

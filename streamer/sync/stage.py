@@ -6,7 +6,7 @@ lives from the beginning of a copy to the commit of the exchange. The next proce
 that a crash leaves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from streamer.errors import ConflictError, TargetRejectedError
@@ -58,13 +58,15 @@ async def drop_stages(target: TargetConnection, relation_ids: Sequence[int]) -> 
     await target.execute(f"drop table if exists {names}")
 
 
-async def drop_leftover_stages(target: TargetConnection, source_id: int | None = None) -> None:
-    """Drop staging tables of unknown relations, and those of a source.
+async def find_leftover_stages(target: TargetConnection, source_id: int | None = None) -> list[str]:
+    """Return the names of staging tables of unknown relations, and of those of a source."""
+    return [row["name"] for row in await target.fetch(_LEFTOVERS_SQL, source_id)]
 
-    No copy of that source may run.
-    """
-    for row in await target.fetch(_LEFTOVERS_SQL, source_id):
-        await target.execute(f"drop table if exists streamer.{quote_identifier(row['name'])}")
+
+async def drop_leftover_stages(target: TargetConnection, names: Iterable[str]) -> None:
+    """Drop staging tables that `find_leftover_stages` found. No copy of the source may run."""
+    for name in names:
+        await target.execute(f"drop table if exists streamer.{quote_identifier(name)}")
 
 
 async def rest_triggers(target: TargetConnection) -> bool:
