@@ -9,6 +9,7 @@ import pytest
 from streamer.errors import MappingError
 from streamer.source import slot
 from tests.support.postgres import Database, assert_same, contents, waits_for_lock
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
 
@@ -28,144 +29,141 @@ def change(tmp_path: Path, source: Database, target: Database):
 
 def slot_pid(source: Database) -> int:
     rows = source.execute(
-        "select active_pid from pg_replication_slots where slot_name = 'streamer_shop'"
+        "select active_pid from pg_replication_slots"
+        " where database = current_database() and not temporary"
     )
     (pid,) = rows[0]
     assert isinstance(pid, int)
     return pid
 
 
-async def test_tables_join_and_leave_while_others_stream(
-    source: Database, target: Database, stream: MakeStreamer, change
-) -> None:
-    source.execute("create table a (id int primary key); create table b (v int)")
-    source.execute("insert into a values (1); insert into b values (1), (1)")
-    async with stream("{a: {}}") as streamer:
-        await streamer.caught_up()
-        pid = slot_pid(source)
-        await change(streamer, "{a: {}, b: {}}")
-        source.execute("insert into a values (2); insert into b values (2)")
-        await streamer.caught_up()
-        assert_same(source, target, "a")
-        assert_same(source, target, "b")
-        assert len((await streamer.status())["tables"]) == 2
+@streams(
+    "{a: {}}",
+    source="create table a (id int primary key); create table b (v int);"
+    " insert into a values (1); insert into b values (1), (1)",
+)
+async def test_tables_join_and_leave_while_others_stream(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    pid = slot_pid(source)
+    await shared.change("{a: {}, b: {}}")
+    source.execute("insert into a values (2); insert into b values (2)")
+    await shared.caught_up()
+    assert_same(source, target, "a")
+    assert_same(source, target, "b")
+    assert len((await shared.status())["tables"]) == 2
 
-        await change(streamer, "{b: {}}")
-        source.execute("insert into a values (3); insert into b values (3)")
-        await streamer.caught_up()
-        assert contents(target, "a") == [("(1)",), ("(2)",)]
-        assert_same(source, target, "b")
-        published = "select tablename from pg_publication_tables where pubname like 'streamer%'"
-        assert source.execute(published) == [("b",)]
+    await shared.change("{b: {}}")
+    source.execute("insert into a values (3); insert into b values (3)")
+    await shared.caught_up()
+    assert contents(target, "a") == [("(1)",), ("(2)",)]
+    assert_same(source, target, "b")
+    published = (
+        "select tablename from pg_publication_tables where pubname like 'streamer%'"
+        f" and schemaname = '{source.schema}'"
+    )
+    assert source.execute(published) == [("b",)]
 
-        # Again, from the existing rows: its rows in the target are streamer's.
-        await change(streamer, "{a: {truncate_target: true}, b: {}}")
-        source.execute("delete from a where id = 2; insert into b values (4)")
-        await streamer.caught_up()
-        assert_same(source, target, "a")
-        assert_same(source, target, "b")
-        assert slot_pid(source) == pid, "the stream was not interrupted"
-    leftovers = "select slot_name from pg_replication_slots where database = current_database()"
-    assert source.execute(leftovers) == [("streamer_shop",)]
-
-
-async def test_an_idle_source_and_a_table_without_rows(
-    source: Database, target: Database, stream: MakeStreamer, change
-) -> None:
-    source.execute("create table a (id int primary key); create table b (id int primary key)")
-    async with stream("{a: {}}") as streamer:
-        await streamer.caught_up()
-        await change(streamer, "{a: {}, b: {}}")
-        await streamer.table_state("public.b", "ready")
+    # Again, from the existing rows: its rows in the target are streamer's.
+    await shared.change("{a: {truncate_target: true}, b: {}}")
+    source.execute("delete from a where id = 2; insert into b values (4)")
+    await shared.caught_up()
+    assert_same(source, target, "a")
+    assert_same(source, target, "b")
+    assert slot_pid(source) == pid, "the stream was not interrupted"
+    left = "select count(*) from pg_replication_slots where database = current_database()"
+    assert source.execute(left) == [(1,)]
 
 
-async def test_another_target_type_or_rule(
-    source: Database, target: Database, stream: MakeStreamer, change
-) -> None:
-    source.execute("create table a (id int primary key, v int); insert into a values (1, 1)")
-    source.execute("create table b (id int primary key); insert into b values (1)")
-    async with stream("{a: {}, b: {}}") as streamer:
-        await streamer.caught_up()
-        pid = slot_pid(source)
-        await change(streamer, "{a: {target: other}, b: {}}")
-        source.execute("insert into a values (2, 2); update a set v = 7 where id = 1")
-        await streamer.caught_up()
-        assert_same(source, target, "a", "other")
-        assert contents(target, "a") == [("(1,1)",)]
-
-        await change(streamer, "{a: {target: other, type: append}, b: {}}")
-        await streamer.caught_up()
-        source.execute("delete from a where id = 2")
-        await streamer.caught_up()
-        assert len(contents(target, "other")) == 2
-
-        # Only the way to apply it: no copy.
-        target.execute("delete from other where id = 1")
-        await change(streamer, "{a: {target: other, type: append, exclude: [v]}, b: {}}")
-        source.execute("insert into a values (3, 3); insert into b values (2)")
-        await streamer.caught_up()
-        assert contents(target, "other") == [("(2,2)",), ("(3,)",)]
-        assert_same(source, target, "b")
-        assert slot_pid(source) == pid
+@streams(
+    "{a: {}}", source="create table a (id int primary key); create table b (id int primary key)"
+)
+async def test_an_idle_source_and_a_table_without_rows(shared: Shared) -> None:
+    await shared.caught_up()
+    await shared.change("{a: {}, b: {}}")
+    await shared.table_state("public.b", "ready")
 
 
-async def test_a_rule_that_mends_a_table_in_error(
-    source: Database, target: Database, stream: MakeStreamer, change
-) -> None:
-    source.execute("create table a (id int primary key)")
-    async with stream("{a: {}}") as streamer:
-        await streamer.caught_up()
-        source.execute("alter table a add column v int; insert into a values (1, 1)")
-        await streamer.table_state("public.a", "error")
-        await change(streamer, "{a: {exclude: [v]}}")
-        await streamer.caught_up()
-        assert contents(target, "a") == [("(1)",)]
+@streams(
+    "{a: {}, b: {}}",
+    source="create table a (id int primary key, v int); insert into a values (1, 1);"
+    "create table b (id int primary key); insert into b values (1)",
+)
+async def test_another_target_type_or_rule(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    pid = slot_pid(source)
+    await shared.change("{a: {target: other}, b: {}}")
+    source.execute("insert into a values (2, 2); update a set v = 7 where id = 1")
+    await shared.caught_up()
+    assert_same(source, target, "a", "other")
+    assert contents(target, "a") == [("(1,1)",)]
+
+    await shared.change("{a: {target: other, type: append}, b: {}}")
+    await shared.caught_up()
+    source.execute("delete from a where id = 2")
+    await shared.caught_up()
+    assert len(contents(target, "other")) == 2
+
+    # Only the way to apply it: no copy.
+    target.execute("delete from other where id = 1")
+    await shared.change("{a: {target: other, type: append, exclude: [v]}, b: {}}")
+    source.execute("insert into a values (3, 3); insert into b values (2)")
+    await shared.caught_up()
+    assert contents(target, "other") == [("(2,2)",), ("(3,)",)]
+    assert_same(source, target, "b")
+    assert slot_pid(source) == pid
 
 
-async def test_a_pattern_matches_what_is_new(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create schema log; create table log.a (v int)")
-    async with stream('{"log.*": {}}') as streamer:
-        await streamer.caught_up()
-        source.execute("create table log.b (v int); insert into log.b values (1)")
-        await streamer.apply()
-        await streamer.caught_up()
-        assert_same(source, target, "log.b", "b")
+@streams("{a: {}}", source="create table a (id int primary key)")
+async def test_a_rule_that_mends_a_table_in_error(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("alter table a add column v int; insert into a values (1, 1)")
+    await shared.table_state("public.a", "error")
+    await shared.change("{a: {exclude: [v]}}")
+    await shared.caught_up()
+    assert contents(target, "a") == [("(1)",)]
 
 
-async def test_a_mapping_that_cannot_be_changes_nothing(
-    source: Database, target: Database, stream: MakeStreamer, change
-) -> None:
-    source.execute("create table a (id int primary key); create table ab (id int primary key)")
-    async with stream("{a: {}}") as streamer:
-        await streamer.caught_up()
-        mapping = streamer.mapping
-        with pytest.raises(MappingError, match="ab"):
-            await change(streamer, '{a: {}, "a*": {}, "*b": {}}')
-        streamer.mapping = mapping
-        source.execute("insert into a values (1)")
-        await streamer.caught_up()
-        assert_same(source, target, "a")
+@streams("{'*': {}}", source="create table a (v int)")
+async def test_a_pattern_matches_what_is_new(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("create table b (v int); insert into b values (1)")
+    await shared.apply()
+    await shared.caught_up()
+    assert_same(source, target, "b")
 
 
-async def test_a_table_that_is_missing_stops_alone_as_it_does_at_a_start(
-    source: Database, target: Database, stream: MakeStreamer, change
-) -> None:
-    source.execute("create table a (id int primary key)")
-    async with stream("{a: {}}") as streamer:
-        await streamer.caught_up()
-        pid = slot_pid(source)
-        await change(streamer, "{a: {}, nowhere: {}}")
-        await streamer.table_state("public.nowhere", "error", 60)
-        error = (await streamer.table("public.nowhere"))["error"]
-        assert 'table "public.nowhere" is not in the source; create it there' in error
-        source.execute("insert into a values (1)")
-        source.execute("create table nowhere (id int primary key); insert into nowhere values (1)")
-        await streamer.caught_up(60)
-        assert_same(source, target, "a")
-        assert_same(source, target, "nowhere")
-        assert slot_pid(source) == pid
+@streams(
+    "{a: {}}", source="create table a (id int primary key); create table ab (id int primary key)"
+)
+async def test_a_mapping_that_cannot_be_changes_nothing(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    with pytest.raises(MappingError, match=r"\.ab\b"):
+        await shared.change('{a: {}, "a*": {}, "*b": {}}')
+    source.execute("insert into a values (1)")
+    await shared.caught_up()
+    assert_same(source, target, "a")
+
+
+@streams("{a: {}}", source="create table a (id int primary key)")
+async def test_a_table_that_is_missing_stops_alone_as_it_does_at_a_start(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    pid = slot_pid(source)
+    await shared.change("{a: {}, nowhere: {}}")
+    await shared.table_state("public.nowhere", "error", 60)
+    error = (await shared.table("public.nowhere"))["error"]
+    assert f'table "{shared.own("nowhere")}" is not in the source; create it there' in error
+    source.execute("insert into a values (1)")
+    source.execute("create table nowhere (id int primary key); insert into nowhere values (1)")
+    await shared.caught_up(60)
+    assert_same(source, target, "a")
+    assert_same(source, target, "nowhere")
+    assert slot_pid(source) == pid
 
 
 async def test_a_table_that_the_source_refuses_to_publish_stops_alone(
@@ -220,25 +218,26 @@ async def test_with_one_lane_for_all_tables(
         assert contents(target, "b") == [("(1)",)]
 
 
-async def test_a_table_that_is_removed_while_it_is_copied(
-    source: Database, target: Database, stream: MakeStreamer, change
-) -> None:
-    source.execute("create table a (v int); create table b (v int)")
-    source.execute("insert into a values (1); insert into b values (1)")
-    async with stream("{a: {}}") as streamer:
-        await streamer.caught_up()
-        with psycopg.connect(target.url) as lock:
-            target.execute("create table b (v int)")
-            lock.execute("lock table b")
-            await change(streamer, "{a: {}, b: {}}")
-            await until(lambda: waits_for_lock(target), "the copy waits for the lock")
-            await change(streamer, "{a: {}}")
-            source.execute("insert into a values (2)")
-            await streamer.caught_up()
-            assert_same(source, target, "a")
-        assert [t["source"] for t in (await streamer.status())["tables"]] == ["public.a"]
-        temporary = "select slot_name from pg_replication_slots where temporary and database = current_database()"
-        assert source.execute(temporary) == []
+@streams(
+    "{a: {}}",
+    source="create table a (v int); create table b (v int);"
+    " insert into a values (1); insert into b values (1)",
+)
+async def test_a_table_that_is_removed_while_it_is_copied(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    target.execute("create table b (v int)")
+    with target.connect() as lock, lock.transaction():
+        lock.execute("lock table b")
+        await shared.change("{a: {}, b: {}}")
+        await until(lambda: waits_for_lock(target), "the copy waits for the lock")
+        await shared.change("{a: {}}")
+        source.execute("insert into a values (2)")
+        await shared.caught_up()
+        assert_same(source, target, "a")
+    assert [t["source"] for t in (await shared.status())["tables"]] == [shared.own("a")]
+    temporary = "select slot_name from pg_replication_slots where temporary and database = current_database()"
+    assert source.execute(temporary) == []
 
 
 async def test_sources_come_and_go(
@@ -268,48 +267,45 @@ async def test_sources_come_and_go(
         assert target.execute("select sid from streamer.source") == [("eu",)]
 
 
+@streams("{a: {}}", source="create table a (v int); create table b (v int)")
 async def test_a_transaction_from_before_is_waited_for_and_named(
-    source: Database,
-    target: Database,
-    stream: MakeStreamer,
-    change,
-    monkeypatch: pytest.MonkeyPatch,
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source.execute("create table a (v int); create table b (v int)")
+    source, target = shared.source, shared.target
     monkeypatch.setattr(slot, "LOOK_SECONDS", 0.2)
-    async with stream("{a: {}}") as streamer:
-        await streamer.caught_up()
-        with psycopg.connect(source.url) as open_transaction:
-            open_transaction.execute("insert into b values (1)")
-            pid = open_transaction.info.backend_pid
-            await change(streamer, "{a: {}, b: {}}")
+    await shared.caught_up()
+    with source.connect() as open_transaction, open_transaction.transaction():
+        open_transaction.execute("insert into b values (1)")
+        pid = open_transaction.info.backend_pid
+        await shared.change("{a: {}, b: {}}")
 
-            async def names_it() -> bool:
-                table = await streamer.table("public.b")
-                return f"pid {pid}" in (table["waiting_for"] or "") and table["state"] == "copying"
+        async def names_it() -> bool:
+            table = await shared.table("public.b")
+            return f"pid {pid}" in (table["waiting_for"] or "") and table["state"] == "copying"
 
-            await streamer.eventually(names_it)
-            source.execute("insert into a values (1)")
-            await streamer.eventually(lambda: has_rows(target, "a", 1))
-        await streamer.caught_up()  # committed by leaving the block
-        assert_same(source, target, "b")
-        assert (await streamer.table("public.b"))["error"] is None
+        await shared.eventually(names_it)
+        source.execute("insert into a values (1)")
+        await shared.eventually(lambda: has_rows(target, "a", 1))
+    await shared.caught_up()  # committed by leaving the block
+    assert_same(source, target, "b")
+    assert (await shared.table("public.b"))["error"] is None
 
-        monkeypatch.setattr(slot, "WAIT_SECONDS", 1.0)
-        with psycopg.connect(source.url) as open_transaction:
-            open_transaction.execute("insert into b values (2)")
-            await change(streamer, "{a: {}}")
-            await change(streamer, "{a: {}, b: {truncate_target: true}}")
-            await streamer.table_state("public.b", "error")
-            walsenders = "select count(*) from pg_stat_activity where backend_type = 'walsender' and datname = current_database()"
+    monkeypatch.setattr(slot, "WAIT_SECONDS", 1.0)
+    with source.connect() as open_transaction, open_transaction.transaction():
+        open_transaction.execute("insert into b values (2)")
+        await shared.change("{a: {}}")
+        await shared.change("{a: {}, b: {truncate_target: true}}")
+        await shared.table_state("public.b", "error")
+        walsenders = "select count(*) from pg_stat_activity where backend_type = 'walsender' and datname = current_database()"
 
-            async def is_gone() -> bool:
-                return source.execute(walsenders) == [(1,)]
+        async def is_gone() -> bool:
+            return source.execute(walsenders) == [(1,)]
 
-            await streamer.eventually(is_gone)
-            assert source.execute(
-                "select count(*) from pg_replication_slots where temporary and database = current_database()"
-            ) == [(0,)]
+        await shared.eventually(is_gone)
+        assert source.execute(
+            "select count(*) from pg_replication_slots where temporary and database = current_database()"
+        ) == [(0,)]
+    await shared.change("{a: {}}")
 
 
 async def has_rows(db: Database, table: str, count: int) -> bool:
@@ -321,18 +317,18 @@ async def test_stopped_while_the_first_slot_waits(
 ) -> None:
     source.execute("create table a (v int)")
     monkeypatch.setattr(slot, "LOOK_SECONDS", 0.2)
-    with psycopg.connect(source.url) as open_transaction:
-        open_transaction.execute("insert into a values (1)")
-        for _ in range(2):  # killed, then stopped
-            async with stream("{a: {}}") as streamer:
+    async with stream("{a: {}}") as streamer:
 
-                async def says_so(streamer: Streamer = streamer) -> bool:
-                    return any("waits for" in (s["error"] or "") for s in await streamer.statuses())
+        async def says_so() -> bool:
+            return any("waits for" in (s["error"] or "") for s in await streamer.statuses())
 
-                await streamer.eventually(says_so)
-                await streamer.kill()
+        with psycopg.connect(source.url) as open_transaction:
+            open_transaction.execute("insert into a values (1)")
+            await streamer.eventually(says_so)
+            for end in (streamer.kill, streamer.stop):
+                await end()
+                target.execute("update streamer.source set error = null")
                 streamer.start()
                 await streamer.eventually(says_so)
-    async with stream("{a: {}}") as streamer:
         await streamer.caught_up()
         assert_same(source, target, "a")

@@ -3,8 +3,9 @@ than such a test takes.
 
 Each test has a schema of its own on both sides, and its sessions look there first. So it names its
 tables as if it were alone. The first test that runs starts an engine with the tables of all. A test
-waits for its own tables only, so a table that another test leaves in error does not matter. Tests
-that stop the engine or change its configuration run alone.
+waits for its own tables only, so a table that another test leaves in error does not matter. A
+test may change the rules of its tables. Tests that stop the engine or change its settings run
+alone.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ import yaml
 from streamer.commands import wait as wait_command
 from streamer.commands.embedded import Server
 from streamer.commands.scope import Scope
+from streamer.errors import StreamerError
 from tests.support.postgres import (
     Connection,
     Database,
@@ -93,10 +95,7 @@ class Case:
         given = ((name, filled(value)) for name, value in sorted(options.items()))
         return cls(
             schema,
-            {
-                f"{schema}.{name}": {**(rule or {}), "target": f"{schema}.{_target_of(name, rule)}"}
-                for name, rule in yaml.safe_load(filled(rules)).items()
-            },
+            _in_schema(filled(rules), schema),
             filled(source),
             filled(target),
             tuple((name, value) for name, value in given if value != "None"),
@@ -112,6 +111,14 @@ def _schema(name: str) -> str:
 
 def _hash(name: str) -> str:
     return f"{zlib.crc32(name.encode()):08x}"
+
+
+def _in_schema(rules: str, schema: str) -> dict[str, Any]:
+    """Return rules by the full names of their tables, which are in *schema* on both sides."""
+    return {
+        f"{schema}.{name}": {**(rule or {}), "target": f"{schema}.{_target_of(name, rule)}"}
+        for name, rule in yaml.safe_load(rules).items()
+    }
 
 
 def _target_of(name: str, rule: dict[str, Any] | None) -> str:
@@ -141,10 +148,42 @@ class Shared(Streamer):
     source: Database
     target: Database
 
-    def __init__(self, path: Path, databases: tuple[Database, Database]) -> None:
-        super().__init__(path)
+    def __init__(
+        self, path: Path, databases: tuple[Database, Database], name: str, cases: list[Case]
+    ) -> None:
         self.databases = databases
+        self._name = name
+        self._options = cases[0].options
+        self._rules: dict[str, Any] = {}
+        for case in cases:
+            self._rules |= case.rules
+        self._write(path)
+        super().__init__(path)
         self._case: Case | None = None
+
+    def _write(self, path: Path) -> None:
+        tables = yaml.safe_dump(self._rules, width=10**6)
+        options: dict[str, Any] = dict(self._options)
+        write_config(path, *self.databases, tables, database=self._name, **options)
+
+    async def change(self, rules: str) -> None:
+        """Give this test other tables than it began with, as an operator edits the configuration.
+
+        Raises StreamerError for rules that cannot be; the tables stay then.
+        """
+        assert self._case is not None
+        case = dataclasses.replace(self._case, rules=_in_schema(rules, self._case.schema))
+        others = {name: rule for name, rule in self._rules.items() if name not in self.tables}
+        before = self._rules, self.settings, self.mapping
+        self._rules = others | case.rules
+        self._write(self.path)
+        try:
+            await self.apply()
+        except StreamerError:
+            self._rules, self.settings, self.mapping = before
+            self._write(self.path)
+            raise
+        self._case = case
 
     @contextlib.contextmanager
     def show(self, case: Case) -> Iterator[None]:
@@ -211,16 +250,10 @@ class Engines:
                 if sql:
                     own.execute(sql)
                 own.close()
-        path = directory / "config.yaml"
-        rules: dict[str, Any] = {}
-        for case in cases:
-            rules |= case.rules
         # Slots are named after it, and other tests of the module have slots on the same server.
         name = f"shared{next(self._numbers)}"
-        tables = yaml.safe_dump(rules, width=10**6)
-        settings: dict[str, Any] = dict(cases[0].options)
-        write_config(path, source, target, tables, database=name, **settings)
-        self.started[cases[0].engine] = engine = Shared(path, (source, target))
+        engine = Shared(directory / "config.yaml", (source, target), name, cases)
+        self.started[cases[0].engine] = engine
         engine.start()
         self.stack.push_async_callback(engine.stop)
         return engine
