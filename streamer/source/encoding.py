@@ -10,20 +10,24 @@ PASSED: Final = ("UTF8", "SQL_ASCII")
 """Encodings whose text needs no conversion, or that say nothing about their text."""
 
 # A block returns nothing, so it leaves its result in a setting. The list of characters is ours and
-# holds hexadecimal digits only.
+# holds hexadecimal digits only. PL/pgSQL copies a whole array that changes under a handler of
+# exceptions, so the array grows outside of it.
 _CONVERT_SQL: Final = """
 do $streamer$
 declare
     streamer_character bytea;
+    streamer_utf8 bytea;
     streamer_found text[] := array[]::text[];
 begin
     foreach streamer_character in array '{characters}'::bytea[] loop
         begin
-            streamer_found := pg_catalog.array_append(streamer_found,
-                pg_catalog.encode(streamer_character, 'hex') || ' ' || pg_catalog.encode(
-                    pg_catalog.convert(streamer_character, '{encoding}', 'UTF8'), 'hex'));
-        exception when untranslatable_character or character_not_in_repertoire then null;
+            streamer_utf8 := pg_catalog.convert(streamer_character, '{encoding}', 'UTF8');
+        exception when untranslatable_character or character_not_in_repertoire then
+            continue;
         end;
+        streamer_found := pg_catalog.array_append(streamer_found,
+            pg_catalog.encode(streamer_character, 'hex') || ' '
+                || pg_catalog.encode(streamer_utf8, 'hex'));
     end loop;
     perform pg_catalog.set_config(
         'streamer.characters', pg_catalog.array_to_string(streamer_found, ','), false);

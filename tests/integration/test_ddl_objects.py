@@ -16,6 +16,8 @@ from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
+pytestmark = pytest.mark.usefixtures("without_spark")
+
 GROUP = "ddl: capture\ncreate: all\non_ddl: {drop_column: apply}"
 TABLES = "t: {initial: none}\np: {initial: none}"
 DDL = (
@@ -295,7 +297,6 @@ async def test_tenants_of_one_table_are_not_bound_by_each_other(
         await streamer.stop()
 
 
-@pytest.mark.usefixtures("without_spark")
 async def test_a_renamed_column_of_several_tenants_keeps_its_indexes_and_constraints(
     source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
@@ -326,7 +327,6 @@ async def test_a_renamed_column_of_several_tenants_keeps_its_indexes_and_constra
         await streamer.stop()
 
 
-@pytest.mark.usefixtures("without_spark")
 async def test_a_renamed_column_of_the_key_of_several_tenants_waits_for_all_of_them(
     source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
@@ -367,7 +367,6 @@ async def test_a_renamed_column_of_the_key_of_several_tenants_waits_for_all_of_t
         await streamer.stop()
 
 
-@pytest.mark.usefixtures("without_spark")
 async def test_a_tenant_that_joins_again_brings_the_constraints_that_waited_for_it(
     source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
