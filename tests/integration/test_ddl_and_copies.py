@@ -25,26 +25,28 @@ DEFINITION = """
 select a.attname as name, format_type(a.atttypid, a.atttypmod) as type, a.attnotnull as not_null,
        pg_get_expr(d.adbin, d.adrelid) as default_value
 from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
-where a.attrelid = 't'::regclass and a.attnum > 0 and not a.attisdropped order by 1
+where a.attrelid = '{}'::regclass and a.attnum > 0 and not a.attisdropped order by 1
 """
 
 
-def contents(db: Database) -> tuple[list[Any], list[Any]]:
-    """Return the definition of the table, and its rows with the columns in order of name."""
-    columns = db.execute(DEFINITION)
+def contents(db: Database, table: str) -> tuple[list[Any], list[Any]]:
+    """Return the definition of *table*, and its rows with the columns in order of name."""
+    columns = db.execute(DEFINITION.format(table))
     # One statement: the table may change between two.
-    return columns, db.execute("select to_jsonb(t)::text from t order by id")
+    return columns, db.execute(f"select to_jsonb(t)::text from {table} t order by id")
 
 
-async def is_equal(streamer: Streamer, source: Database, target: Database) -> None:
+async def is_equal(
+    streamer: Streamer, source: Database, target: Database, table: str = "t"
+) -> None:
     async def equal() -> bool:
-        if (await streamer.table("public.t"))["state"] != "ready":
+        if (await streamer.table(f"public.{table}"))["state"] != "ready":
             return False
-        here, there = [await asyncio.to_thread(contents, db) for db in (source, target)]
+        here, there = [await asyncio.to_thread(contents, db, table) for db in (source, target)]
         return here == there
 
     await streamer.eventually(equal)
-    assert (await streamer.table("public.t"))["error"] is None
+    assert (await streamer.table(f"public.{table}"))["error"] is None
 
 
 COMMANDS = [
@@ -64,24 +66,33 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_a_copy_takes_in_the_changes_in_front_of_it(
-    mode: str, source: Database, target: Database, stream: MakeStreamer
+async def test_copies_of_each_mode_take_in_the_changes_in_front_of_them(
+    source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    source.execute(f"{DDL}; insert into t values (1, 'a'), (2, 'b')")
-    async with stream(T, group=ALL) as streamer:
+    tables = {mode: f"t_{mode}" for mode in MODES}
+    for table in tables.values():
+        source.execute(DDL.replace("table t", f"table {table}"))
+        source.execute(f"insert into {table} values (1, 'a'), (2, 'b')")
+    rules = "\n".join(T.replace("t:", f"{table}:", 1) for table in tables.values())
+    async with stream(rules, group=ALL) as streamer:
         await streamer.caught_up()
         for number, command in enumerate(COMMANDS):
             if number % 2 == 0:  # the lane has the message, and the copy drops it
-                await streamer.ask("pause")
-                await streamer.table_state("public.t", "paused")
-            await asyncio.to_thread(
-                source.execute,
-                f"insert into t (id) select max(id) + 1 from t; alter table t {command};"
-                "insert into t (id) select max(id) + 1 from t; update t set name = id where id = 2",
-            )
-            await streamer.ask("resync", **MODES[mode])
-            await is_equal(streamer, source, target)
+                for table in tables.values():
+                    await streamer.ask("pause", f"public.{table}")
+                for table in tables.values():
+                    await streamer.table_state(f"public.{table}", "paused")
+            for mode, table in tables.items():
+                await asyncio.to_thread(
+                    source.execute,
+                    f"insert into {table} (id) select max(id) + 1 from {table};"
+                    f"alter table {table} {command};"
+                    f"insert into {table} (id) select max(id) + 1 from {table};"
+                    f"update {table} set name = id where id = 2",
+                )
+                await streamer.ask("resync", f"public.{table}", **MODES[mode])
+            for table in tables.values():
+                await is_equal(streamer, source, target, table)
 
 
 async def test_a_copy_waits_for_a_decision_as_the_stream_does(
