@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 import asyncpg
@@ -49,8 +49,8 @@ from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.secret import Secret
 from streamer.postgres.sqlstate import Meaning, meaning
+from streamer.target.arrays import OWN_ARRAYS, own_array
 from streamer.target.claim import PROOF_SQL, Claim
-from streamer.target.conventions import STABLE_OIDS_END
 from streamer.target.liveness import Activity, Unreachable, Watch
 
 log = structlog.get_logger()
@@ -312,22 +312,16 @@ class _Introspected(NamedTuple):
 
 
 class _DriverConnection(asyncpg.Connection):  # type: ignore[misc]
-    """A connection of the driver that does not ask every server for the same types.
+    """A connection of the driver that knows the arrays in our statements.
 
-    The driver asks for an array's type at its first use in each session, which takes three
-    statements and 15 ms. A type of PostgreSQL's own is the same in every database of a version.
+    The driver asks for the type of an array at its first use in each session, which takes three
+    statements and 15 ms.
     """
 
-    _known: ClassVar[dict[tuple[int, frozenset[int]], Any]] = {}
-
     async def _introspect_types(self, typeoids: Collection[int], *rest: Any) -> Any:
-        wanted = frozenset(typeoids)
-        if max(wanted) >= STABLE_OIDS_END:
-            return await super()._introspect_types(typeoids, *rest)
-        key = (self.get_server_version().major, wanted)
-        if key not in self._known:
-            self._known[key], _ = await super()._introspect_types(typeoids, *rest)
-        return self._known[key], _Introspected()
+        if OWN_ARRAYS.keys() >= set(typeoids):
+            return [own_array(oid) for oid in typeoids], _Introspected()
+        return await super()._introspect_types(typeoids, *rest)
 
 
 class TargetConnection:

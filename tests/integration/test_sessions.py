@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -10,7 +11,8 @@ import pytest
 from streamer.commands.embedded import Server
 from streamer.postgres import session
 from streamer.postgres.secret import Secret
-from streamer.target.connection import TargetAddress, _DriverConnection, target_connection
+from streamer.target.arrays import OWN_ARRAYS, own_array
+from streamer.target.connection import TargetAddress, target_connection
 from tests.support.postgres import Database, versions
 
 
@@ -50,26 +52,52 @@ def test_every_setting_that_the_server_knows_is_pinned(
         assert values == wanted
 
 
-async def test_types_of_postgresql_are_asked_for_once_and_others_in_every_session(
+async def test_the_driver_asks_for_no_array_of_ours_and_for_others_in_every_session(
     target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[set[int]] = []
+    told: list[dict[str, Any]] = []
     ask = asyncpg.Connection._introspect_types
 
     async def count(self: Any, typeoids: Any, *rest: Any) -> Any:
         asked.append(set(typeoids))
-        return await ask(self, typeoids, *rest)
+        rows, statement = await ask(self, typeoids, *rest)
+        told.extend(dict(row) for row in rows)
+        return rows, statement
 
     monkeypatch.setattr(asyncpg.Connection, "_introspect_types", count)
-    monkeypatch.setattr(_DriverConnection, "_known", {})
     target.execute("create type mood as enum ('sad'); create table t (m mood[])")
     oid = target.value("select 'mood[]'::regtype::oid")
     target.execute("insert into t values ('{sad}')")
     address = TargetAddress.parse(Secret(target.url))
+    since = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    arrays = {
+        "bool": [True, None],
+        "int2": [1, -2],
+        "int4": [3, None],
+        "int8": [2**40],
+        "float8": [0.5, None],
+        "timestamptz": [since],
+    }
+    assert {name for name, _ in OWN_ARRAYS.values()} == arrays.keys()
+    columns = ", ".join(f"${n}::{name}[] as {name}" for n, name in enumerate(arrays, 1))
     for _ in range(2):
         async with target_connection(address) as connection:
-            rows = await connection.fetch("select $1::int8[] as a, '{1,2}'::int2[] as b", [1, None])
-            assert [dict(row) for row in rows] == [{"a": [1, None], "b": [1, 2]}]
+            rows = await connection.fetch(f"select {columns}", *arrays.values())
+            assert [dict(row) for row in rows] == [arrays]
             (row,) = await connection.fetch("select m from public.t")
             assert row["m"] == ["sad"]
-    assert asked == [{1016, 1005}, {oid}, {oid}]
+    assert asked == [{oid}, {oid}]
+    # A server says the same about our arrays as we do.
+    raw = await asyncpg.connect(target.url)
+    try:
+        told.clear()
+        await raw._introspect_types([*OWN_ARRAYS], 10)
+    finally:
+        await raw.close()
+    by_oid = {row["oid"]: row for row in told}
+    for oid in OWN_ARRAYS:
+        own = own_array(oid)
+        known = {name: by_oid[oid][name] for name in own.keys() - {"elemtype_name", "elemdelim"}}
+        assert known == {name: own[name] for name in known}
+        assert by_oid[oid]["elemdelim"] in (",", b",")
