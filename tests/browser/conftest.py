@@ -4,6 +4,7 @@ One headless Chromium serves all tests here. `SCREENSHOTS=DIRECTORY` has the tes
 there: light, dark and on a phone.
 """
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -83,6 +84,18 @@ class Site:
         page = context.new_page()
         self._watched.watch(page)
         return page
+
+    def map_tables(self, source: Database, *tables: str) -> None:
+        """Stream *tables* of *source*, for a test whose subject is not how a user adds them."""
+        urls = [{"url": source.url}]
+        group = {"database": "shop", "urls": urls, "tables": {table: {} for table in tables}}
+        with httpx.Client(base_url=self.base, timeout=60) as client:
+            # JSON is YAML.
+            for path, body in (
+                ("import", {"yaml": json.dumps({"sources": [group]})}),
+                ("apply", {}),
+            ):
+                client.post(f"/api/{path}", json=body).raise_for_status()
 
     def close(self) -> None:
         for context in self._contexts:

@@ -159,10 +159,9 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
         )
     target.execute("alter table q add constraint positive check (v > 0)")
     site = sites.start()
+    site.map_tables(source, "t", "q")
     page = site.page()
     page.goto("/")
-    add_source(page, "shop", source, tables=("public.t", "public.q"))
-    apply(page)
     expect(row_of(page, "public.t")).to_contain_text("ready")
     page.goto("/mapping")
     page.get_by_role("link", name="shop", exact=True).click()
@@ -430,10 +429,9 @@ def test_a_source_and_the_target_go_away_and_the_page_says_so(
 ) -> None:
     source.execute("create table t (id int primary key)")
     site: Site = sites.start()
+    site.map_tables(source, "t")
     page = site.page()
     page.goto("/")
-    add_source(page, "shop", source, tables=("public.t",))
-    apply(page)
     expect(row_of(page, "public.t")).to_contain_text("ready")
     stay(page)
     target.server.execute(
