@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+from asyncio.subprocess import create_subprocess_exec
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,7 +150,7 @@ class SparkLauncher:
             arguments.append("--allow-insecure")
         self._last_error = None
         log.info("starting Spark", master=self._master)
-        self._process = await asyncio.create_subprocess_exec(
+        self._process = await create_subprocess_exec(
             sys.executable,
             *arguments,
             stdin=asyncio.subprocess.PIPE,
@@ -197,7 +198,7 @@ class SparkLauncher:
     async def _make_archive(self) -> None:
         """Make the class data archive while no job needs the machine; a job ends that."""
         self._lacks_archive = False
-        process = await asyncio.create_subprocess_exec(
+        process = await create_subprocess_exec(
             *(sys.executable, "-m", class_archive.PROGRAM),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,

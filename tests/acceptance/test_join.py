@@ -94,7 +94,7 @@ def test_a_large_table_joins(source: Database, target: Database, tmp_path: Path)
             # The process that copies dies as well, with the program running on.
             resync(target, process)
             eventually(lambda: target.execute(copying), 120, f"copies\n{process.output}")
-            (found,) = process.children("plain_copies")
+            (found,) = process.children("")
             found.kill()
             assert_fresh(source, target)
             until(target, "ready", process)

@@ -7,9 +7,10 @@ from streamer.cli.main import main
 from streamer.runtime.processes import parent
 from streamer.sync import launcher
 from streamer.sync import round as round_module
+from tests.support import plain_copies
 
 if __name__ == "__main__":
-    setattr(launcher, "PROGRAM", "tests.support.plain_copies")  # noqa: B010  # it is Final
+    setattr(launcher, "create_subprocess_exec", plain_copies.start)  # noqa: B010
     setattr(launcher, "find_obstacle", lambda: None)  # noqa: B010  # it asks Java for its version
     setattr(parent, "PROGRAM", "tests.support.plain_streamer")  # noqa: B010
     setattr(round_module, "DEFER_BYTES_MIN", 0)  # noqa: B010
