@@ -498,7 +498,10 @@ class _Opening:
             watch=settled.watch,
             slot_check=settled.slot_check,
             stream=await settled.slot_check.open_stream(
-                services.sources, settled.start_lsn, binary=settled.transport.is_binary
+                services.sources,
+                settled.start_lsn,
+                binary=settled.transport.is_binary,
+                took=settled.watch.know_slot,
             ),
             dispatcher=dispatcher,
             scripts=Scripts(

@@ -6,7 +6,7 @@ restored server. streamer never continues across a gap: the source stops, and it
 tables to resync.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import structlog
@@ -229,9 +229,17 @@ class SlotCheck:
             await set_source_identity(self._bookkeeping, record.source_id, *identity)
 
     async def open_stream(
-        self, sources: KeptConnections, start_lsn: Lsn, *, binary: bool
+        self,
+        sources: KeptConnections,
+        start_lsn: Lsn,
+        *,
+        binary: bool,
+        took: Callable[[Slot], None],
     ) -> ChangeStream:
-        """Begin to read at *start_lsn*, which `open_slot` has returned."""
+        """Begin to read at *start_lsn*, which `open_slot` has returned.
+
+        *took* is called with the slot, unless the changes come from a journal.
+        """
         failpoint("slot.checked")
         if self._journal is not None:
             return JournalStream(self._journal, start_lsn, self._branch)
@@ -245,15 +253,15 @@ class SlotCheck:
         )
         try:
             async with sources.connection(source) as plain:
-                await self._check_taken(plain, start_lsn)
+                took(await self._check_taken(plain, start_lsn))
         except BaseException:
             await stream.close()
             raise
         return stream
 
-    async def _check_taken(self, plain: Connection, start_lsn: Lsn) -> None:
-        """Refuse a slot that another process has moved since `open_slot`, as the journal of a
-        replica does.
+    async def _check_taken(self, plain: Connection, start_lsn: Lsn) -> Slot:
+        """Return the slot; refuse one that another process has moved since `open_slot`, as the
+        journal of a replica does.
 
         PostgreSQL begins at the slot's position then, without an error. From here on no other
         process can move it. Raises SlotInUseError.
@@ -267,6 +275,8 @@ class SlotCheck:
                 f'another process moved replication slot "{self._source.slot}" from {expected_lsn} '
                 f"to {confirmed_lsn} before this one had it"
             )
+        assert slot is not None
+        return slot
 
     async def _lost(self, error: SourceError, synced: list[MappedRelation]) -> SourceError:
         """Return the error for a lost link: only a copy of *synced* restores it."""

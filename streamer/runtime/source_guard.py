@@ -37,7 +37,7 @@ from streamer.runtime.services import Health
 from streamer.source.catalog import SourceServer, flush_wal
 from streamer.source.connection import Connection, connection, fetch_one, translating
 from streamer.source.guard_look import GuardFacts, read_guard_facts
-from streamer.source.slot import check_slot
+from streamer.source.slot import Slot, check_slot
 from streamer.source.timeline import check_same_server_plainly
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.states import State
@@ -82,6 +82,7 @@ class SourceWatch:
         self._newest_lsn: Callable[[], Lsn] = lambda: NOTHING
         self._blocked: dict[MappedRelation, ErrorReport | None] = {}
         self._is_unsettled = False
+        self._knows_slot = False
         self._dropped: dict[MappedRelation, Lsn | None] = {}
         """Tables that a session dropped, with the end of their changes."""
         self._replaced: dict[MappedRelation, Lsn | None] = {}
@@ -123,6 +124,14 @@ class SourceWatch:
         self._coordinator, self._newest_lsn = coordinator, newest_lsn
         self._publishing.is_being_copied = coordinator.is_at
 
+    def know_slot(self, slot: Slot) -> None:
+        """Report the slot, which a task of this source has just read and found usable."""
+        self._knows_slot = True
+        self._health.restart_lsn, self._health.safe_wal_bytes = (
+            slot.restart_lsn,
+            slot.safe_wal_bytes,
+        )
+
     async def look(self, plain: Connection) -> None:
         """Settle everything now. Raises StreamerError."""
         await self._settle(plain)
@@ -147,8 +156,8 @@ class SourceWatch:
         Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, SourceConnectionError.
         """
         digest: str | None = None
-        if not self._is_waiting:
-            await asyncio.sleep(GUARD_SECONDS)  # `begin` has just looked at everything
+        if self._knows_slot and not self._is_waiting:
+            await asyncio.sleep(GUARD_SECONDS)  # the start has just looked at everything
         async with connection(self._source) as plain:
             await plain.execute(_TIMEOUTS_SQL)
             await check_same_server_plainly(plain, self._server)
@@ -176,11 +185,10 @@ class SourceWatch:
         )
 
     def _check_slot(self, seen: GuardFacts) -> None:
-        health, slot = self._health, seen.slot
-        health.wal_end_lsn = max(health.wal_end_lsn, seen.flush_lsn)
-        check_slot(slot, self._source.slot, self._server.database)
-        assert slot is not None
-        health.restart_lsn, health.safe_wal_bytes = slot.restart_lsn, slot.safe_wal_bytes
+        self._health.wal_end_lsn = max(self._health.wal_end_lsn, seen.flush_lsn)
+        check_slot(seen.slot, self._source.slot, self._server.database)
+        assert seen.slot is not None
+        self.know_slot(seen.slot)
 
     async def _leave_replaced(self, plain: Connection) -> None:
         """Copy the tables that took the place of others, or stop, once the target has all changes
