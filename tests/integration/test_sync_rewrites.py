@@ -27,11 +27,12 @@ class Application:
     def __init__(self, source: Database, table: str) -> None:
         self._source, self._table = source, table
         self.count = 0
-        self.stop = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
 
-    def run(self) -> None:
+    def _run(self) -> None:
         with psycopg.connect(self._source.url) as connection:
-            while not self.stop.wait(PERIOD_SECONDS):
+            while not self._stop.wait(PERIOD_SECONDS):
                 self.count += 1
                 connection.execute(f"truncate {self._table}".encode())
                 connection.execute(
@@ -42,13 +43,16 @@ class Application:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        thread = threading.Thread(target=self.run)
-        thread.start()
+        self._thread.start()
         try:
             yield
         finally:
-            self.stop.set()
-            thread.join()
+            self.end()
+
+    def end(self) -> None:
+        """Return behind the commit of the last transaction."""
+        self._stop.set()
+        self._thread.join()
 
 
 async def test_a_table_that_is_truncated_all_the_time_is_copied_under_a_lock(
@@ -86,7 +90,7 @@ async def test_a_table_that_is_truncated_all_the_time_is_copied_under_a_lock(
             assert application.count > 3
             again = application.count + 2
             await until(lambda: application.count >= again)
-            application.stop.set()
+            await asyncio.to_thread(application.end)
             await streamer.caught_up(60)
             assert_same(source, target, "t")
             assert_same(source, target, "other")
