@@ -76,6 +76,7 @@ async def test_the_driver_asks_for_no_array_of_ours_and_for_others_in_every_sess
         "int2": [1, -2],
         "int4": [3, None],
         "int8": [2**40],
+        "float4": [0.25, None],
         "float8": [0.5, None],
         "timestamptz": [since],
     }
