@@ -136,17 +136,19 @@ def _read_command(home: Path, settings: Mapping[str, str]) -> list[str] | None:
 
 
 def _with_jars_listed(command: list[str]) -> list[str]:
-    """Put the jars of a wildcard in order. A class archive is for one class path, and the order of
-    a directory differs between machines.
+    """Put the jars of a wildcard in order, each once.
+
+    A class archive is for one class path, and the order of a directory differs between machines.
     """
     listed = list(command)
     for place, part in enumerate(command[:-1]):
         if part == "-cp":
-            listed[place + 1] = ":".join(map(_list_jars, command[place + 1].split(":")))
+            jars = [jar for entry in command[place + 1].split(":") for jar in _list_jars(entry)]
+            listed[place + 1] = ":".join(dict.fromkeys(jars))
     return listed
 
 
-def _list_jars(entry: str) -> str:
+def _list_jars(entry: str) -> list[str]:
     if not entry.endswith("/*"):
-        return entry
-    return ":".join(sorted(map(str, Path(entry[:-2]).glob("*.jar"))))
+        return [entry]
+    return sorted(map(str, Path(entry[:-2]).glob("*.jar")))

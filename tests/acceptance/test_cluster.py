@@ -43,12 +43,18 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 SPARK_HOME = Path(pyspark.__file__).parent
 JARS = sorted(map(str, SPARK_HOME.glob("jars/*.jar")))
-CLASS_PATH = ":".join([f"{SPARK_HOME}/conf", *(jar for jar in JARS if "/slf4j-api-" in jar), *JARS])
-"""That of a driver, for which the class data archive is: daemons start with it, too."""
+CLASS_PATH = ":".join(
+    dict.fromkeys([f"{SPARK_HOME}/conf", *(jar for jar in JARS if "/slf4j-api-" in jar), *JARS])
+)
+"""That of a local driver, for which the class data archive is: all JVMs of the cluster start with it."""
 SECRET = "s3cr3t-of-the-servers"
 SPARK_SECRET = "s3cr3t-of-spark"
 VALUE = "value-of-a-row"
 """In rows: a server's message about a rejected row must stay secret too."""
+
+
+def java_options() -> str:
+    return " ".join([os.environ["SPARK_SUBMIT_OPTS"], *use_options(os.environ)])
 
 
 @dataclass
@@ -78,6 +84,7 @@ class Cluster:
             "SPARK_CONF_DIR": str(self.directory / "conf"),
             "SPARK_HOME": str(SPARK_HOME),
             "PYSPARK_PYTHON": sys.executable,
+            "SPARK_SUBMIT_OPTS": java_options(),
         }
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
@@ -88,8 +95,7 @@ class Cluster:
             process = subprocess.Popen(
                 [
                     *(java_program(os.environ), "-Xmx128m"),
-                    *os.environ["SPARK_SUBMIT_OPTS"].split(),
-                    *use_options(os.environ),
+                    *java_options().split(),
                     *("-cp", CLASS_PATH, *arguments),
                 ],
                 env=environment,
@@ -151,7 +157,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         "spark.authenticate true\n"
         f"spark.authenticate.secret {SPARK_SECRET}\n"
         "spark.network.crypto.enabled true\n"
-        f"spark.executor.extraJavaOptions {os.environ['SPARK_SUBMIT_OPTS']}\n"
+        f"spark.driver.extraClassPath {CLASS_PATH}\n"
+        f"spark.executor.extraClassPath {CLASS_PATH}\n"
+        f"spark.executor.extraJavaOptions {java_options()}\n"
     )
     try:
         cluster.start(
