@@ -19,7 +19,7 @@ from tests.support.process import Process, caught_up
 from tests.support.proxy import Proxy
 from tests.support.streamer import MakeStreamer, write_config
 
-MEGABYTES = 40
+MEGABYTES = 16
 VALUE = "repeat('{letter}', {size} * 1024 * 1024)"
 
 
