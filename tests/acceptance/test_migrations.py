@@ -23,7 +23,10 @@ from tests.support.postgres import Database, contents
 from tests.support.process import command
 from tests.support.streamer import MakeStreamer, Streamer
 
-pytestmark = [pytest.mark.usefixtures("without_spark", "short_backoffs"), pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.usefixtures("without_spark", "deferred_indexes", "short_backoffs"),
+    pytest.mark.timeout(240),
+]
 
 STEPS = Path(__file__).with_name("migrations.sql")
 SCHEMA = """

@@ -8,7 +8,7 @@ import pytest
 from tests.support.chunk_case import ChunkCase, PartitionedCase
 from tests.support.postgres import Database
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 STEPS = [
     ("sync.copied", 0),  # of the first chunk, which begins again

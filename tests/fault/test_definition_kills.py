@@ -11,7 +11,7 @@ from tests.support.process import Process
 from tests.support.streamer import Streamer, write_config
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 TABLES = ("people", "orders")
 DDL = """

@@ -12,7 +12,7 @@ from tests.support.process import Process
 from tests.support.sync_case import IN_CHUNKS, ONLY_AT_FIRST, ONLY_LATER, STEPS, TO_POINT, Case
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 
 FIRST = [name for name in STEPS if name not in ONLY_LATER]

@@ -20,7 +20,7 @@ from tests.support.process import Process, caught_up
 from tests.support.sync_case import ONLY_AT_FIRST, ONLY_LATER, STEPS, WRITES_MAX, Case
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 
 @pytest.fixture(scope="module")

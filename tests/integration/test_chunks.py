@@ -18,7 +18,7 @@ from tests.support.key_values import ASCENDING
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 SETTINGS = "sync: {resumable_above: 400kB, rows_per_second: 3000}"
 """A table of 1200 rows has four chunks, which take a while."""

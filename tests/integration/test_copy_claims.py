@@ -10,7 +10,7 @@ from streamer.sync.parts import CopyEnds, copy_parts
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 
 async def test_a_task_writes_only_under_its_claim_and_reads_only_from_the_server_of_the_stream(

@@ -16,7 +16,7 @@ from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer, copy_in_threads
 
-pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes", "short_backoffs")
 
 ALL = "ddl: capture\non_ddl: {drop_column: apply, change_type: apply}"
 T = "t: {truncate_target: true}"

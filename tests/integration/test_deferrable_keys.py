@@ -1,7 +1,11 @@
 """A key that the source checks late: two rows may share it for a while within a transaction."""
 
+import pytest
+
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
+
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 TABLE = """
 create table {name} (id int primary key deferrable{mode}, v text);
@@ -23,7 +27,7 @@ CHANGES = (
 
 
 async def test_rows_that_share_a_key_for_a_while_are_told_apart(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+    source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     for name, mode in zip(
         MADE, ("", " initially deferred", "", " initially deferred"), strict=True

@@ -11,7 +11,7 @@ from streamer.source.connection import connection
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 DDL = "create table t (id int primary key, a int, b text)"
 RESYNC = (

@@ -17,7 +17,7 @@ from tests.support.process import command
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 PEOPLE = "create table people (id int primary key, v text)"
 ORDERS = "create table orders (id int primary key, person_id int references people, v text)"

@@ -11,6 +11,8 @@ from streamer.target.key_groups import Groups
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.streamer import MakeStreamer
 
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
+
 TABLES = """
 create table parent (id int primary key);
 create table child (id int primary key, p int references parent{action})
@@ -18,7 +20,7 @@ create table child (id int primary key, p int references parent{action})
 
 
 async def test_a_delete_that_would_take_rows_of_another_table_along_stops_its_table(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+    source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     """The other table may have rows of the same key again, which the source keeps."""
     for db in (source, target):
@@ -56,7 +58,6 @@ async def test_a_truncate_is_not_stuck_behind_rows_that_refer_to_the_same_keys_a
     source: Database,
     target: Database,
     stream: MakeStreamer,
-    without_spark: None,
     in_one: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,7 +108,7 @@ NAMES = ("grandparent", "parent", "child")
 
 @pytest.mark.parametrize("on_error", ["stop", "quarantine"])
 async def test_tables_that_foreign_keys_connect_are_written_together(
-    source: Database, target: Database, stream: MakeStreamer, without_spark: None, on_error: str
+    source: Database, target: Database, stream: MakeStreamer, on_error: str
 ) -> None:
     for db in (source, target):
         db.execute(FAMILY)

@@ -19,7 +19,7 @@ from tests.integration.test_chunks import until_it_has
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 SETTINGS = "sync: {resumable_above: 400kB, rows_per_second: 2000}"
 """A table of 1200 rows has four chunks, which take a while."""

@@ -18,7 +18,7 @@ from tests.support.postgres import Database, assert_same, contents, ordinary_rol
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 
 async def resync(streamer: Streamer, table: str) -> None:

@@ -17,7 +17,7 @@ from streamer.sync.snapshot import look, look_together
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer, Streamer
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 Job = dict[str, Any]
 

@@ -17,7 +17,7 @@ from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 
 async def resync(streamer: Streamer, table: str = "public.t", **options: Any) -> None:

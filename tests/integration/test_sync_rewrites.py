@@ -16,7 +16,10 @@ from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 from tests.support.waiting import eventually, until
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("without_spark", "deferred_indexes"),
+]
 
 PERIOD_SECONDS = 0.5
 

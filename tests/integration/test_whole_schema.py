@@ -13,7 +13,7 @@ from tests.support.postgres import Database, assert_same
 from tests.support.process import command
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 SHOP = """
 create table people (id int primary key, email text not null unique, boss int references people);

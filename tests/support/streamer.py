@@ -275,9 +275,14 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def copy_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let threads copy the parts; small tables have their indexes put off as large ones do."""
+    """Let threads copy the parts."""
     monkeypatch.setattr(SparkLauncher, "submit", copy_in_threads)
     monkeypatch.setattr(SparkLauncher, "prepare", lambda self: None)
+
+
+@pytest.fixture
+def deferred_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let copies of small tables drop the indexes and make them again, as those of large ones do."""
     monkeypatch.setattr(round_module, "DEFER_BYTES_MIN", 0)
 
 
