@@ -209,6 +209,7 @@ class _Opening:
         self._bookkeeping = attempt.services.bookkeeping
         self._source_id = attempt.lock.claim.source_id
         self._tables = tables
+        self._turn: CopyTurn | None = None
 
     async def open(self) -> Session:
         source, bookkeeping = self._source, self._bookkeeping
@@ -216,7 +217,6 @@ class _Opening:
         await set_source_state(bookkeeping, self._source_id, "starting")
         await take_requests(bookkeeping, self._source_id, begins=True)
         replication = await connect(source, replication=True)
-        turn = None
         try:
             with translating(source.label):
                 server = await read_server(replication)
@@ -224,33 +224,38 @@ class _Opening:
             if not server.in_recovery:
                 await replication.close()
             check_ready(server, source)
-            turn = await self._take_turn(record)
-            return await self._open_under(turn, server, record, branch, replication)
+            if record.acknowledged_lsn == NOTHING:
+                await self._take_turn()
+            return await self._open_under(server, record, branch, replication)
         except BaseException:
-            if turn is not None:
-                turn.end()
+            self._end_turn()
             await replication.close()
             raise
 
-    async def _take_turn(self, record: "SourceRecord") -> CopyTurn | None:
+    async def _take_turn(self) -> None:
         """Wait for the turn of a source that was never streamed, if it has to copy all tables.
 
         It has no slot yet. An earlier slot would keep WAL, and its snapshot old row versions, until
-        the turn comes.
+        the turn comes. A free turn costs no question: `_settle` gives it back if no copy needs it.
         """
         source, services = self._source, self._services
-        if record.acknowledged_lsn != NOTHING:
-            return None
+        self._turn = services.copy_turns.take_free(source.label)
+        if self._turn is not None:
+            return
         async with services.sources.connection(source) as plain:
             mappings, found = await resolve_at(plain, source, services.target_namespace)
-        if not mappings or any(m.rule.initial is Initial.NONE for m in mappings):
-            return None  # such a table follows the source from the slot on: now
+        if not copies_all(mappings):
+            return
         size = sum(found[m.source].size_bytes for m in mappings if m.source in found)
-        turn = await services.copy_turns.take(
+        self._turn = await services.copy_turns.take(
             source.label, source.priority, size, self._report_turn
         )
         self._attempt.health.waiting_for = None
-        return turn
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.end()
+            self._turn = None
 
     async def _report_turn(self, reason: str) -> None:
         self._attempt.let_others_start()
@@ -259,7 +264,6 @@ class _Opening:
 
     async def _open_under(
         self,
-        turn: CopyTurn | None,
         server: SourceServer,
         record: "SourceRecord",
         branch: Branch,
@@ -281,7 +285,7 @@ class _Opening:
             ids = [mapped.relation_id for mapped in self._tables.relations]
             await set_waiting(self._bookkeeping, ids, None)
             await set_source_state(self._bookkeeping, self._source_id, "starting")
-            return await self._start(server, branch, settled, turn, replication)
+            return await self._start(server, branch, settled, replication)
         except BaseException:
             if settled.snapshot is not None:
                 await settled.snapshot.close()
@@ -329,6 +333,8 @@ class _Opening:
             self._services.target_namespace,
             [parse_name(record.source) for record in records],
         )
+        if not copies_all(mappings):
+            self._end_turn()
         # Another table may have the name of one that did not follow.
         found = {name: its for name, its in found.items() if name not in unfollowed.names}
         await forget_unmapped(bookkeeping, self._source_id, mappings)
@@ -432,7 +438,6 @@ class _Opening:
         server: SourceServer,
         branch: Branch,
         settled: "_Settled",
-        turn: CopyTurn | None,
         replication: Connection,
     ) -> Session:
         """Start the stream, as the last step: from then on the source expects status updates.
@@ -513,9 +518,17 @@ class _Opening:
             ),
             coordinator=coordinator,
             snapshot=settled.snapshot,
-            turn=turn,
+            turn=self._turn,
             timeline_watch=timeline_watch,
         )
+
+
+def copies_all(mappings: Iterable[RelationMapping]) -> bool:
+    """Whether each table has to be copied first. Pure.
+
+    A table without a first copy follows the source from the slot on, so the slot is made at once.
+    """
+    return all(mapping.rule.initial is not Initial.NONE for mapping in mappings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,9 @@ class _WaitingSource:
 class CopyTurn:
     """The right of one source to copy, until `end`."""
 
-    def __init__(self, turns: "CopyTurns", source: str, size_bytes: int) -> None:
+    def __init__(self, turns: "CopyTurns", source: str) -> None:
         self._turns: CopyTurns | None = turns
         self.source = source
-        self.size_bytes = size_bytes
 
     def end(self) -> None:
         """Let the next source have its turn; a second call does nothing."""
@@ -57,6 +56,13 @@ class CopyTurns:
         self._waiting: list[_WaitingSource] = []
         self._numbers = itertools.count()
 
+    def take_free(self, source: str) -> CopyTurn | None:
+        """Return a turn of *source* if it need not wait for that."""
+        if self._waiting or not self._has_room(source):
+            return None
+        self._copying[source] += 1
+        return CopyTurn(self, source)
+
     async def take(self, source: str, priority: int, size_bytes: int, tell: Tell) -> CopyTurn:
         """Wait for a turn of *source*; *tell* receives the reason whenever it changes."""
         waiting = _WaitingSource(source, priority, size_bytes, next(self._numbers))
@@ -73,12 +79,12 @@ class CopyTurns:
                     await waiting.changed.wait()
         except BaseException:
             if waiting.has_turn:
-                self.ended(CopyTurn(self, source, size_bytes))
+                self.ended(CopyTurn(self, source))
             else:
                 self._waiting.remove(waiting)
                 self._serve()
             raise
-        return CopyTurn(self, source, size_bytes)
+        return CopyTurn(self, source)
 
     def ended(self, turn: CopyTurn) -> None:
         """A turn has ended: called by `CopyTurn.end`."""
@@ -88,11 +94,14 @@ class CopyTurns:
 
     def _serve(self) -> None:
         for waiting in sorted(self._waiting, key=lambda each: each.rank):
-            if waiting.source in self._copying or len(self._copying) < self._at_once:
+            if self._has_room(waiting.source):
                 self._copying[waiting.source] += 1
                 waiting.has_turn = True
                 self._waiting.remove(waiting)
             waiting.changed.set()
+
+    def _has_room(self, source: str) -> bool:
+        return source in self._copying or len(self._copying) < self._at_once
 
     def _reason(self, waiting: _WaitingSource) -> str:
         before = [each for each in self._waiting if each.rank < waiting.rank]

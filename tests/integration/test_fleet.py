@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from streamer.apply import slow_lanes, worker
+from streamer.mapping.rules import SourceMapping
+from streamer.runtime.transport import ChosenTransport, choose_transport
 from streamer.sync.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, copy_in_threads
@@ -126,6 +128,35 @@ async def test_first_copies_come_in_order_and_sources_that_wait_have_no_slot(
         sessions = "select count(*) from pg_stat_activity where application_name like '{}%'"
         locks = sessions.format("streamer lock")
         assert target.value(f"{locks} and datname = current_database()") == 1
+
+
+async def test_a_source_that_copies_nothing_keeps_no_turn_while_it_starts(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def linger(mapping: SourceMapping, *arguments: Any, **options: Any) -> ChosenTransport:
+        if mapping.database == "a":
+            reached.set()
+            await may_go_on.wait()
+        return await choose_transport(mapping, *arguments, **options)
+
+    monkeypatch.setattr("streamer.runtime.session.choose_transport", linger)
+    for db in (source, target):
+        db.execute("create table streamed (id int primary key)")
+    source.execute("create table copied (id int primary key); insert into copied values (1)")
+    sources = "- {database: a, urls: [{url: 'URL'}], tables: {streamed: {initial: none}}}\n"
+    async with running(source, target, tmp_path, sources) as streamer:
+        # GIVEN a source that knows its tables and makes its slot next
+        await reached.wait()
+        # WHEN another source has a table to copy
+        more = "- {database: b, urls: [{url: 'URL'}], tables: {copied: }}\n"
+        streamer.path.write_text(streamer.path.read_text() + more.replace("URL", source.url))
+        await streamer.apply()
+        # THEN that one copies
+        await streamer.table_state("public.copied", "ready", SECONDS)
+        may_go_on.set()
+        await streamer.caught_up(SECONDS)
 
 
 async def test_a_table_that_joins_does_not_wait_for_the_copies_of_others(

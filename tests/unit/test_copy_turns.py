@@ -99,6 +99,27 @@ async def test_a_turn_that_comes_to_a_cancelled_source_goes_on_to_the_next() -> 
     (await third).end()
 
 
+async def test_a_free_turn_is_there_at_once_or_not_at_all() -> None:
+    asking = Asking(1)
+    free = asking.turns.take_free("a")
+    assert free is not None
+    assert asking.turns.take_free("a") is not None, "a source that copies gets another"
+    assert asking.turns.take_free("b") is None
+    await asking.ask("b")
+    assert asking.turns.take_free("a") is None, "others wait"
+
+
+async def test_a_free_turn_that_ends_goes_to_the_next_in_order() -> None:
+    asking = Asking(1)
+    free = asking.turns.take_free("a")
+    await asking.ask("large", size=100)
+    await asking.ask("small", size=10)
+    assert free is not None
+    free.end()
+    await asking.settle()
+    assert asking.got == ["small"]
+
+
 async def test_a_source_that_waits_is_told_how_many_come_first() -> None:
     asking = Asking(1)
     await asking.ask("a", size=5)
