@@ -28,6 +28,8 @@ async def store_sequences(
     """Store *records* as all sequences that follow those of a source. Raises TargetError."""
     async with bookkeeping.connection() as connection, transaction(connection):
         await connection.execute("delete from streamer.sequence where source_id = $1", source_id)
+        if not records:
+            return
         await connection.execute(
             "insert into streamer.sequence"
             " (source_id, source, target, source_value, target_value, error)"

@@ -93,6 +93,8 @@ async def read_leaves(
     *connection* sees them. A table without any is there, too: the first one may come with rows.
     """
     wanted = list(names)
+    if not wanted:
+        return {}
     rows = await fetch_all(
         connection,
         _LEAVES_SQL,

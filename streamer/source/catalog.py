@@ -350,6 +350,8 @@ async def read_relations(
         for name, identity in (await read_identities(connection, names)).items()
         if is_replicable(name)
     }
+    if not identities:
+        return {}
     oids = list(identities)
     rows = {row.pop("oid"): row for row in await fetch_all(connection, _RELATIONS_SQL, oids)}
     columns: dict[int, list[SourceColumn]] = {oid: [] for oid in oids}

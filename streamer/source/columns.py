@@ -41,6 +41,8 @@ async def read_columns(
 ) -> dict[RelationName, dict[str, ColumnNow]]:
     """Return the columns of those of *names* that are there."""
     wanted = list(names)
+    if not wanted:
+        return {}
     rows = await fetch_all(
         plain, _COLUMNS_SQL, [name.namespace for name in wanted], [name.name for name in wanted]
     )

@@ -80,6 +80,8 @@ async def read_identities(
 ) -> dict[RelationName, RelationIdentity]:
     """Return the replica identities of those of *names* that are there."""
     wanted = list(names)
+    if not wanted:
+        return {}
     rows = await fetch_all(
         connection,
         IDENTITIES_SQL,

@@ -54,6 +54,8 @@ async def look_at_leaves(
     stream that brings definitions is behind the catalogs, and makes such a change itself.
     """
     relations = list(relations)
+    if not relations:
+        return
     if columns_too:
         await look_at_columns(bookkeeping, plain, relations)
     by_name = {mapped.mapping.source: mapped for mapped in relations}

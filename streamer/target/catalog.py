@@ -179,9 +179,13 @@ async def read_relations(
     connection: "TargetConnection", names: Sequence[RelationName]
 ) -> dict[RelationName, TargetRelation]:
     """Read the definitions of *names*, as far as there are such tables."""
+    if not names:
+        return {}
     rows = await connection.fetch(
         _RELATION_SQL, [name.namespace for name in names], [name.name for name in names]
     )
+    if not rows:
+        return {}
     oids = [row["oid"] for row in rows]
     columns = _by_relation(await connection.fetch(_COLUMNS_SQL, oids))
     indexes = _by_relation(await connection.fetch(_INDEXES_SQL, oids))

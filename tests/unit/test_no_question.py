@@ -1,0 +1,25 @@
+"""A question about no table is not asked: it costs a server as much as one about a table."""
+
+from typing import Any, cast
+
+import pytest
+
+from streamer.source import attached_partitions, columns, guard_facts
+from streamer.source import catalog as source_catalog
+from streamer.target import catalog as target_catalog
+
+NO_CONNECTION = cast("Any", object())
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        attached_partitions.read_leaves,
+        columns.read_columns,
+        guard_facts.read_identities,
+        source_catalog.read_relations,
+        target_catalog.read_relations,
+    ],
+)
+async def test_no_question_is_asked_about_no_table(ask: Any) -> None:
+    assert await ask(NO_CONNECTION, []) == {}
