@@ -293,11 +293,7 @@ def files(*tops: str) -> list[Path]:
     for top in tops:
         path = ROOT / top
         found += [path] if path.is_file() else sorted(path.rglob("*"))
-    return [
-        path
-        for path in found
-        if path.is_file() and (path.suffix or path.name) in READERS and path.name != "progress.md"
-    ]
+    return [path for path in found if path.is_file() and (path.suffix or path.name) in READERS]
 
 
 TOPS: Final = ("streamer", "tests", "scripts", "benchmarks", "migrations", "deploy", "docs")
