@@ -152,7 +152,7 @@ async def test_a_column_that_the_mapping_lets_in_or_an_operator_names_is_brought
             await streamer.eventually(is_there)
         await streamer.caught_up()
         await equal(streamer, source, target, "select * from t order by id")
-        # What another session has changed at the target, only the named column comes back.
+        # Another session changes rows of the target: the run brings only the named column back.
         target.execute("update t set v = 'theirs', secret = 'theirs' where id in (8, 9)")
         address = TargetAddress.parse(streamer.settings.target.url)
         options = Resync(Mode.DIFF, columns=("secret",)).to_json()

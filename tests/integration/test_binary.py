@@ -232,7 +232,7 @@ NO_FIT = {
     ("v int", "v positive"): "is integer, and public.positive at the target",
     ("v positive", "v int"): "is of public.positive, which is not safe in binary",
 }
-"""What is said of a column, by its definitions at the source and at the target."""
+"""The advice about a column, by its definitions at the source and at the target."""
 
 
 async def test_what_does_not_fit_comes_as_text(

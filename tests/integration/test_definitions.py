@@ -141,7 +141,7 @@ def test_names_go_through_the_mapping_and_sid_leads_what_is_unique(
         """
     )
     definition = read_definition(source, 'public."or""ders"')
-    # A swap: what the source calls "order" and year are other columns at the target.
+    # A swap: the columns that the source calls "order" and year are other columns at the target.
     columns = {"per son": "person", "Name": 'na"me', "order": "select", "year": "order"}
     columns |= {name: name for name in ("id", "at", "tags", "doc", "mood", "mail", "price", "box")}
     own = place(ORDERS, RelationName("s", 'ta"rget'), has_sid=True, columns=columns)

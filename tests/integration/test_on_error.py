@@ -60,7 +60,7 @@ async def test_a_refused_row_stops_its_table_and_nothing_else(
             return target.execute("select id from other") == [(1,)]
 
         await streamer.eventually(other_is_there)
-        # What is there is acknowledged, and nothing else.
+        # The reader acknowledges only the changes that the target has.
         end = (await streamer.table("public.t"))["end_lsn"]
 
         async def is_acknowledged() -> bool:

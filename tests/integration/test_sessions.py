@@ -1,4 +1,4 @@
-"""What a session costs and pins, on every version."""
+"""The costs and the pinned settings of a session, on every version."""
 
 import itertools
 from collections.abc import Callable

@@ -5,7 +5,9 @@ Each test has a schema of its own on both sides, and its sessions look there fir
 tables as if it were alone. The first test that runs starts an engine with the tables of all. A test
 waits for its own tables only, so a table that another test leaves in error does not matter. A
 test may change the rules of its tables. Tests that stop the engine or change its settings run
-alone.
+alone, before the others of their module. The event loop of a shared engine stands still meanwhile.
+If the engine has a transaction open, every new slot of the server waits for it. So no shared engine
+lives on beside a test that runs alone.
 """
 
 import contextlib
@@ -260,7 +262,42 @@ class Engines:
 
     async def stop(self, key: EngineKey) -> None:
         """Stop an engine, because each one that idles takes a hundredth of a processor."""
-        await self.started.pop(key).stop()
+        if (engine := self.started.pop(key, None)) is not None:
+            await engine.stop()
+
+    async def stop_all(self) -> None:
+        for key in list(self.started):
+            await self.stop(key)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests that run alone run first, in modules whose other tests share an engine.
+
+    A process that steals tests from another one can get them the other way round. The engine then
+    stops, and starts again if it is needed again.
+    """
+    sharing = {item.path for item in items if _shares(item)}
+    places: dict[Path, list[int]] = {path: [] for path in sharing}
+    for place, item in enumerate(items):
+        if item.path in sharing:
+            places[item.path].append(place)
+            names: list[str] = item.fixturenames  # type: ignore[attr-defined]
+            # The tests that one function makes have one list.
+            if not _shares(item) and "no_engine_runs" not in names:
+                names.insert(0, "no_engine_runs")
+    for of_module in places.values():
+        in_order = sorted((items[place] for place in of_module), key=_shares)
+        for place, item in zip(of_module, in_order, strict=True):
+            items[place] = item
+
+
+def _shares(item: pytest.Item) -> bool:
+    return item.get_closest_marker("streams") is not None
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def no_engine_runs(engines: "Engines") -> None:
+    await engines.stop_all()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

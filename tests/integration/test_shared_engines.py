@@ -1,0 +1,32 @@
+"""Tests that share an engine do not disturb the tests of their module that run alone."""
+
+import pytest
+
+from tests.support.postgres import assert_same
+from tests.support.shared import Engines, Shared, streams
+
+SOURCE = "create table t (id int primary key); insert into t values (1)"
+
+
+@streams("t:", source=SOURCE)
+async def test_a_stopped_engine_leaves_no_session(shared: Shared, engines: Engines) -> None:
+    await shared.caught_up()
+    assert_same(shared.source, shared.target, "t")
+    names = ", ".join(f"'{each.name}'" for each in shared.databases)
+    sessions = (
+        f"select count(*) from pg_stat_activity where datname in ({names})"
+        " and application_name like 'streamer%'"
+    )
+    assert shared.source.value(sessions)
+    await engines.stop_all()
+    assert not shared.source.value(sessions)
+
+
+def test_no_engine_stands_still_beside_a_test_that_runs_alone(
+    request: pytest.FixtureRequest, engines: Engines
+) -> None:
+    # Its loop would not run, and a transaction that it has open keeps each new slot waiting.
+    assert not engines.started
+    assert "no_engine_runs" in request.fixturenames
+    items = [item for item in request.session.items if item.path == request.node.path]
+    assert items[0] is request.node
