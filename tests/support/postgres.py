@@ -40,6 +40,8 @@ SETTINGS = {
     "max_wal_size": "256MB",
     # PostgreSQL 15 of a distribution compiles queries of tests, which have no statistics to go by.
     "jit": "off",
+    # A killed server leaves its dynamic shared memory in its data directory, which the test removes.
+    "dynamic_shared_memory_type": "mmap",
 }
 
 _DROP_SECONDS = 30.0
