@@ -227,10 +227,7 @@ class Server:
     def execute(self, sql: str, database: str = "postgres") -> list[tuple[object, ...]]:
         """Run SQL; return the rows of the last statement if it has any."""
         with psycopg.connect(self.url(database), autocommit=True) as connection:
-            cursor = connection.execute(sql.encode())
-            while cursor.nextset():
-                pass
-            return cursor.fetchall() if cursor.description else []
+            return execute_all(connection, sql)
 
     def program(self, name: str) -> Path:
         """Return where one of PostgreSQL's programs is."""
@@ -240,6 +237,20 @@ class Server:
         """Stop, and delete everything."""
         self.stop("immediate")
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def execute_all(
+    connection: "psycopg.Connection[tuple[object, ...]]", sql: str
+) -> list[tuple[object, ...]]:
+    """Run SQL; return the rows of the last statement if it has any."""
+    cursor = connection.execute(sql.encode())
+    while cursor.nextset():
+        pass
+    result = cursor.pgresult
+    if result is None or result.status != psycopg.pq.ExecStatus.TUPLES_OK:
+        return []
+    # psycopg has no rows without columns, as `select from` has them.
+    return cursor.fetchall() if result.nfields else [()] * result.ntuples
 
 
 def _server_user() -> str | None:

@@ -1,11 +1,11 @@
-"""Servers that a test runs for itself."""
+"""Servers that a test runs for itself, and their answers."""
 
 from pathlib import Path
 
 import pytest
 
 from streamer.commands.embedded import ServerError
-from tests.support.postgres import running, versions
+from tests.support.postgres import Database, running, versions
 
 
 def test_servers_of_one_name_follow_one_another(server_directory: Path) -> None:
@@ -27,3 +27,9 @@ def test_a_server_that_does_not_start_is_an_ordinary_failure(server_directory: P
     ):
         pass
     assert not list(server_directory.glob("unable*"))
+
+
+def test_rows_without_columns_are_rows(source: Database) -> None:
+    assert source.execute("select from generate_series(1, 2)") == [(), ()]
+    assert source.execute("select from generate_series(1, 0)") == []
+    assert source.execute("create table t ()") == []

@@ -18,7 +18,7 @@ import psutil
 import psycopg
 import pytest
 
-from streamer.commands.embedded import Server, packaged_binaries
+from streamer.commands.embedded import Server, execute_all, packaged_binaries
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
@@ -214,11 +214,11 @@ class Database:
         connection = self._reuse() or self.connect()
         try:
             try:
-                rows = _run(connection, sql)
+                rows = execute_all(connection, sql)
             except psycopg.errors.AdminShutdown:  # a test ended it while it was idle
                 connection.close()
                 connection = self.connect()
-                rows = _run(connection, sql)
+                rows = execute_all(connection, sql)
             # DISCARD ALL leaves the origin of a session.
             is_clean = connection.info.transaction_status == IDLE and "origin_session" not in sql
             if self.keeps_connections and is_clean:
@@ -242,13 +242,6 @@ class Database:
 
     def value(self, sql: str) -> object:
         return self.execute(sql)[0][0]
-
-
-def _run(connection: Connection, sql: str) -> list[tuple[object, ...]]:
-    cursor = connection.execute(sql.encode())
-    while cursor.nextset():
-        pass
-    return cursor.fetchall() if cursor.description else []
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from random import Random
 
 import psycopg
 
-from streamer.commands.embedded import Server
+from streamer.commands.embedded import Server, execute_all
 from streamer.lsn import Lsn
 from tests.torture.tables import Kind
 
@@ -105,10 +105,7 @@ class Source:
     def execute(self, sql: str) -> list[tuple[object, ...]]:
         """Run SQL; return the rows of the last statement if it has any."""
         with psycopg.connect(self.url, autocommit=True) as connection:
-            cursor = connection.execute(sql.encode())
-            while cursor.nextset():
-                pass
-            return cursor.fetchall() if cursor.description else []
+            return execute_all(connection, sql)
 
 
 class Session(threading.Thread):
