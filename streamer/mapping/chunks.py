@@ -15,6 +15,9 @@ from streamer.postgres.quoting import quote_literal
 
 CHUNKS_OF_LIMIT: Final = 10
 """A chunk has this part of `sync.resumable_above`."""
+CHUNKS_OF_TABLE: Final = 100
+"""And at least this part of its table."""
+_DOUBLINGS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,20 @@ class ChunkedCopy:
     @property
     def total(self) -> int:
         """About how many chunks the table has."""
-        return max(self.count + 1, -(-self.size_bytes // max(1, self.chunk_bytes)))
+        return max(self.count + 1, self._planned)
+
+    @property
+    def _planned(self) -> int:
+        return max(1, -(-self.size_bytes // max(1, self.chunk_bytes)))
+
+    @property
+    def next_bytes(self) -> int:
+        """About the size of the next chunk.
+
+        A table can grow by more than a chunk while one is copied. So chunks are twice as large
+        after the planned number of them, and after each such number again.
+        """
+        return self.chunk_bytes << min(_DOUBLINGS_MAX, self.count // self._planned)
 
     @property
     def last_key(self) -> tuple[KeyValue, ...]:

@@ -541,7 +541,7 @@ class Round:
             if may_defer and not self._context.captures:  # the stream may drop or rename an index
                 await _defer_indexes(target, copy, is_streamed=True)
             before = begin_chunks(copy, columns, limit)
-        chunk_size = size_of_chunk(copy, before.chunk_bytes, size)
+        chunk_size = size_of_chunk(copy, before.next_bytes, size)
         locked = self._locked.get(copy)
         plain = self._snapshot.plain if locked is None else locked.plain
         try:

@@ -13,7 +13,7 @@ from streamer.postgres.quoting import quote_literal
 from streamer.source.bytewise import read_bytewise
 from streamer.sync.chunks import ChunkSize, TableChunk, find_chunk
 from streamer.sync.prepare import TableCopy
-from tests.support.chunk_case import ChunkCase, request
+from tests.support.chunk_case import CHUNKS, ChunkCase, request
 from tests.support.key_values import ASCENDING
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -249,6 +249,27 @@ async def test_a_lost_source_and_a_pause_continue_at_the_next_chunk(
     finally:
         await streamer.stop()
     case.assert_equal()
+
+
+async def test_a_table_that_grows_by_more_than_a_chunk_while_one_is_copied_is_copied(
+    stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    source.execute("create table grown as select generate_series(1, 400) as id, repeat('x', 90) v")
+    source.execute("alter table grown add primary key (id)")
+    added = "insert into grown select (select max(id) from grown) + g, 'new' from generate_series(1, 90) g"
+    count = 0
+
+    def is_copied() -> bool:
+        nonlocal count
+        before, count = count, int(str(target.value(CHUNKS)))
+        for _ in range(before, count):
+            source.execute(added)  # a chunk has 64 rows
+        return target.execute("select from streamer.relation where state = 'ready'") != []
+
+    async with stream("grown:", settings="sync: {resumable_above: 8kB}") as streamer:
+        await streamer.eventually(lambda: asyncio.to_thread(is_copied))
+        await streamer.caught_up()
+        assert_same(source, target, "grown")
 
 
 async def test_a_renamed_table_continues_and_another_mapping_begins_again(

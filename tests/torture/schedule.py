@@ -58,6 +58,7 @@ RARE: tuple[Fault, ...] = (
 )
 """Faults that take long. Each comes once before any of them comes again."""
 RARE_SHARE = 0.35
+CHUNK = "chunk of a table copied"
 WORK_ONLY = ("deferrable_keys",)
 """Names that choose tables for the sessions, and no fault of their own."""
 NAMES = (
@@ -174,7 +175,7 @@ def torture(options: Options, directory: Path) -> World:
     with _made(options, directory) as world:
         try:
             with _sessions(world) as sessions:
-                time.sleep(1)
+                time.sleep(world.random.choice((1, 10)))  # tables of 10 s have several chunks
                 world.start()
                 if options.seed % 3:
                     world.wait()  # otherwise the first copies are made in the storm
@@ -204,10 +205,12 @@ def describe(world: World) -> str:
 
 
 def summarize(world: World) -> str:
-    """Return the faults of the run with their numbers: made, made in part, and never made."""
+    """Return the faults of the run with their numbers: made, made in part, and never made; and how
+    many chunks the copies had."""
     chosen = [name for name in NAMES if world.options.has(name) and name not in WORK_ONLY]
     never = [name for name in chosen if not world.met[name] and not world.skipped[name]]
-    return "\n".join(
+    chunks = sum(log.read_text().count(CHUNK) for log in world.directory.glob("run-*.log"))
+    return f"chunks copied: {chunks}\n" + "\n".join(
         f"{title}: {', '.join(names) or 'none'}"
         for title, names in (
             ("faults met", _counted(world.met)),

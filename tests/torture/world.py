@@ -31,6 +31,8 @@ STOP_SECONDS_MAX = 30.0
 """The time limit of a stop: the documentation promises 10 seconds, and the machine may be busy."""
 COMING = "ap"
 """The sid of a tenant that comes and goes."""
+CHUNKED_ABOVE = ("8kB", "64kB", "10GB")
+"""Sizes of tables above which a start copies them in chunks: nearly all, some, none."""
 OPERATOR_SECONDS = 12.0
 """How long the program has to notice a definition, and to act after a request."""
 
@@ -131,8 +133,9 @@ class World:
     def start(self) -> None:
         workers = self.random.choice(self.options.workers)
         consistency = self.random.choice(("table", "transaction"))
-        self._configure(workers, consistency)
-        self.note(f"start, workers {workers}, consistency {consistency}")
+        chunked = self.random.choice(CHUNKED_ABOVE)
+        self._configure(workers, consistency, chunked)
+        self.note(f"start, workers {workers}, consistency {consistency}, chunks above {chunked}")
         self.process = Process(self.config, spark=False)
 
     @property
@@ -144,7 +147,7 @@ class World:
         name = source.url.rpartition("/")[2]
         return f"postgresql://postgres@127.0.0.1:{self.source_proxy.port}/{name}"
 
-    def _configure(self, workers: int, consistency: str) -> None:
+    def _configure(self, workers: int, consistency: str, chunked: str) -> None:
         def url(source: Source) -> str:
             sid = f", sid: {source.sid}" if source.sid else ""
             return f'{{url: "{self.url(source)}"{sid}}}'
@@ -155,7 +158,8 @@ class World:
             f'target: {{url: "postgresql://postgres@127.0.0.1:{self.target_proxy.port}/dw"}}',
             'http: {listen: ""}',
             f"spool: {{directory: {self.directory / 'spool'}}}",
-            f"workers: {workers}\nconsistency: {consistency}\nsources:",
+            f"workers: {workers}\nconsistency: {consistency}",
+            f"sync: {{resumable_above: {chunked}}}\nsources:",
         ]
         for database, sources in groups:
             lines.append(f"- database: {database}")

@@ -9,6 +9,7 @@ from streamer.mapping.chunks import ChunkedCopy, in_bytes
 from streamer.mapping.rules import RelationName
 from streamer.source.catalog import SourceRelation
 from streamer.source.chunk_columns import chunk_columns
+from streamer.sync.chunks import chunk_bytes
 from tests.unit.build import source_column, source_relation
 
 COLUMNS = (
@@ -19,6 +20,7 @@ COLUMNS = (
     source_column("at", "timestamp(3) with time zone"),
     source_column("amount", "numeric(10,2)"),
 )
+GIB = 1024**3
 NAMES = [column.name for column in COLUMNS]
 
 
@@ -93,6 +95,22 @@ def test_the_number_of_chunks_is_an_estimate_that_gives_way() -> None:
     assert copied.total == 10
     assert replace(copied, count=12).total == 13
     assert ChunkedCopy.from_json(copied.to_json()) == copied
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(11 * GIB, GIB), (100 * GIB, GIB), (1000 * GIB, 10 * GIB)]
+)
+def test_a_chunk_is_a_tenth_of_the_limit_or_a_hundredth_of_the_table(
+    size: int, expected: int
+) -> None:
+    assert chunk_bytes(10 * GIB, size) == expected
+
+
+def test_chunks_grow_after_the_planned_number_so_that_a_copy_ends() -> None:
+    copied = ChunkedCopy(("id",), ("bigint",), ("7",), "", 0, 10, 95)
+    sizes = [replace(copied, count=count).next_bytes for count in range(31)]
+    assert sizes == [10] * 10 + [20] * 10 + [40] * 10 + [80]
+    assert replace(copied, count=10**6).next_bytes < 2**63, "PostgreSQL's bigint holds it"
 
 
 def test_the_order_of_copies_names_large_tables_and_why_one_is_not_in_chunks() -> None:
