@@ -32,6 +32,7 @@ class Site:
             target.execute(f"create table {name} (n int)")
         self.ports: dict[int, int] = {}
         self.also = ""
+        self.group = ""
 
     def config(self, number: int) -> tuple[Path, int]:
         """Write the configuration of one process; return its path and port."""
@@ -50,8 +51,8 @@ class Site:
     def _write_config(self, number: int) -> Path:
         directory = self.directory / str(number)
         sources = "".join(
-            f"- {{database: {name}, urls: [{{url: '{self.source.url}'}}],"
-            f" tables: {{{name}: {{type: append, initial: none}}"
+            f"- {{database: {name}, urls: [{{url: '{self.source.url}'}}], {self.group}"
+            f"tables: {{{name}: {{type: append, initial: none}}"
             f"{self.also if name == NAMES[-1] else ''}}}}}\n"
             for name in NAMES
         )

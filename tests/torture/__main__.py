@@ -51,8 +51,8 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="streamer-torture-"))
     directory.chmod(0o755)
     world = torture(options, directory)
-    shutil.rmtree(directory, ignore_errors=True)  # kept for the search for the cause of a failure
     _say(describe(world))
+    shutil.rmtree(directory, ignore_errors=True)  # kept for the search for the cause of a failure
     transactions = sum(source.transactions for source in world.sources)
     _say(f"equal, after {transactions} transactions, {world.acknowledged} seen acknowledged")
     return 0
