@@ -6,6 +6,7 @@ key has further columns, its first ones of these types form the borders, and row
 stay together. The bookkeeping keeps the state as JSON. Pure.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -14,10 +15,9 @@ from streamer.postgres.key_values import TEXT_TYPES, KeyValue, read_key_value, w
 from streamer.postgres.quoting import quote_literal
 
 CHUNKS_OF_LIMIT: Final = 10
-"""A chunk has this part of `sync.resumable_above`."""
-CHUNKS_OF_TABLE: Final = 100
-"""And at least this part of its table."""
-_DOUBLINGS_MAX: Final = 20
+"""The first chunk has this part of `sync.resumable_above`."""
+GROWTH: Final = 0.1
+"""Each chunk is larger than the one before by this share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,9 @@ class ChunkedCopy:
 
     ``columns``, ``types``: those of the source that order the rows. ``border``: their values as
     text. ``definition``: a fingerprint of the table, which has to stay the same. ``count``: the
-    chunks so far. ``size_bytes``: the size of the table when its copy began. ``stores``: OID and
-    filenode of the table, or of each partition, when its last chunk began.
+    chunks so far. ``chunk_bytes``: the size of the first one. ``size_bytes``: the size of the table
+    when its copy began. ``stores``: OID and filenode of the table, or of each partition, when its
+    last chunk began.
     """
 
     columns: tuple[str, ...]
@@ -42,20 +43,17 @@ class ChunkedCopy:
     @property
     def total(self) -> int:
         """About how many chunks the table has."""
-        return max(self.count + 1, self._planned)
-
-    @property
-    def _planned(self) -> int:
-        return max(1, -(-self.size_bytes // max(1, self.chunk_bytes)))
+        planned = math.log1p(GROWTH * self.size_bytes / self.chunk_bytes) / math.log1p(GROWTH)
+        return max(self.count + 1, math.ceil(planned))
 
     @property
     def next_bytes(self) -> int:
         """About the size of the next chunk.
 
-        A table can grow by more than a chunk while one is copied. So chunks are twice as large
-        after the planned number of them, and after each such number again.
+        A table can grow by more than a chunk while one is copied, and each chunk waits for the
+        transactions at the source. So the larger the copy, the larger are its chunks.
         """
-        return self.chunk_bytes << min(_DOUBLINGS_MAX, self.count // self._planned)
+        return int(self.chunk_bytes * (1 + GROWTH) ** self.count)
 
     @property
     def last_key(self) -> tuple[KeyValue, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from streamer.error_reports import ErrorReport
 from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
-from streamer.mapping.chunks import ChunkedCopy
+from streamer.mapping.chunks import GROWTH, ChunkedCopy
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.rules import parse_name
 from streamer.target.connection import TargetConnection
@@ -257,7 +257,7 @@ def estimate(ledger: Ledger, running: RunningParts, seconds: float | None) -> Co
 
 async def read_progress(connection: TargetConnection) -> dict[int, CopyProgress]:
     """Return how far the copies are that are under way, by relation id."""
-    ledgers = await connection.fetch(_LEDGERS_SQL)
+    ledgers = await connection.fetch(_LEDGERS_SQL, GROWTH)
     if not ledgers:
         return {}
     running: list[Any] = []
@@ -436,8 +436,8 @@ from streamer.relation r,
      lateral (
          select case when r.chunks is null then 0 else r.rows_copied end as rows,
                 case when r.chunks is null then 0 else r.bytes_copied end as bytes,
-                coalesce((r.chunks->>'count')::int8 * (r.chunks->>'chunk_bytes')::int8, 0)
-                    as heap_bytes,
+                coalesce(((r.chunks->>'chunk_bytes')::int8 / $1::float8
+                    * ((1 + $1) ^ (r.chunks->>'count')::int - 1))::int8, 0) as heap_bytes,
                 coalesce((r.chunks->>'size_bytes')::int8, 0) as heap_bytes_total,
                 (r.chunks->>'began_at')::timestamptz as began_at
      ) b

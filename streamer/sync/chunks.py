@@ -29,14 +29,7 @@ from typing import Final
 
 from psycopg.rows import DictRow
 
-from streamer.mapping.chunks import (
-    CHUNKS_OF_LIMIT,
-    CHUNKS_OF_TABLE,
-    ChunkedCopy,
-    beyond,
-    key_values,
-    up_to,
-)
+from streamer.mapping.chunks import CHUNKS_OF_LIMIT, ChunkedCopy, beyond, key_values, up_to
 from streamer.postgres.key_values import KeyValue
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.connection import Connection, fetch_all
@@ -76,9 +69,9 @@ class ChunkSize:
         return self.rows * self.parts // self.step
 
 
-def chunk_bytes(limit: int, size: int) -> int:
-    """Return the size of the first chunks of a table of *size* bytes, which is above *limit*."""
-    return max(CHUNK_BYTES_MIN, limit // CHUNKS_OF_LIMIT, size // CHUNKS_OF_TABLE)
+def chunk_bytes(limit: int) -> int:
+    """Return the size of the first chunk of a table that is larger than *limit*."""
+    return max(CHUNK_BYTES_MIN, limit // CHUNKS_OF_LIMIT)
 
 
 def size_of_chunk(copy: TableCopy, bytes_max: int, part_bytes: int) -> ChunkSize:
@@ -125,7 +118,7 @@ def begin_chunks(copy: TableCopy, columns: tuple[tuple[str, str], ...], limit: i
     """Return the state in front of the first chunk. *columns*: those of the borders."""
     names, types = zip(*columns, strict=True)
     size = sum(heap.size_bytes for heap in copy.heaps)
-    return ChunkedCopy(names, types, (), fingerprint(copy), 0, chunk_bytes(limit, size), size)
+    return ChunkedCopy(names, types, (), fingerprint(copy), 0, chunk_bytes(limit), size)
 
 
 @dataclass(frozen=True, slots=True)

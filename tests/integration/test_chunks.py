@@ -201,6 +201,7 @@ async def test_changes_that_do_not_fit_chunks_begin_the_copy_again(
         shown = await streamer.table("public.moved")
         assert shown["state"] == "copying"
         assert shown["chunks_copied"] < shown["chunks_total"]
+        assert 0 < shown["bytes_copied"] < shown["bytes_total"]
         await asyncio.to_thread(target.execute, "alter table retyped alter g type text")
         await asyncio.to_thread(change, source)
         await streamer.caught_up()

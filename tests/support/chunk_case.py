@@ -34,7 +34,7 @@ from generate_series(1, 1200) g;
 order and with other numbers.
 """
 SETTINGS = "sync: {resumable_above: 400kB}"
-"""A chunk has 320 rows: streamer assumes 128 bytes for a row without statistics."""
+"""The first chunk has 320 rows: streamer assumes 128 bytes for a row without statistics."""
 CHUNKS = "select coalesce((select (chunks->>'count')::int from streamer.relation), 0)"
 
 
