@@ -27,6 +27,7 @@ httpx._transports.default.create_ssl_context = functools.cache(  # type: ignore[
 )
 
 pytest_plugins = [
+    "tests.support.isolation",
     "tests.support.blocking",
     "tests.support.postgres",
     "tests.support.streamer",

@@ -104,6 +104,10 @@ class SpoolDirectory:
             self._make_again()
         return self.path / f"{self._count:08d}.spool"
 
+    def lane_spool(self) -> "LaneSpool":
+        """Return a new spool for a lane; it makes its first file when it holds something."""
+        return LaneSpool(self)
+
     def _make_again(self) -> None:
         """A cleaner has removed the directory. Files that are open stay usable without it."""
         log.warning("the spool directory disappeared; creating it again", path=str(self.path))

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource
-from streamer.apply.spool import LaneSpool
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.error_reports import ErrorReport
@@ -392,7 +391,7 @@ class Relations:
             f"{self._label} {name}",
             workers[number],
             self._owner,
-            lambda: LaneSpool(self._services.spools),
+            self._services.spools.lane_spool,
             table=table,
         )
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from streamer.cli.main import app
+from tests.support.invoking import invoke
 
 SECRET = "hunter2-of-the-source"
 URL = f"postgresql://streamer:{SECRET}@eu-db/shop"
@@ -20,7 +20,7 @@ class Commands:
         self._config = str(config)
 
     def run(self, *arguments: str, stdin: str = "") -> Result:
-        result = CliRunner().invoke(app, ["--config", self._config, *arguments], input=stdin)
+        result = invoke("--config", self._config, *arguments, stdin=stdin)
         assert SECRET not in result.output
         return result
 

@@ -4,22 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from streamer.admin.access import Access, hash_password
 from streamer.admin.server import take_over_users
 from streamer.admin.service import open_service
 from streamer.admin.store import Query
-from streamer.cli.main import app
 from streamer.config import static
 from streamer.mapping.rules import Mapping
 from tests.support.admin import TARGET, OpenAdmin
+from tests.support.invoking import invoke
 
 PASSWORD = "correct horse battery"
 
 
 def streamer(config: Path, *arguments: str, stdin: str = "") -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["--config", str(config), *arguments], input=stdin)
+    result = invoke("--config", str(config), *arguments, stdin=stdin)
     return result.exit_code, result.output
 
 

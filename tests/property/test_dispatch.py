@@ -21,7 +21,6 @@ from streamer.decode.transactions import TransactionAssembler
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.resync import Resync
 from streamer.progress.tracker import ProgressTracker
-from streamer.runtime import relations
 from streamer.runtime.dispatch import Dispatched, Dispatcher
 from streamer.runtime.relations import Relations
 from streamer.runtime.services import Health
@@ -68,7 +67,7 @@ class Queue:
 class MemorySpool:
     """A lane's spool in memory."""
 
-    def __init__(self, _spools: object) -> None:
+    def __init__(self) -> None:
         self.kept: deque[LaneTransaction] = deque()
         self.held = Held()
 
@@ -106,11 +105,11 @@ class Dispatching(Transactions):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = mock.patch.object(relations, "LaneSpool", MemorySpool)
-        self.patch.start()
         self.queue = Queue()
         services: Any = SimpleNamespace(
-            workers=[self.queue], by_transaction=self.by_transaction, spools=None
+            workers=[self.queue],
+            by_transaction=self.by_transaction,
+            spools=SimpleNamespace(lane_spool=MemorySpool),
         )
         self.events = mock.Mock(spec=LaneOwner)
         self.relations = Relations("shop", services, self.events, Health())
@@ -169,7 +168,6 @@ class Dispatching(Transactions):
             # The stream ends before the stop position: the source's own position reaches it.
             took = self.dispatcher.keepalive(Lsn(max(self.stop_lsn, self.tracker.newest_lsn)))
             assert not took or self.dispatcher.has_reached_stop(self.tracker.flush_lsn)
-        self.patch.stop()
 
     # ---- the stream ----------------------------------------------------------------------------
 

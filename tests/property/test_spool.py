@@ -76,9 +76,9 @@ class Spooling(RuleBasedStateMachine):
         self.number = 0
 
     def teardown(self) -> None:
-        self.spool.close()
-        assert list(self.directory.path.glob("*.spool")) == []
-        self.stack.close()
+        with self.stack:
+            self.spool.close()
+            assert list(self.directory.path.glob("*.spool")) == []
 
     # ---- writing -------------------------------------------------------------------------------
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from streamer.cli.main import app
 from streamer.cli.options import PANELS
+from tests.support.invoking import invoke
 
 PROGRAM: Any = typer.main.get_command(app)
 
@@ -27,7 +27,7 @@ COMMANDS = dict(leaves())
 
 
 def test_the_help_shows_the_panels_in_their_order() -> None:
-    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    shown = invoke("--help", environment={"COLUMNS": "200", "TERM": "dumb"}).output
     places = [shown.index(f"─ {panel} ─") for panel in PANELS]
     assert places == sorted(places)
     assert {getattr(command, "rich_help_panel", None) for command in PROGRAM.commands.values()} == {

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.quarantine.changes import (
@@ -18,12 +17,11 @@ from streamer.apply.quarantine.changes import (
     quarantined,
     to_json,
 )
-from streamer.cli.main import app
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, MixedRow, Row
 from streamer.lsn import Lsn
-from streamer.observability import logs
+from tests.support.invoking import invoke
 from tests.unit.build import apply_plan
 
 TRANSACTION = Transaction(7, Lsn(100), 0)
@@ -113,11 +111,8 @@ def test_keys_are_followed_until_they_are_undone_or_truncated() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["drop", "--yes"], ["drop", "t"], ["drop", "--id", "3"]])
-def test_nothing_is_dropped_by_mistake(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it stays for the tests that follow
-    result = CliRunner().invoke(app, ["quarantine", *arguments])
+def test_nothing_is_dropped_by_mistake(arguments: list[str]) -> None:
+    result = invoke("quarantine", *arguments)
 
     assert result.exit_code == 2
     assert "add --yes" in result.output or "give a TABLE" in result.output

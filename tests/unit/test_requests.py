@@ -61,8 +61,7 @@ class Tables:
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> Tables:
-    monkeypatch.setattr("streamer.runtime.relations.LaneSpool", mock.Mock())
+def tables() -> Tables:
     return Tables()
 
 
