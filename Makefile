@@ -107,6 +107,6 @@ lock: $(installed)
 
 # Runs again when a requirement changes.
 $(installed): scripts/setup.sh pyproject.toml requirements-dev.lock requirements-build.lock \
-		hatch_build.py streamer/hot/_compiled.pyx
+		hatch_build.py streamer/compiled/_compiled.pyx
 	@PYTHON="$(PYTHON)" scripts/setup.sh
 	@touch $@

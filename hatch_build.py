@@ -1,4 +1,5 @@
-"""Builds the extension module of streamer.hot, where a C compiler and Python's headers are there.
+"""Builds the extension module of streamer.compiled, where a C compiler and Python's headers are
+there.
 
 Without them the package is pure Python: it does the same, more slowly. The build tools are those of
 requirements-build.lock.
@@ -12,7 +13,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("streamer/hot/_compiled.pyx")
+SOURCE = Path("streamer/compiled/_compiled.pyx")
 
 
 class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -29,7 +30,7 @@ class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
         try:
             path = _compile(root)
         except _NotBuilt as exc:
-            self.app.display_warning(f"streamer.hot stays pure Python: {exc}")
+            self.app.display_warning(f"streamer.compiled stays pure Python: {exc}")
             return
         if version == "editable":
             return  # the module is imported from the source tree
@@ -57,7 +58,7 @@ def _compile(root: Path, *, checked: bool = False) -> Path:
     options = ["-O1", "-g", "-fsanitize=address"] if checked else ["-O3"]
     crc = zlib.crc32((root / SOURCE).read_bytes())
     extension = Extension(
-        "streamer.hot._compiled",
+        "streamer.compiled._compiled",
         [str(root / SOURCE)],
         define_macros=[("STREAMER_SOURCE_CRC", f"{crc}u")],
         extra_compile_args=options,

@@ -14,7 +14,7 @@ from typing import Any
 
 from streamer.admin import fleet
 from streamer.admin.events import Events
-from streamer.admin.series import Series
+from streamer.admin.minute_series import Series
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.runtime.services import Health

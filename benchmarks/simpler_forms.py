@@ -24,9 +24,9 @@ import psycopg
 from benchmarks.servers import source_and_target
 from streamer.lsn import Lsn
 from streamer.source.attached_partitions import _LEAVES_SQL
-from streamer.source.branch import Branch
 from streamer.source.journal.files import Journal, read_record
 from streamer.source.journal.records import JournalIdentity, Kind, Record
+from streamer.source.timeline_branches import Branch
 
 ROUNDS: Final = 3
 RECORD_BYTES: Final = 1024 * 1024

@@ -54,12 +54,12 @@ if pip config list | grep -qE 'index-url|no-index|proxy' ||
 fi
 pip install --quiet --no-deps --no-build-isolation --editable .
 implementation=$(env -u STREAMER_IMPLEMENTATION .venv/bin/python -c \
-    'from streamer.hot import choice; print(choice.describe())')
+    'from streamer.compiled import choice; print(choice.describe())')
 [ "$implementation" = compiled ] || echo "streamer uses $implementation"
 # pytest compiles the tests once, meanwhile: six processes of `make test` would each compile them all.
 .venv/bin/python -m pytest --collect-only -qq -p no:cacheprovider >/dev/null 2>&1 &
 if command -v java >/dev/null || [ -n "${JAVA_HOME:-}" ]; then
     echo "making the class data archive of Spark's JVM"
-    .venv/bin/python -m streamer.sync.class_archive --installed >/dev/null
+    .venv/bin/python -m streamer.sync.spark.class_archive --installed >/dev/null
 fi
 wait # A test that cannot be imported fails in the run itself.

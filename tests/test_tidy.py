@@ -121,24 +121,24 @@ PURE = {
     "apply.lane_transaction",
     "apply.plan",
     "apply.sql.copydata",
-    "apply.sql.definition",
+    "apply.sql.definition_changes",
     "apply.sql.expressions",
-    "apply.sql.objects",
+    "apply.sql.object_changes",
     "apply.sql.statements",
     "apply.sql.type_changes",
     "apply.sql.wide_rows",
-    "compare.definitions",
+    "compare.compared_tables",
     "compare.hashes",
     "compare.judge",
     "compare.ranges",
     "compare.tables",
     "progress.tracker",
     "runtime.dispatch",
-    "source.history",
+    "source.history_check",
     "sync.copy_query",
     "sync.copy_queue",
-    "sync.exchange",
-    "sync.plan",
+    "sync.exchange_rows",
+    "sync.ctid_ranges",
     "sync.states",
     "postgres.quoting",
     "postgres.row_values",
@@ -192,7 +192,7 @@ LAYERS = [
         "containment",
         "error_reports",
         "failpoints",
-        "hot",
+        "compiled",
         "migrations",
         "owned_directory",
         "waiting",
@@ -255,7 +255,7 @@ IMPURE = {
 DRIVERS = {
     "asyncpg": {"target.connection"},
     "pyspark": {
-        *("sync.spark_job", "sync.spark_start", "sync.spark_worker"),
+        *("sync.spark.job", "sync.spark.start", "sync.spark.worker"),
         "compare.spark_program",
     },
     # Beside source/ and sync/: connection strings are libpq's, so it reads them. psycopg knows the
@@ -264,7 +264,7 @@ DRIVERS = {
         *("source", "sync", "compare", "commands"),
         *("postgres.conninfo", "postgres.binary_values"),
     },
-    "aiosqlite": {"admin.rows", "admin.store"},
+    "aiosqlite": {"admin.mapping_rows", "admin.store"},
 }
 PARSERS = {"postgres.conninfo": {"psycopg"}, "postgres.binary_values": {"psycopg"}}
 """Pure modules that use a driver nevertheless: it reads a string or a value for them."""
@@ -308,11 +308,11 @@ SWALLOWS = {
     # The last net of a command: one line for people, the rest for debugging.
     "cli.terminal": 1,
     # A process of its own, which reports to the one that started it, over a pipe.
-    "sync.spark_job": 2,
+    "sync.spark.job": 2,
     # The same, of a comparison without Spark.
     "compare.local_program": 1,
     # Any failure of a relation is reported the same way, by tasks and by a thread.
-    "sync.parts": 2,
+    "sync.copy_parts": 2,
 }
 
 
@@ -389,7 +389,7 @@ def test_a_package_re_exports_nothing() -> None:
 
 def test_a_module_is_named_for_what_it_holds() -> None:
     nameless = {module.name for module in MODULES if module.name.split(".")[-1] in NAMELESS}
-    assert nameless == {"source.types"}  # it holds types of a database
+    assert nameless == set()
 
 
 # ---- prose -------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from streamer.admin.rows import Row
+from streamer.admin.mapping_rows import Row
 from streamer.admin.service import AdminService
 from streamer.commands.requests import SourceKey, SourceOutcome, request_each
 from streamer.errors import InvalidError, MappingError

@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlsplit
 
 from streamer.admin.access import is_loopback
 from streamer.admin.local_client import PER_PAGE, LocalClient
-from streamer.admin.rows import Row
+from streamer.admin.mapping_rows import Row
 from streamer.admin.service import database_path, open_service
 from streamer.commands.requests import command_actor
 from streamer.config.settings import Settings

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from streamer.admin.rows import Row
+from streamer.admin.mapping_rows import Row
 from streamer.admin.store import Query
 
 if TYPE_CHECKING:

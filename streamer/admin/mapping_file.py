@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from streamer.progress.lost import MappingTrouble
+from streamer.progress.lost_mapping import MappingTrouble
 
 _BUSY_SECONDS: Final = 1.0
 DAMAGED_HINT: Final = (

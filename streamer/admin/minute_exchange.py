@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from streamer.admin.series import AHEAD_SECONDS, COARSE_SECONDS, KEPT_SECONDS, Series
+from streamer.admin.minute_series import AHEAD_SECONDS, COARSE_SECONDS, KEPT_SECONDS, Series
 from streamer.errors import StreamerError
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.minutes import Minute, add_minutes, read_minutes

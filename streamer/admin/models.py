@@ -21,7 +21,7 @@ from streamer.mapping.expressions import EXPRESSION_BYTES_MAX
 from streamer.mapping.resync import Mode, Resync
 from streamer.mapping.rules import OnError, RelationPattern, parse_relation
 from streamer.postgres.passwords import MASK, check_url, has_mask
-from streamer.sync.scope import parse_resync
+from streamer.sync.resync_scope import parse_resync
 from streamer.target.conventions import TABLE_COLUMNS_MAX
 
 SOURCES_MAX: Final = 2000

@@ -19,14 +19,14 @@ from typing import Any, Final, Protocol
 import structlog
 
 from streamer.admin import models
-from streamer.admin.applied import EMPTY, applied_mapping, keyring_of, show_static
+from streamer.admin.applied_mapping import EMPTY, applied_mapping, keyring_of, show_static
 from streamer.admin.discovery import discovered
 from streamer.admin.draft import build_mapping, check_table, unfinished
 from streamer.admin.keyring import Keyring
+from streamer.admin.mapping_rows import Content, Row
 from streamer.admin.plan import Plan, make_plan
-from streamer.admin.rows import Content, Row
-from streamer.admin.sides import look_at
 from streamer.admin.store import AdminStore, Query, open_store
+from streamer.admin.table_comparison import look_at
 from streamer.admin.tenants import Tenants
 from streamer.admin.transfer import export_mapping, keep_passwords, read_import
 from streamer.commands.check.source_facts import read_source
@@ -71,7 +71,7 @@ from streamer.postgres.passwords import has_mask
 from streamer.postgres.secret import Secret
 from streamer.progress.audit import Act, read_acts
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lost import MappingTrouble
+from streamer.progress.lost_mapping import MappingTrouble
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import read_source_records

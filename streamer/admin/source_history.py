@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from streamer.admin.minute_exchange import MinuteExchange
-from streamer.admin.series import (
+from streamer.admin.minute_series import (
     FIELDS,
     FINE_SECONDS,
     FINE_SLOTS,

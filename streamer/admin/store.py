@@ -20,8 +20,7 @@ import structlog
 
 from streamer.admin.keyring import Keyring
 from streamer.admin.mapping_file import DAMAGED_HINT, MappingFile, is_damage
-from streamer.admin.models import COLUMNS, row_settings
-from streamer.admin.rows import (
+from streamer.admin.mapping_rows import (
     COLUMN_NAMES,
     TABLES,
     Content,
@@ -49,11 +48,12 @@ from streamer.admin.rows import (
     translating_constraints,
     write_audit,
 )
+from streamer.admin.models import COLUMNS, row_settings
 from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError
 from streamer.migrations import read_migrations
 from streamer.postgres.passwords import check_url, fill_masks, has_mask, mask, secret_spans
 from streamer.progress.audit import TEARDOWN
-from streamer.progress.lost import MappingTrouble
+from streamer.progress.lost_mapping import MappingTrouble
 from streamer.progress.minutes import Minute
 
 log = structlog.get_logger()

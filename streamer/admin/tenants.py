@@ -12,7 +12,7 @@ import structlog
 
 from streamer.admin import edit
 from streamer.admin.local_client import LocalClient
-from streamer.admin.rows import Row
+from streamer.admin.mapping_rows import Row
 from streamer.commands.scope import Scope
 from streamer.commands.tenants import change, listing
 from streamer.commands.tenants.drift import DriftReport, read_drift

@@ -25,7 +25,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.sql.copydata import constant
-from streamer.apply.sql.staged import OrderedRun
+from streamer.apply.sql.staged_rows import OrderedRun
 from streamer.apply.sql.statements import (
     CONFLICT_STATE,
     CREATE_NOTED,
@@ -35,7 +35,7 @@ from streamer.apply.sql.statements import (
     OP_PROBED_UPDATE,
     Statements,
 )
-from streamer.apply.transaction import TargetTransaction
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import is_partial
 from streamer.errors import ConflictError, StreamerError

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
-from streamer.decode.large import pieces
+from streamer.decode.large_values import pieces
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, Redefinition
 from streamer.decode.tuples import KIND_BINARY, KIND_TEXT
 from streamer.errors import MappingError

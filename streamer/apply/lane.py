@@ -42,9 +42,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-from streamer.apply.brake import Brake
-from streamer.apply.held import Held
+from streamer.apply.held_counts import Held
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.mass_delete_brake import Brake
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import Quarantine
 from streamer.apply.sql.wide_rows import PlanStatements

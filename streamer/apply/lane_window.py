@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from streamer.apply.fold import Counts, Fold, NotFoldable
+from streamer.apply.history_chains import Versions
 from streamer.apply.lane import Lane, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import ApplyPlan
-from streamer.apply.versions import Versions
 from streamer.decode.transactions import Changes, Transaction
 from streamer.lsn import Lsn
 

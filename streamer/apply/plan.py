@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streamer.apply.hashed_columns import check_hashes
 from streamer.apply.row_metadata import RowMetadata
+from streamer.compiled import choice
 from streamer.decode.former_labels import FormerLabels
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
@@ -26,7 +27,6 @@ from streamer.decode.tuples import (
     read_text_tuple,
 )
 from streamer.errors import TargetSchemaError
-from streamer.hot import choice
 from streamer.mapping.expressions import Expression
 from streamer.mapping.rules import (
     METADATA_TYPES,
@@ -52,7 +52,7 @@ from streamer.target.conventions import (
 )
 
 if TYPE_CHECKING:
-    from streamer.hot._compiled import RowFolder
+    from streamer.compiled._compiled import RowFolder
 
 
 class Identity(enum.Enum):

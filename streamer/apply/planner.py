@@ -41,7 +41,7 @@ from streamer.mapping.rules import (
     TableType,
 )
 from streamer.postgres.quoting import quote_identifier, quote_qualified
-from streamer.progress.ddl import read_definition
+from streamer.progress.definition_changes import read_definition
 from streamer.source.catalog import SourceRelation
 from streamer.source.columns import ColumnNow
 from streamer.target.add_columns import (

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from streamer.apply.sql.copydata import commit_time_value, constant
+from streamer.compiled import choice
 from streamer.decode.pgoutput import (
     DELETE,
     INSERT,
@@ -22,7 +23,6 @@ from streamer.decode.pgoutput import (
     from_datetime,
 )
 from streamer.decode.tuples import KIND_BINARY, KIND_TEXT, KIND_UNCHANGED, MixedRow, Row, Value
-from streamer.hot import choice
 from streamer.mapping.rules import MetadataKind
 
 if TYPE_CHECKING:

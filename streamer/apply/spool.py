@@ -20,10 +20,10 @@ from typing import Final, cast
 
 import structlog
 
-from streamer.apply.held import Held
+from streamer.apply.held_counts import Held
 from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
-from streamer.decode.large import LARGE_BYTES, pieces, slices
+from streamer.decode.large_values import LARGE_BYTES, pieces, slices
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import SpoolError

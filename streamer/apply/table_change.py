@@ -12,9 +12,9 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import MappedRelation
-from streamer.apply.objects import Objects, Tables, translate_types
+from streamer.apply.object_changes import Objects, Tables, translate_types
 from streamer.apply.quarantine.definition_changes import follow_changes
-from streamer.apply.sql.definition import DefinitionTranslator, Translation
+from streamer.apply.sql.definition_changes import DefinitionTranslator, Translation
 from streamer.apply.sql.generated import GeneratedFacts
 from streamer.apply.sql.partitions import PartitionTranslator
 from streamer.apply.sql.type_changes import columns_of
@@ -37,7 +37,7 @@ from streamer.mapping.objects import ObjectChange, TypeChange
 from streamer.mapping.partitions import PartitionChange
 from streamer.mapping.rules import DdlKind, OnDdl, SourceMapping
 from streamer.postgres.quoting import quote_identifier
-from streamer.progress.ddl import (
+from streamer.progress.definition_changes import (
     SKIP,
     WAITING,
     DdlDecision,
@@ -51,7 +51,7 @@ from streamer.progress.ddl import (
     store_definition,
     store_former_labels,
 )
-from streamer.progress.definitions import hold_plans
+from streamer.progress.planned_definitions import hold_plans
 from streamer.target.add_columns import store_known
 from streamer.target.catalog import (
     TargetRelation,
@@ -62,7 +62,7 @@ from streamer.target.catalog import (
     read_relation,
 )
 from streamer.target.connection import TargetConnection
-from streamer.target.unfilled import read_unfilled
+from streamer.target.unfilled_columns import read_unfilled
 
 log = structlog.get_logger()
 

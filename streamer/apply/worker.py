@@ -1,8 +1,8 @@
 """An apply worker: a queue, a window that fills, and a window in its COMMIT.
 
 While the server writes one window, the worker decodes and folds the next, so both work at the same
-time. `streamer.apply.pace` decides when a window closes; one that is large closes at once. It
-always ends at source commits.
+time. `streamer.apply.commit_pace` decides when a window closes; one that is large closes at once.
+It always ends at source commits.
 
 The worker knows one way to apply a window. If the target rejects a lane's changes that way, the
 worker gives the lane back. The lane is then held, and a drainer (`streamer.apply.drain`) finds the
@@ -20,18 +20,18 @@ from typing import Final
 
 import structlog
 
-from streamer.apply.budget import Budget
+from streamer.apply.commit_counts import count_window, skipped_truncates
+from streamer.apply.commit_pace import CommitPace, WindowFacts
 from streamer.apply.conflicts import ConflictsFound
-from streamer.apply.counting import count_window, skipped_truncates
 from streamer.apply.hot_lanes import IDLE_SECONDS, HotLanes
 from streamer.apply.lane import Lane, MappedRelation, ShareQueue
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.lane_window import LaneWindow
-from streamer.apply.pace import CommitPace, WindowFacts
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner, known_plans
+from streamer.apply.queue_budget import Budget
 from streamer.apply.slow_lanes import ASIDE_SECONDS, Move, SlowLanes
-from streamer.apply.transaction import TargetTransaction
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.backoff import Backoff
 from streamer.containment import contained

@@ -12,15 +12,16 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from streamer.apply.advice import advise
 from streamer.apply.conflict_notes import ConflictNotes, Noted, refusal
 from streamer.apply.fold import Fold, NotFoldable
+from streamer.apply.history_chains import Versions
 from streamer.apply.key_order import Removal, in_key_order, is_connected, removal_of
 from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_window import LaneWindow, RelationWindow
 from streamer.apply.plan import ApplyPlan, Identity
+from streamer.apply.rejection_advice import advise
 from streamer.apply.sql.copydata import RowLayout, constant, encode_rows
-from streamer.apply.sql.staged import OrderedRun, by_unchanged, masked_rows, staged_values
+from streamer.apply.sql.staged_rows import OrderedRun, by_unchanged, masked_rows, staged_values
 from streamer.apply.sql.statements import (
     OP_DELETE,
     OP_FIRST_MOVED,
@@ -30,8 +31,7 @@ from streamer.apply.sql.statements import (
     Statements,
 )
 from streamer.apply.sql.wide_rows import SplitStatements
-from streamer.apply.transaction import TargetTransaction
-from streamer.apply.versions import Versions
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.decode.pgoutput import INSERT, from_datetime
 from streamer.decode.tuples import PendingRow, Row, is_partial, unchanged_positions
 from streamer.errors import (

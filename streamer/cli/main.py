@@ -56,9 +56,9 @@ from streamer.commands import teardown as teardown_command
 from streamer.commands import wait as wait_command
 from streamer.commands.problems import only_problems, troubled
 from streamer.commands.scope import Scope
+from streamer.compiled import choice
 from streamer.config import static
 from streamer.errors import StreamerError
-from streamer.hot import choice
 from streamer.lsn import Lsn
 from streamer.mapping.resync import Mode
 from streamer.observability import logs
@@ -334,16 +334,16 @@ def show_events(
     The events come from the running process: that of this configuration, or the one at --url, with
     the token in STREAMER_ADMIN__TOKEN. If none runs, the command reads the bookkeeping tables.
     """
-    from streamer.admin import tail
+    from streamer.admin import event_tail
     from streamer.commands.screen import until_interrupted
 
     async def show() -> None:
         _, settings = static.read(GLOBALS.config, GLOBALS.overrides)
-        async for name, data in tail.tail(settings, url, follow=follow):
-            if name in tail.CHATTY and not everything:
+        async for name, data in event_tail.tail(settings, url, follow=follow):
+            if name in event_tail.CHATTY and not everything:
                 continue
             now = datetime.now().astimezone()
-            line = tail.as_line((name, data), now)
+            line = event_tail.as_line((name, data), now)
             if as_json:
                 line = json.dumps({"at": now.isoformat(), "event": name, **data}, default=str)
             sys.stdout.write(f"{line}\n")
@@ -566,7 +566,7 @@ def resync(
     The target stores the request: a running process acts at once, a stopped one at its next start.
     Readers of the target see the old rows until the new ones replace them in one transaction.
     """
-    from streamer.sync.scope import parse_resync, read_names
+    from streamer.sync.resync_scope import parse_resync, read_names
 
     try:
         names = None if columns is None else read_names(columns)

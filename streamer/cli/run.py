@@ -13,10 +13,10 @@ from streamer import __version__
 from streamer.admin.events import Events
 from streamer.admin.server import AdminServer, opened_admin
 from streamer.cli.processes import make_parent, obeying, serving_as
+from streamer.compiled import choice
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.errors import ConfigurationError, MappingError, StreamerError
-from streamer.hot import choice
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.observability.http import RenderMetrics, make_app, require_private
 from streamer.observability.joined import render_all
@@ -25,7 +25,7 @@ from streamer.postgres.credentials import is_same_login
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.runtime.processes.child import Membership
 from streamer.runtime.processes.journals import gather_journals
-from streamer.runtime.replicas.following import MappingFollower
+from streamer.runtime.replicas.mapping_follower import MappingFollower
 from streamer.runtime.shutdown import stop_on_signals
 
 log = structlog.get_logger()

@@ -68,7 +68,7 @@ def with_mapping_database(
     settings: "Settings", work: "Callable[[AdminStore], Coroutine[Any, Any, T]]"
 ) -> T:
     """Do *work* with the mapping database itself, not with the process that runs on it."""
-    from streamer.admin.applied import keyring_of
+    from streamer.admin.applied_mapping import keyring_of
     from streamer.admin.store import open_store
 
     async def run() -> T:
@@ -98,7 +98,7 @@ def load_to_show() -> tuple[Any, Mapping, MappingState]:
     path = settings.mapping_database
     if path is None:
         return settings, mapping, MappingState()
-    from streamer.admin.applied import read_applied
+    from streamer.admin.applied_mapping import read_applied
 
     mapping, trouble = run_to_end(read_applied(settings))
     return settings, mapping, MappingState(trouble, None if path.exists() else path)
@@ -108,7 +108,7 @@ def load(*, needs_sources: bool = False) -> Any:
     """Return the settings and the applied mapping."""
     settings, mapping = _settings_and_mapping()
     if settings.mapping_database is not None:
-        from streamer.admin.applied import load_applied
+        from streamer.admin.applied_mapping import load_applied
 
         mapping = run_to_end(load_applied(settings))
     if needs_sources:

@@ -25,8 +25,8 @@ from streamer.errors import MappingError, StreamerError
 from streamer.mapping.expressions import Expression
 from streamer.mapping.rules import Mapping, SourceLabel
 from streamer.owned_directory import OwnedDirectory
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.scope import parse_condition
+from streamer.sync.resync_scope import parse_condition
+from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
 
 REPORT_SUFFIXES: Final = (".parquet", ".jsonl", ".ndjson", ".json")

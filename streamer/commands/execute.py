@@ -3,7 +3,7 @@
 The command stores the script in the target's bookkeeping, opens a transaction at the source, and
 stores its number, too. The transaction emits the message, runs the script and commits. After a kill
 at any step, a command with the same id reads the outcome of that transaction from the source. The
-process that streams runs the script at the target (`streamer.runtime.scripts`).
+process that streams runs the script at the target (`streamer.runtime.script_runner`).
 """
 
 import asyncio

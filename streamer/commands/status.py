@@ -18,9 +18,9 @@ from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import CopyProgress, read_progress
-from streamer.progress.definitions import DefinitionRecord, read_definitions
-from streamer.progress.held import HeldRecord, read_held
-from streamer.progress.lost import MappingTrouble, find_lost_mapping
+from streamer.progress.held_changes import HeldRecord, read_held
+from streamer.progress.lost_mapping import MappingTrouble, find_lost_mapping
+from streamer.progress.planned_definitions import DefinitionRecord, read_definitions
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.replicas import ReplicaRecord, find_newest_mapping, read_replicas
 from streamer.progress.schema import is_installed

@@ -26,7 +26,7 @@ from streamer.commands.screen import lag_style, until_interrupted
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
-from streamer.progress.lost import MappingTrouble
+from streamer.progress.lost_mapping import MappingTrouble
 from streamer.quantities import format_bytes, format_latency
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.states import STARTING_SPARK

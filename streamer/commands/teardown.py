@@ -13,7 +13,7 @@ from streamer.progress.schema import drop_if_empty, is_installed, read_installat
 from streamer.progress.sources import forget_source, read_source_records
 from streamer.source.journal.files import directory_of, remove_journal
 from streamer.source.teardown import Teardown, teardown_source
-from streamer.sync.stage import drop_leftover_stages, find_leftover_stages
+from streamer.sync.staging_tables import drop_leftover_stages, find_leftover_stages
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.target.deferred_indexes import read_deferred_targets, restore_indexes
 from streamer.waiting import in_thread

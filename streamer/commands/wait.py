@@ -16,8 +16,8 @@ from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.definitions import read_definitions
 from streamer.progress.lag import ask_for_positions
+from streamer.progress.planned_definitions import read_definitions
 from streamer.progress.positions import RelationPosition, SourcePosition, read_positions
 from streamer.progress.schema import is_installed
 from streamer.source.connection import connection

@@ -22,8 +22,8 @@ from typing import Final, Self
 
 import structlog
 
+from streamer.compare.compared_tables import TableFacts, build_table
 from streamer.compare.comparison import agree_on_hash, cut_table, estimate_rows
-from streamer.compare.definitions import TableFacts, build_table
 from streamer.compare.ranges import (
     FETCH_ROWS,
     count_buckets,
@@ -38,10 +38,10 @@ from streamer.mapping.resync import FoundRows
 from streamer.postgres.key_ranges import KeyRange, join_ranges
 from streamer.source.connection import Connection, fetch_all, translating
 from streamer.sync.context import CopyContext
-from streamer.sync.plan import task_rate
+from streamer.sync.create_tables import published_relation
+from streamer.sync.ctid_ranges import task_rate
 from streamer.sync.prepare import TableCopy
 from streamer.sync.snapshot import HeldSnapshot, import_snapshot, open_copy_session
-from streamer.sync.tables import published_relation
 from streamer.target.connection import TargetConnection
 
 log = structlog.get_logger()

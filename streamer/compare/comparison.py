@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
-from streamer.compare.definitions import TableFacts, build_table
+from streamer.compare.compared_tables import TableFacts, build_table
 from streamer.compare.hashes import PROBE_SQL, HashKind, choose_hash
 from streamer.compare.ranges import count_buckets, count_ranges, split_range
 from streamer.compare.readings import ComparisonEnds, Unit
@@ -49,20 +49,20 @@ from streamer.progress.comparisons import (
     end_comparison,
     find_comparison,
 )
-from streamer.progress.ddl import read_others
+from streamer.progress.definition_changes import read_others
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import require_installed
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.progress.verifications import VerificationRecord, store_verifications
 from streamer.source.catalog import SourceRelation, flush_wal, read_relations
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one, login_of_source
-from streamer.sync.plan import task_rate
-from streamer.sync.tables import published_relation
+from streamer.sync.create_tables import published_relation
+from streamer.sync.ctid_ranges import task_rate
 from streamer.target.catalog import read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, login_of_target
 
 if TYPE_CHECKING:
-    from streamer.source.place import Place
+    from streamer.source.reached_server import Place
 
 log = structlog.get_logger()
 

@@ -4,7 +4,7 @@ The readings are those of Spark's tasks (`streamer.compare.readings`). Spark dis
 joins rows that differ; here each thread takes the next range and does both. It has two connections,
 and memory for the rows of one small range.
 
-`streamer.compare.local_process` writes the job to standard input, as one line of JSON. The answer
+`streamer.compare.local_launcher` writes the job to standard input, as one line of JSON. The answer
 is one line of JSON on standard output. The process ends with that input, so it never outlives its
 parent. SIGTERM cancels the statements that run.
 """
@@ -52,7 +52,7 @@ from streamer.compare.readings import (
 )
 from streamer.compare.results import SAMPLE_ROWS, shown
 from streamer.compare.tables import ComparedTable
-from streamer.sync.parts import PassingError
+from streamer.sync.copy_parts import PassingError
 
 BUCKETS_ROWS: Final = 100_000
 """The rows of buckets that one query fetches, because each such query reads the whole table."""

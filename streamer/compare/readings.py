@@ -35,7 +35,8 @@ from streamer.lsn import Lsn
 from streamer.postgres.key_ranges import Key, KeyRange
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
-from streamer.source.flush import (
+from streamer.source.reached_server import PLACE_SQL, Place, find_difference, place_of
+from streamer.source.wal_end import (
     COMMIT_LATER_SQL,
     COMMIT_SQL,
     FLUSH_LSN_SQL,
@@ -43,8 +44,7 @@ from streamer.source.flush import (
     WRITER_POLL_SECONDS,
     WRITER_SECONDS,
 )
-from streamer.source.place import PLACE_SQL, Place, find_difference, place_of
-from streamer.sync.parts import Pace, PassingError, connect
+from streamer.sync.copy_parts import Pace, PassingError, connect
 
 Connection = psycopg.Connection[Any]
 

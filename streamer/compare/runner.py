@@ -8,10 +8,10 @@ comparison of the other.
 from typing import Any
 
 from streamer.compare.files import PARQUET
-from streamer.compare.local_process import LocalProcess
+from streamer.compare.local_launcher import LocalProcess
 from streamer.config.sync import SyncSection
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.spark_security import is_local
+from streamer.sync.spark.launcher import SparkLauncher
+from streamer.sync.spark.security import is_local
 
 
 def always_needs_spark(settings: SyncSection) -> bool:

@@ -1,6 +1,6 @@
 """The Spark program of a comparison: ranges of all tables and sources, reduced; rows, joined.
 
-`streamer.sync.spark_job` runs it for a job whose ``program`` is ``compare``. Its stages:
+`streamer.sync.spark.job` runs it for a job whose ``program`` is ``compare``. Its stages:
 
 1. *digests of ranges*: a task computes both sides of a range. DataFrames reduce them to totals and
    to the ranges that differ.

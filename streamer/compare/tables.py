@@ -1,7 +1,7 @@
 """The SQL that reads a table on both sides as text. Pure.
 
 Both servers write rows with the columns of the target, in the same order
-(`streamer.compare.definitions`). Sessions pin the settings that the form of a value depends on
+(`streamer.compare.compared_tables`). Sessions pin the settings that the form of a value depends on
 (`streamer.postgres.session`).
 """
 

@@ -1,7 +1,7 @@
 """The tasks of a comparison: functions over the rows of one Spark partition.
 
 An executor on another machine has only this module and its imports of streamer
-(`streamer.sync.spark_job` ships them), besides psycopg.
+(`streamer.sync.spark.job` ships them), besides psycopg.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,8 @@
 """Rows of the capture's table, as the logical messages that they stand for. Pure.
 
 pgoutput sends logical messages from PostgreSQL 14 on. On older servers the capture inserts its
-messages into a small published table (`streamer.source.capture`). An INSERT there has the place and
-the subtransaction of the command, as a logical message has. So each one becomes such a message
+messages into a small published table (`streamer.source.ddl_capture`). An INSERT there has the place
+and the subtransaction of the command, as a logical message has. So each one becomes such a message
 before any other code sees it, and everything behind works alike.
 
 The table has one column, of type bytea. Layouts: "Logical Replication Message Formats" in

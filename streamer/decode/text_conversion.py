@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, cast
 
-from streamer.decode.large import LargeValue, pieces
+from streamer.decode.large_values import LargeValue, pieces
 from streamer.decode.tuples import Row, Value
 from streamer.errors import ProtocolError
 

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from streamer.compiled import choice
 from streamer.decode import pgoutput
 from streamer.decode.pgoutput import LogicalMessage, Relation
 from streamer.errors import ProtocolError
-from streamer.hot import choice
 from streamer.lsn import Lsn
 
 if TYPE_CHECKING:

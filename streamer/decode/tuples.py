@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-from streamer.decode.large import large_or_bytes
+from streamer.decode.large_values import large_or_bytes
 from streamer.errors import ProtocolError
 
 _length_at: Final = struct.Struct(">I").unpack_from

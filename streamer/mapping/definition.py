@@ -1,6 +1,6 @@
 """A table's definition at the source, and the difference between two of them.
 
-The capture at the source (`streamer.source.capture`) sends the state of a table's catalog rows
+The capture at the source (`streamer.source.ddl_capture`) sends the state of a table's catalog rows
 after each command. Two successive states tell the change without a parser for SQL: a column keeps
 its number for life, so a rename is exact. Several actions of one ALTER TABLE appear as several
 changes of one difference.

@@ -1,7 +1,7 @@
 """Values of keys that compare in Python as they compare in PostgreSQL. Pure.
 
 Their types have one order on all servers: no collation, time zone or version changes it. Text has
-it where its collation orders bytes (`streamer.source.bytewise`). Sessions
+it where its collation orders bytes (`streamer.source.bytewise_columns`). Sessions
 of streamer pin DateStyle, TimeZone, bytea_output and extra_float_digits, which make the texts.
 
 PostgreSQL's ``date_send``, ``timestamp_send``, ``numeric_send`` and ``float8send`` have the binary

@@ -2,7 +2,8 @@
 
 `schema` creates the tables. `sources`, `relations`, `held`, `requests`, `copies`, `former`, `lag`
 and `audit` each hold the functions that read and write one part of them. Workers move the progress
-of relations themselves (`streamer.apply.transaction`), in the transactions whose progress it is.
+of relations themselves (`streamer.apply.target_transaction`), in the transactions whose progress it
+is.
 """
 
 import asyncio

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+from streamer.compiled import choice
 from streamer.errors import StreamerError, TargetConnectionError, TargetFencedError
-from streamer.hot import choice
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
-from streamer.source.history import Landmark
+from streamer.source.history_check import Landmark
 from streamer.target.claim import LOCK_CLASS, PROOF_SQL, Claim
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.waiting import wait_for_event

@@ -16,10 +16,10 @@ from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import Initial, RelationMapping, RelationName
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.former import bring_back, keep_former
+from streamer.progress.unmapped_relations import bring_back, keep_former
 from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.unfilled import request_unfilled
+from streamer.target.unfilled_columns import request_unfilled
 
 
 @dataclass(frozen=True, slots=True)

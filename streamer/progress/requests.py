@@ -12,7 +12,7 @@ from streamer.mapping.resync import Mode, Resync
 from streamer.progress.audit import write_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.unfilled import AUTOMATIC, read_unfilled, remember_unfilled
+from streamer.target.unfilled_columns import AUTOMATIC, read_unfilled, remember_unfilled
 
 CHANNEL: Final = "streamer"
 """Notified when an operator makes a request, or `WAITING` when one waits for the sources."""

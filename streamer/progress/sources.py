@@ -15,7 +15,7 @@ from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.purges import keep_columns
-from streamer.source.history import Landmark
+from streamer.source.history_check import Landmark
 from streamer.target.claim import LOCK_CLASS, Claim
 from streamer.target.connection import transaction
 

@@ -28,7 +28,7 @@ from streamer.decode.transactions import Changes, TransactionBlock
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.definition import DefinitionMessage
 from streamer.progress.tracker import LanePending, Run
-from streamer.source.history import HistoryCheck, Landmark
+from streamer.source.history_check import HistoryCheck, Landmark
 
 if TYPE_CHECKING:
     from streamer.apply.lane import Lane, MappedRelation

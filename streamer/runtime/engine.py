@@ -18,13 +18,13 @@ from typing import Final
 
 import structlog
 
-from streamer.apply.budget import Budget
+from streamer.apply.commit_pace import CommitPace
 from streamer.apply.drain.drainer import Drainer
 from streamer.apply.hot_lanes import HotLanes, place_count
-from streamer.apply.pace import CommitPace
 from streamer.apply.planner import Planner
+from streamer.apply.queue_budget import Budget
 from streamer.apply.spool import SpoolDirectory
-from streamer.apply.transaction import TargetTransaction
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.worker import LOCK_SECONDS, Worker
 from streamer.backoff import Backoff
 from streamer.config.settings import Settings
@@ -43,14 +43,14 @@ from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession
-from streamer.progress.lost import MappingTrouble, find_lost_mapping
+from streamer.progress.lost_mapping import MappingTrouble, find_lost_mapping
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
 from streamer.progress.schema import migrate, read_installation
 from streamer.progress.sources import forget_source, read_source_records
-from streamer.runtime.definitions import DefinitionBuilder
+from streamer.runtime.definition_maker import DefinitionBuilder
 from streamer.runtime.gauges import ScrapeFacts, families, read_facts
-from streamer.runtime.installation import Installation
-from streamer.runtime.questions import SourceQuestions
+from streamer.runtime.installation_id import Installation
+from streamer.runtime.planner_questions import SourceQuestions
 from streamer.runtime.readiness import (
     Reason,
     reason_fields,
@@ -58,23 +58,23 @@ from streamer.runtime.readiness import (
     target_reasons,
 )
 from streamer.runtime.relations import resolve_at
-from streamer.runtime.replicas.following import MappingFollower
+from streamer.runtime.replicas.mapping_follower import MappingFollower
 from streamer.runtime.replicas.replica import Fleet, Replica
 from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_owner import SlotOwner
-from streamer.runtime.starts import Starts
+from streamer.runtime.start_limit import Starts
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth, TargetWatch
 from streamer.runtime.verification import Verification, VerificationSettings
 from streamer.runtime.wait_log import report_waits
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.connection import connection
-from streamer.source.kept import KeptConnections
+from streamer.source.kept_connections import KeptConnections
 from streamer.source.slot import drop_slot_sql
 from streamer.source.teardown import teardown_source
 from streamer.sync.context import SyncSettings
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.turns import CopyTurns
+from streamer.sync.source_turns import CopyTurns
+from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()

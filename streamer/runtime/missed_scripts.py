@@ -16,10 +16,10 @@ from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.scripts import ScriptRecord, ScriptState, read_scripts, set_scripts_missed
-from streamer.source.branch import Branch
 from streamer.source.catalog import SourceServer
 from streamer.source.scripts import seen_by
 from streamer.source.slot import ExportedSnapshot
+from streamer.source.timeline_branches import Branch
 
 LEFT_OUT: Final = "the slot of the source is new and begins behind this script"
 OTHER_HISTORY: Final = "the source has another history than the one in which this script ran"

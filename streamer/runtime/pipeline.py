@@ -7,7 +7,8 @@
         or drainer apply/drain/drainer.py  the same for lanes that are held
       → events    runtime/table_events.py  a lane reports what it has committed
       → tracker   progress/tracker.py      the durable LSN before the first gap
-      → feedback  here                     stored in the target, then acknowledged to the source
+      → position  runtime/stored_position.py  stored in the target
+      → feedback  source/feedback.py       and then acknowledged to the source
 
 A pipeline waits for the lock of its source, opens a session (`streamer.runtime.session`), and runs
 the tasks that stream. It ends when the source is lost, an error needs an operator, or a stop is
@@ -37,7 +38,7 @@ from streamer.runtime.dispatch import AnotherHistory, Dispatched, ScriptsReached
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.reload import change_rules
 from streamer.runtime.requests import Requests
-from streamer.runtime.sequences import SequenceFollower
+from streamer.runtime.sequence_follower import SequenceFollower
 from streamer.runtime.services import Health, Services
 from streamer.runtime.session import Attempt, Session, open_session
 from streamer.runtime.shutdown import endless, finishes_before
@@ -47,7 +48,6 @@ from streamer.runtime.table_events import TableEvents
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import flush_wal
 from streamer.source.connection import connection
-from streamer.source.feedback import Feedback
 from streamer.source.large_rows import name_large_row
 from streamer.source.timeline import check_same_server_plainly
 from streamer.waiting import wait_for_event
@@ -177,11 +177,11 @@ class Pipeline:
         self.health.state, self.health.error = "streaming", None
         self._session = session
         self.requested.set()  # operators may have asked for something before
-        session.acknowledgement.ask()
+        session.position.ask()
         log.info(
             "streaming",
             source=source.label,
-            lsn=str(session.acknowledgement.stored_lsn),
+            lsn=str(session.position.stored_lsn),
             transport="binary" if session.transport.is_binary else "text",
             reads="slot" if session.reads_slot else "journal",
         )
@@ -242,7 +242,7 @@ class Pipeline:
                 tables.relations,
                 self.heartbeat,
                 follower,
-                session.acknowledgement,
+                session.position,
                 tables.tracker,
                 self._guard,
                 discovery,
@@ -258,9 +258,9 @@ class Pipeline:
                     await until_idle(lane)
                 feedback.cancel()
                 await asyncio.wait([feedback])
-                session.acknowledgement.is_wanted = True
+                session.position.is_wanted = True
                 await _store_progress(session)
-                await session.stream.stop(session.acknowledgement.stored_lsn)
+                await session.stream.stop(session.position.stored_lsn)
 
     async def _close(self, session: Session) -> None:
         self._session = None
@@ -312,17 +312,16 @@ class Pipeline:
                     self._take_keepalive(session, burst.wal_end_lsn, burst.source_time)
             except AnotherHistory:
                 raise session.slot_check.another_history() from None
-            if burst.wal_end_lsn is not None and burst.reply_requested:
-                _send_status(session)
+            if session.feedback.answer(burst):
                 # The source may be shutting down, and end once the target has everything.
-                session.acknowledgement.ask()
+                session.position.ask()
                 tables.advanced.set()
             if not budget.has_room(tables):
                 await budget.wait_for_room(tables)
             elif burst.has_more:
                 await asyncio.sleep(0)
             elif count:
-                may_rest = count < LOAD_MESSAGES and not session.acknowledgement.is_awaited
+                may_rest = count < LOAD_MESSAGES and not session.position.is_awaited
                 await asyncio.sleep(REST_SECONDS if may_rest else GATHER_SECONDS)
             else:
                 await stream.wait_readable()
@@ -359,9 +358,9 @@ class Pipeline:
 
     def _note_move(self, session: Session) -> None:
         """The position has moved without changes for us."""
-        acknowledgement = session.acknowledgement
-        is_due = time.monotonic() - acknowledgement.tried_at >= QUIET_SECONDS
-        if is_due or acknowledgement.is_due_soon:
+        position = session.position
+        is_due = time.monotonic() - position.tried_at >= QUIET_SECONDS
+        if is_due or position.is_due_soon:
             session.tables.advanced.set()
 
     # ---- acknowledging -------------------------------------------------------------------------
@@ -376,29 +375,22 @@ class Pipeline:
             advanced.clear()
             await _store_progress(session)
             self._stored.set()
-            await session.acknowledgement.pause()
+            await session.position.pause()
 
     async def _give_feedback(self, session: Session) -> None:
         """Acknowledge stored positions, often enough to show the source that we live."""
-        feedback = Feedback.of(self._source.label, session.server.wal_sender_timeout_seconds)
-        while True:
-            await wait_for_event(self._stored, feedback.interval)
-            self._stored.clear()
-            has_room = session.services.budget.has_room(session.tables)
-            _send_status(
-                session,
-                request_reply=feedback.should_request_reply(
-                    session.stream.last_message_at, reader_is_running=has_room
-                ),
-            )
+
+        def sent() -> None:
             failpoint("acknowledge.after_send")
             self._check_reached_stop(session)
+
+        await session.feedback.run(self._stored, sent)
 
     def _check_reached_stop(self, session: Session) -> None:
         if session.dispatcher.stop_lsn is None:
             return
-        session.acknowledgement.is_wanted = True
-        has_reached = session.dispatcher.has_reached_stop(session.acknowledgement.stored_lsn)
+        session.position.is_wanted = True
+        has_reached = session.dispatcher.has_reached_stop(session.position.stored_lsn)
         if has_reached and session.relations.are_ready:
             self.stop.set()
 
@@ -409,8 +401,7 @@ class Pipeline:
                 session.dispatcher.stop_lsn = await flush_wal(plain)
         await session.watch.run(lambda: self._check_reached_stop(session))
 
-    # ---- for the supervisor
-    # -----------------------------------------------------------------------
+    # ---- for the supervisor --------------------------------------------------------------------
 
     async def change(self, source: SourceMapping) -> bool:
         """Go over to other rules; return False if that needs a new attempt. Raises StreamerError,
@@ -424,7 +415,7 @@ class Pipeline:
             return
         if of_tables:
             session.relations.positions_wanted.set()
-        session.acknowledgement.ask()
+        session.position.ask()
         session.tables.advanced.set()
 
     @property
@@ -443,7 +434,7 @@ class Pipeline:
     @property
     def stored_lsn(self) -> Lsn:
         """Everything up to here is durable in the target, and stored there as such."""
-        return NOTHING if self._session is None else self._session.acknowledgement.stored_lsn
+        return NOTHING if self._session is None else self._session.position.stored_lsn
 
     @property
     def silent_seconds(self) -> float:
@@ -466,18 +457,12 @@ class Pipeline:
         return {} if self._session is None else self._session.relations.lags(now)
 
 
-def _send_status(session: Session, *, request_reply: bool = False) -> None:
-    session.stream.send_status(
-        session.acknowledgement.stored_lsn, session.tracker.flush_lsn, request_reply=request_reply
-    )
-
-
 async def _store_progress(session: Session) -> None:
     # A journal can be deleted as soon as the target has everything in it.
     if session.tables.has_progress or not session.reads_slot:
         session.tables.has_progress = False
-        session.acknowledgement.is_wanted = True
-    await session.acknowledgement.store(session.lag.visible_time)
+        session.position.is_wanted = True
+    await session.position.store(session.lag.visible_time)
 
 
 def _held_by(holder: str) -> str:

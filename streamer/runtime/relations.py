@@ -33,7 +33,7 @@ from streamer.source.catalog import SourceRelation, read_relation_names, read_re
 from streamer.source.connection import Connection
 from streamer.sync.states import State, needs_copy
 from streamer.target.claim import Claim
-from streamer.target.key_groups import Groups, read_groups
+from streamer.target.foreign_key_groups import Groups, read_groups
 
 
 def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from streamer.apply.budget import Budget
 from streamer.apply.drain.drainer import Drainer
+from streamer.apply.queue_budget import Budget
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.worker import Worker
 from streamer.error_reports import ErrorReport
@@ -14,18 +14,18 @@ from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession
 from streamer.progress.verifications import VerificationRecord
-from streamer.runtime.starts import Starts
+from streamer.runtime.start_limit import Starts
 from streamer.runtime.target_watch import TargetHealth
-from streamer.source.kept import KeptConnections
+from streamer.source.kept_connections import KeptConnections
 from streamer.sync.context import SyncSettings
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.turns import CopyTurns
+from streamer.sync.source_turns import CopyTurns
+from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress
 
 if TYPE_CHECKING:
     from streamer.runtime.heartbeat import ServerBeats
-    from streamer.source.place import Place
+    from streamer.source.reached_server import Place
 
 
 @dataclass(frozen=True, slots=True)

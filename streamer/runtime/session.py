@@ -26,7 +26,7 @@ from streamer.mapping.rules import (
     SourceMapping,
     parse_name,
 )
-from streamer.progress.ddl import read_unknown
+from streamer.progress.definition_changes import read_unknown
 from streamer.progress.lock import SourceLock
 from streamer.progress.relations import (
     read_relation_records,
@@ -37,42 +37,43 @@ from streamer.progress.relations import (
 from streamer.progress.requests import take_requests
 from streamer.progress.schema import read_installation
 from streamer.progress.sources import read_source_record, set_source_state
-from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.dispatch import Dispatcher
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.lag import Lag
-from streamer.runtime.published import Publishing
+from streamer.runtime.publications import Publishing
 from streamer.runtime.relations import Relations, forget_unmapped, relation_source, resolve_at
 from streamer.runtime.renames import follow_renames
-from streamer.runtime.scripts import Scripts
+from streamer.runtime.script_runner import Scripts
 from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_check import SlotCheck
 from streamer.runtime.source_guard import SourceWatch
+from streamer.runtime.stored_position import StoredPosition
 from streamer.runtime.table_events import TableEvents
 from streamer.runtime.timeline_watch import TimelineWatch
 from streamer.runtime.transport import ChosenTransport, choose_transport
 from streamer.runtime.wal_retention.guard import BacklogGuard
-from streamer.source.branch import Branch
-from streamer.source.capture import (
+from streamer.source.catalog import SourceRelation, SourceServer, check_ready, read_server
+from streamer.source.connection import Connection, connect, translating
+from streamer.source.ddl_capture import (
     ensure_capture,
     message_table,
     publish_messages,
     send_baseline,
     uses_table,
 )
-from streamer.source.catalog import SourceRelation, SourceServer, check_ready, read_server
-from streamer.source.connection import Connection, connect, translating
 from streamer.source.encoding import read_conversion
-from streamer.source.history import HistoryCheck
+from streamer.source.feedback import Feedback, FeedbackTimes
+from streamer.source.history_check import HistoryCheck
 from streamer.source.ownership import mark_publications
 from streamer.source.primary import writable
 from streamer.source.slot import ExportedSnapshot
 from streamer.source.stream import ReplicationStream
 from streamer.source.timeline import check_same_server_plainly, read_branch
-from streamer.source.waits import set_lock_timeout, watched
+from streamer.source.timeline_branches import Branch
+from streamer.source.wait_limits import set_lock_timeout, watched
 from streamer.sync.context import CopyContext
 from streamer.sync.coordinator import SyncCoordinator
-from streamer.sync.turns import CopyTurn
+from streamer.sync.source_turns import CopyTurn
 
 if TYPE_CHECKING:
     from streamer.decode.text_conversion import TextConversion
@@ -130,7 +131,8 @@ class Session:
     dispatcher: Dispatcher
     scripts: Scripts
     lag: Lag
-    acknowledgement: Acknowledgement
+    position: StoredPosition
+    feedback: Feedback
     coordinator: SyncCoordinator
     snapshot: ExportedSnapshot | None
     """The snapshot of a slot that this attempt created."""
@@ -493,6 +495,15 @@ class _Opening:
             lambda: tables.tracker.newest_lsn,
             lambda mapped: remove_relation(mapped, services, tables, dispatcher),
         )
+        position = StoredPosition(
+            self._attempt.lock, record, tables.tracker, history_check, self._attempt.heartbeat
+        )
+        stream = await settled.slot_check.open_stream(
+            services.sources,
+            settled.start_lsn,
+            binary=settled.transport.is_binary,
+            took=settled.watch.know_slot,
+        )
         return Session(
             services=services,
             record=record,
@@ -502,19 +513,18 @@ class _Opening:
             publishing=settled.publishing,
             watch=settled.watch,
             slot_check=settled.slot_check,
-            stream=await settled.slot_check.open_stream(
-                services.sources,
-                settled.start_lsn,
-                binary=settled.transport.is_binary,
-                took=settled.watch.know_slot,
-            ),
+            stream=stream,
             dispatcher=dispatcher,
             scripts=Scripts(
                 source, tables.claim, services.address, services.bookkeeping, tables.relations
             ),
             lag=Lag(tables.tracker),
-            acknowledgement=Acknowledgement(
-                self._attempt.lock, record, tables.tracker, history_check, self._attempt.heartbeat
+            position=position,
+            feedback=Feedback(
+                stream,
+                FeedbackTimes.of(source.label, server.wal_sender_timeout_seconds),
+                lambda: (position.stored_lsn, tables.tracker.flush_lsn),
+                lambda: services.budget.has_room(tables),
             ),
             coordinator=coordinator,
             snapshot=settled.snapshot,

@@ -36,12 +36,11 @@ from streamer.progress.sources import (
 )
 from streamer.runtime.missed_scripts import MissedScripts
 from streamer.runtime.wal_retention.guard import BacklogGuard
-from streamer.source.branch import Branch, common_end, is_continued
 from streamer.source.catalog import SourceServer, check_same_history
 from streamer.source.connection import Connection
 from streamer.source.journal.files import Journal
 from streamer.source.journal.stream import JournalStream
-from streamer.source.kept import KeptConnections
+from streamer.source.kept_connections import KeptConnections
 from streamer.source.slot import (
     ExportedSnapshot,
     Slot,
@@ -56,7 +55,8 @@ from streamer.source.slot import (
 )
 from streamer.source.stream import ChangeStream, ReplicationStream, StreamOptions
 from streamer.source.timeline import check_same_server_plainly
-from streamer.source.waits import Reported
+from streamer.source.timeline_branches import Branch, common_end, is_continued
+from streamer.source.wait_limits import Reported
 
 log = structlog.get_logger()
 

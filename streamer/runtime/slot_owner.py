@@ -10,7 +10,7 @@ from typing import Final
 
 from streamer.errors import SourceTakenError
 from streamer.mapping.rules import SourceMapping
-from streamer.runtime.installation import Installation
+from streamer.runtime.installation_id import Installation
 from streamer.source.connection import Connection
 from streamer.source.ownership import Found, check_owner, read_found, take_over_hint
 

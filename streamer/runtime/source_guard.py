@@ -22,7 +22,7 @@ from streamer.mapping.renames import Obstacle
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import OnTableDropped, RelationName, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.dropped import forget_dropped
+from streamer.progress.dropped_tables import forget_dropped
 from streamer.progress.relations import (
     demand_copy,
     fail_copy,
@@ -30,13 +30,13 @@ from streamer.progress.relations import (
     require_resync,
     set_streaming_state,
 )
-from streamer.runtime.published import Publishing, Verdicts
+from streamer.runtime.publications import Publishing, Verdicts
 from streamer.runtime.relations import Relations
 from streamer.runtime.renames import Following, Renamed, judge, rename_error
 from streamer.runtime.services import Health
 from streamer.source.catalog import SourceServer, flush_wal
 from streamer.source.connection import Connection, connection, fetch_one, translating
-from streamer.source.guard_look import GuardFacts, read_guard_facts
+from streamer.source.guard_query import GuardFacts, read_guard_facts
 from streamer.source.slot import Slot, check_slot
 from streamer.source.timeline import check_same_server_plainly
 from streamer.sync.coordinator import SyncCoordinator

@@ -15,18 +15,18 @@ from streamer.mapping.rules import DdlCapture, DdlKind, OnDdl, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
-from streamer.runtime.acknowledgement import Acknowledgement
 from streamer.runtime.discovery import Discovery
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
-from streamer.runtime.sequences import SequenceFollower
+from streamer.runtime.sequence_follower import SequenceFollower
+from streamer.runtime.stored_position import StoredPosition
 from streamer.runtime.wal_retention.guard import BacklogGuard
-from streamer.source.capture import read_capture
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, fetch_one, translating
+from streamer.source.ddl_capture import read_capture
 from streamer.source.synchronous import LISTED_SQL
 from streamer.sync.attached_rows import AttachedRows
-from streamer.sync.leaves import look_at_leaves
+from streamer.sync.gap_reports import look_at_leaves
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ async def look(
     relations: Relations,
     heartbeat: Heartbeat,
     follower: SequenceFollower,
-    acknowledgement: Acknowledgement,
+    position: StoredPosition,
     tracker: ProgressTracker,
     guard: BacklogGuard,
     discovery: Discovery,
@@ -63,7 +63,7 @@ async def look(
                 await guard.store(bookkeeping, record.source_id)
                 with translating(source.label):
                     waits = (await fetch_one(plain, _COMMITS_WAIT_SQL))["is_listed"]
-                acknowledgement.is_awaited = bool(waits)
+                position.is_awaited = bool(waits)
                 await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -14,7 +14,7 @@ from streamer.apply.lane import Hold, MappedRelation
 from streamer.decode.pgoutput import to_datetime
 from streamer.errors import TargetError
 from streamer.lsn import Lsn
-from streamer.progress.held import HeldRecord, set_held
+from streamer.progress.held_changes import HeldRecord, set_held
 from streamer.progress.lag import end_sessions_hint, read_blockers, set_lag_since, set_visible
 from streamer.progress.relations import set_waiting
 from streamer.progress.sources import SourceRecord, set_heartbeat_overdue

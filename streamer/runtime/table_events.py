@@ -12,8 +12,8 @@ from typing import Final
 
 import structlog
 
+from streamer.apply.commit_counts import count_shares
 from streamer.apply.conflicts import Conflict, note_conflicts
-from streamer.apply.counting import count_shares
 from streamer.apply.lane import Hold, Lane, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.backoff import Backoff

@@ -29,10 +29,10 @@ from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import follow_timeline
-from streamer.source.branch import Branch, common_end
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
 from streamer.source.timeline import read_branch, read_timeline
+from streamer.source.timeline_branches import Branch, common_end
 from streamer.target.claim import Claim
 
 log = structlog.get_logger()

@@ -16,7 +16,7 @@ from streamer.apply.binary import VERSION_MIN, binary_obstacle, binary_types
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, Transport
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.catalog import SourceRelation, SourceServer
-from streamer.sync.tables import published_relation
+from streamer.sync.create_tables import published_relation
 from streamer.target.catalog import read_relations
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
-from streamer.compare.local_process import LocalProcess
+from streamer.compare.local_launcher import LocalProcess
 from streamer.errors import StreamerError
 from streamer.mapping.rules import Mapping, SourceMapping, find_rules, parse_name
 from streamer.postgres.secret import Secret

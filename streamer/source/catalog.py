@@ -24,7 +24,10 @@ from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.postgres.describing import MARKED_OBJECTS, PARTITIONS, USED_TYPES, USER_OIDS_BEGIN
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
-from streamer.source.flush import (
+from streamer.source.guarded_identities import read_identities
+from streamer.source.reached_server import STARTED_SQL, Place
+from streamer.source.replica_identity import RelationIdentity
+from streamer.source.wal_end import (
     COMMIT_LATER_SQL,
     COMMIT_SQL,
     FLUSH_LSN_SQL,
@@ -32,9 +35,6 @@ from streamer.source.flush import (
     WRITER_POLL_SECONDS,
     WRITER_SECONDS,
 )
-from streamer.source.guard_facts import read_identities
-from streamer.source.identity import RelationIdentity
-from streamer.source.place import STARTED_SQL, Place
 
 VERSION_MIN: Final = 12_00_00
 CAPTURE_MARK: Final = "streamer captures definitions, version "

@@ -12,7 +12,7 @@ def chunk_columns(
     """Return the columns with their types that can order the chunks of a table, or the obstacle.
 
     *names*: the columns of which the target has the values. *bytewise*: those of text that are
-    ordered by bytes (`streamer.source.bytewise`).
+    ordered by bytes (`streamer.source.bytewise_columns`).
     """
     key = relation.key
     if relation.replica_identity == "f":

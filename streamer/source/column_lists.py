@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamer.errors import UnpublishedError
 from streamer.mapping.rules import RelationMapping, RelationName
-from streamer.source.identity import FULL, RelationIdentity
+from streamer.source.replica_identity import FULL, RelationIdentity
 
 if TYPE_CHECKING:
     from streamer.source.publication import Publication

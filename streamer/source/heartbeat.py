@@ -4,7 +4,7 @@ from typing import Final
 
 from streamer.lsn import Lsn
 from streamer.source.connection import Connection, fetch_one, is_standby, translating
-from streamer.source.flush import COMMIT_SQL
+from streamer.source.wal_end import COMMIT_SQL
 
 _MAY_SQL: Final = """
 select pg_catalog.has_function_privilege(oid, 'execute') as may_emit

@@ -12,7 +12,7 @@ from typing import Final
 
 from psycopg import pq
 
-from streamer.hot import choice
+from streamer.compiled import choice
 
 _MAPS: Final = Path("/proc/self/maps")
 

@@ -21,11 +21,11 @@ import structlog
 from streamer.errors import SourceContentionError, SourceRejectedError, UnpublishedError
 from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
-from streamer.source.capture import message_table
 from streamer.source.column_lists import NO_LISTS, ColumnLists
 from streamer.source.connection import Connection, fetch_all, first_line
-from streamer.source.identity import RelationIdentity
+from streamer.source.ddl_capture import message_table
 from streamer.source.primary import primary_hint, writable
+from streamer.source.replica_identity import RelationIdentity
 
 log = structlog.get_logger()
 

@@ -6,8 +6,8 @@ from typing import Final
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.source.connection import Connection, fetch_all
-from streamer.source.flush import FLUSH_LSN_SQL
 from streamer.source.slot import sync_slot_prefix
+from streamer.source.wal_end import FLUSH_LSN_SQL
 
 _SQL: Final = f"""
 select e.lsn::text as end_lsn, s.restart_lsn::text as restart_lsn,

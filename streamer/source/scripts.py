@@ -17,7 +17,7 @@ from streamer.mapping.rules import RelationName, SourceMapping
 from streamer.postgres.quoting import quote_literal
 from streamer.postgres.scripts import AFTER_SCRIPT_SQL, line_of, script_sql
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one, translate
-from streamer.source.place import PLACE_SQL, place_of
+from streamer.source.reached_server import PLACE_SQL, place_of
 
 _LOCK_SQL: Final = """
 select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 14))

@@ -31,7 +31,7 @@ from streamer.source.connection import Connection, connect, fetch_all, translati
 from streamer.source.connection import connection as plain_connection
 from streamer.source.primary import LOG_SNAPSHOT_SQL, RunningTransactions, primary_hint
 from streamer.source.timeline import check_same_server, check_same_server_plainly
-from streamer.source.waits import Tell, read_blockers
+from streamer.source.wait_limits import Tell, read_blockers
 
 LOOK_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 900.0

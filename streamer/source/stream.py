@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 import psycopg
 from psycopg import pq
 
+from streamer.compiled import choice
 from streamer.decode import pgoutput
-from streamer.decode.large import LARGE_BYTES, as_message
+from streamer.decode.large_values import LARGE_BYTES, as_message
 from streamer.errors import ProtocolError, SourceConnectionError, TransportError
-from streamer.hot import choice
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
@@ -41,7 +41,7 @@ from streamer.source.libpq import FUNCTIONS
 from streamer.source.timeline import check_same_server
 
 if TYPE_CHECKING:
-    from streamer.hot._compiled import FrameReader
+    from streamer.compiled._compiled import FrameReader
 
 _XLOG_DATA: Final = ord("w")
 _KEEPALIVE: Final = ord("k")

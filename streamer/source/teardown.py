@@ -6,8 +6,8 @@ import psycopg
 
 from streamer.errors import SourceError, SourceTakenError
 from streamer.mapping.rules import SourceMapping
-from streamer.source.capture import drop_capture, drop_sql
 from streamer.source.connection import connection
+from streamer.source.ddl_capture import drop_capture, drop_sql
 from streamer.source.ownership import read_found
 from streamer.source.publication import drop_publications, drop_publications_sql
 from streamer.source.slot import drop_slot, drop_slot_sql, read_slot

@@ -10,10 +10,10 @@ PostgreSQL documentation, "Streaming Replication Protocol", TIMELINE_HISTORY.
 import psycopg
 
 from streamer.errors import SourceConnectionError
-from streamer.source.branch import Branch
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, fetch_one
-from streamer.source.place import PLACE_SQL, STARTED_SQL, Place, find_difference, place_of
+from streamer.source.reached_server import PLACE_SQL, STARTED_SQL, Place, find_difference, place_of
+from streamer.source.timeline_branches import Branch
 
 
 async def read_branch(connection: Connection, server: SourceServer) -> Branch:

@@ -20,9 +20,9 @@ from streamer.mapping.rules import RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.attached_partitions import Leaf
 from streamer.source.connection import Connection, fetch_all
-from streamer.sync.scope import parse_condition
+from streamer.sync.resync_scope import parse_condition
 from streamer.target.connection import transaction
-from streamer.target.unfilled import AUTOMATIC
+from streamer.target.unfilled_columns import AUTOMATIC
 
 log = structlog.get_logger()
 

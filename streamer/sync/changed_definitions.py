@@ -20,16 +20,16 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import MappedRelation
-from streamer.apply.objects import read_used_types
+from streamer.apply.object_changes import read_used_types
 from streamer.apply.plan import missing_columns
-from streamer.apply.sql.joining import part_of_target
+from streamer.apply.sql.joining_source import part_of_target
 from streamer.apply.table_change import TableChange, store_waiting
 from streamer.errors import DefinitionStopError, SyncError, TargetContentionError
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition, all_differences
 from streamer.mapping.objects import TypeChange
 from streamer.mapping.rules import DdlKind, SourceMapping
-from streamer.progress.ddl import (
+from streamer.progress.definition_changes import (
     place_of_copy,
     read_definition,
     read_definitions,
@@ -38,11 +38,11 @@ from streamer.progress.ddl import (
     store_first_definitions,
     supersede,
 )
-from streamer.source.capture import read_present
 from streamer.source.catalog import SourceRelation, flush_wal, read_relations
 from streamer.source.connection import Connection
+from streamer.source.ddl_capture import read_present
 from streamer.sync.context import SyncEvents
-from streamer.sync.tables import published_relation
+from streamer.sync.create_tables import published_relation
 from streamer.target.catalog import read_partitions, read_relation
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.deferred_indexes import restore_indexes

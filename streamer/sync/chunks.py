@@ -34,7 +34,7 @@ from streamer.postgres.key_values import KeyValue
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.connection import Connection, fetch_all
 from streamer.sync.copy_query import copy_source
-from streamer.sync.plan import CopyPart, Heap, cut
+from streamer.sync.ctid_ranges import CopyPart, Heap, cut
 from streamer.sync.prepare import TableCopy
 
 CHUNK_BYTES_MIN: Final = 8192

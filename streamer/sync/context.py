@@ -17,9 +17,9 @@ from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.catalog import SourceServer
-from streamer.source.kept import KeptConnections
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.turns import CopyTurns
+from streamer.source.kept_connections import KeptConnections
+from streamer.sync.source_turns import CopyTurns
+from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 

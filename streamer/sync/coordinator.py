@@ -4,10 +4,10 @@ Relations that need a copy are held (`streamer.apply.lane`): the stream continue
 and keeps the changes of these on disk. The coordinator takes all that wait and copies them in one
 round (`streamer.sync.round`). A table that an operator or the source requests while a round runs
 gets another round, which does not wait for the first. So does a table whose copy fails
-(`streamer.sync.leaving`). The coordinator drops held changes up to the consistent point, because
-the copy has them.
+(`streamer.sync.leave_round`). The coordinator drops held changes up to the consistent point,
+because the copy has them.
 
-A round begins when its source has a turn (`streamer.sync.turns`).
+A round begins when its source has a turn (`streamer.sync.source_turns`).
 
 Dying anywhere leaves a state that tells where to begin again (`streamer.sync.states`).
 """
@@ -28,12 +28,12 @@ from streamer.progress.sources import set_copy_rounds
 from streamer.source.slot import ExportedSnapshot
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
-from streamer.sync.finish import Finisher
-from streamer.sync.leaving import Leaving
-from streamer.sync.reports import CopyReports
+from streamer.sync.hand_over import Finisher
+from streamer.sync.leave_round import Leaving
 from streamer.sync.round import Round
-from streamer.sync.stage import drop_leftover_stages, find_leftover_stages
-from streamer.sync.turns import CopyTurn
+from streamer.sync.source_turns import CopyTurn
+from streamer.sync.staging_tables import drop_leftover_stages, find_leftover_stages
+from streamer.sync.stalled_copies import CopyReports
 from streamer.target.deferred_indexes import read_deferred_targets, restore_indexes
 
 log = structlog.get_logger()

@@ -7,7 +7,7 @@ from streamer.apply.binary import binary_types
 from streamer.apply.plan import computed_cast
 from streamer.mapping.rules import MetadataKind, RelationMapping, TableType
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
-from streamer.sync.plan import PART_BYTES, CopySource, Heap
+from streamer.sync.ctid_ranges import PART_BYTES, CopySource, Heap
 from streamer.target.catalog import TargetRelation
 from streamer.target.conventions import HISTORY_COLUMNS, SID
 

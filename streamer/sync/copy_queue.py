@@ -1,7 +1,7 @@
 """The relations of one source that wait for a copy or are being copied. Pure.
 
 Several rounds can run at a time. A relation belongs to one of them until it is copied, or has left
-it (`streamer.sync.leaving`), or that round ends. Only then have all tasks that fill it ended.
+it (`streamer.sync.leave_round`), or that round ends. Only then have all tasks that fill it ended.
 """
 
 from collections import Counter

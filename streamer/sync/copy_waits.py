@@ -17,7 +17,7 @@ from streamer.progress.lag import end_sessions_hint, read_blockers
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.prepare import TableCopy
-from streamer.sync.reports import CopyReports
+from streamer.sync.stalled_copies import CopyReports
 from streamer.sync.states import STARTING_SPARK, TURN
 
 LOOK_SECONDS: Final = 1.0

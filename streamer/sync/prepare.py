@@ -5,7 +5,7 @@ this source, so readers miss none. ``streamer.relation.filling`` records the sta
 holds only part of this source's rows, and streamer deletes them.
 
 *Staged*: the target table has rows of this source, and readers. COPY fills a staging table, and one
-transaction exchanges the rows (`streamer.sync.stage`). A crash leaves the old rows.
+transaction exchanges the rows (`streamer.sync.staging_tables`). A crash leaves the old rows.
 
 streamer removes rows of other programs with consent only.
 
@@ -43,19 +43,19 @@ from streamer.progress.copies import begin_chunk, begin_copies, begin_part, read
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_condition, describe_expressions
-from streamer.source.types import read_types
+from streamer.source.user_defined_types import read_types
 from streamer.sync.changed_definitions import ChangedDefinitions
 from streamer.sync.copy_query import CopyOrder
-from streamer.sync.exchange import Exchange, WriteMode
-from streamer.sync.plan import CopyPart, Heap
-from streamer.sync.scope import (
+from streamer.sync.create_tables import NewTable, create_tables, published_relation
+from streamer.sync.ctid_ranges import CopyPart, Heap
+from streamer.sync.exchange_rows import Exchange, WriteMode
+from streamer.sync.resync_scope import (
     check_conditions,
     source_condition,
     target_condition,
     unchanged_columns,
 )
-from streamer.sync.stage import drop_stages, rest_triggers, stage_name, stage_place
-from streamer.sync.tables import NewTable, create_tables, published_relation
+from streamer.sync.staging_tables import drop_stages, rest_triggers, stage_name, stage_place
 from streamer.target.add_columns import add_columns
 from streamer.target.catalog import TargetRelation, read_relation, read_relations
 from streamer.target.connection import TargetAddress, TargetConnection, transaction

@@ -5,11 +5,11 @@ definition (`streamer.sync.changed_definitions`). Otherwise an operator makes th
 """
 
 from streamer.apply.lane import MappedRelation
-from streamer.apply.objects import read_used_types
-from streamer.apply.sql.joining import joining_statements
+from streamer.apply.object_changes import read_used_types
+from streamer.apply.sql.joining_source import joining_statements
 from streamer.errors import TargetSchemaError
 from streamer.hints import command
-from streamer.progress.ddl import read_others
+from streamer.progress.definition_changes import read_others
 from streamer.source.catalog import SourceRelation
 from streamer.target.catalog import TargetRelation
 from streamer.target.connection import TargetConnection

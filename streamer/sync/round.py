@@ -1,15 +1,15 @@
 """One round of copies: the tables that wait, under one snapshot.
 
 1. the target tables exist and fit, and the round decides where rows go: into the table, or into a
-   staging table (`streamer.sync.prepare`, `streamer.sync.stage`); ``copying`` is stored;
+   staging table (`streamer.sync.prepare`, `streamer.sync.staging_tables`); ``copying`` is stored;
 2. a snapshot: the one that the new main slot exported, or that of a temporary slot. A session of
    the round's own holds it, and the temporary slot goes (`streamer.sync.snapshot`);
 3. the round reads the definitions again under that snapshot. A table that has changed by then waits
    for the next round;
-4. the round defers indexes, plans and stores parts, and Spark copies them (`streamer.sync.parts`).
-   A table that the application rewrote in several rounds is copied under a lock
-   (`streamer.sync.locked_table`);
-5. after a relation's last part, the round hands the relation over (`streamer.sync.finish`).
+4. the round defers indexes, plans and stores parts, and Spark copies them
+   (`streamer.sync.copy_parts`). A table that the application rewrote in several rounds is copied
+   under a lock (`streamer.sync.copy_under_lock`);
+5. after a relation's last part, the round hands the relation over (`streamer.sync.hand_over`).
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from streamer.failpoints import failpoint
 from streamer.mapping.resync import RowScope
 from streamer.mapping.rules import RelationName
 from streamer.progress.relations import set_waiting
-from streamer.source.bytewise import read_bytewise
+from streamer.source.bytewise_columns import read_bytewise
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.chunk_columns import chunk_columns
 from streamer.source.connection import (
@@ -58,7 +58,7 @@ from streamer.source.publication import (
 )
 from streamer.source.slot import ExportedSnapshot, create_slot, sync_slot_name
 from streamer.source.timeline import check_same_server_plainly
-from streamer.source.waits import read_locked, set_lock_timeout, watched
+from streamer.source.wait_limits import read_locked, set_lock_timeout, watched
 from streamer.sync.changed_definitions import ChangedDefinitions
 from streamer.sync.chunks import (
     RewrittenError,
@@ -69,22 +69,22 @@ from streamer.sync.chunks import (
     size_of_chunk,
 )
 from streamer.sync.context import CopyContext
+from streamer.sync.copy_parts import CopyEnds
 from streamer.sync.copy_query import copy_source, part_bytes
 from streamer.sync.copy_queue import CopyQueue
+from streamer.sync.copy_under_lock import LockedTable
 from streamer.sync.copy_waits import CopyWaits
-from streamer.sync.definitions import plan_definitions
-from streamer.sync.finish import Finisher
-from streamer.sync.finishing import Finishing
-from streamer.sync.leaves import know_leaves
-from streamer.sync.leaving import Leaving
-from streamer.sync.locked_table import LockedTable
-from streamer.sync.parts import CopyEnds
-from streamer.sync.plan import CopyPart, Heap, cut, group, task_rate
+from streamer.sync.ctid_ranges import CopyPart, Heap, cut, group, task_rate
+from streamer.sync.gap_reports import know_leaves
+from streamer.sync.hand_over import Finisher
+from streamer.sync.leave_round import Leaving
+from streamer.sync.parallel_hand_over import Finishing
 from streamer.sync.prepare import Pair, Preparation, TableCopy, store_parts
 from streamer.sync.refused_values import way_for_values
-from streamer.sync.reports import CopyReports
 from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look, look_together
-from streamer.sync.stage import create_stage
+from streamer.sync.staging_tables import create_stage
+from streamer.sync.stalled_copies import CopyReports
+from streamer.sync.target_definitions import plan_definitions
 from streamer.target.connection import TargetConnection, login_of_target
 from streamer.target.conventions import SID
 from streamer.target.deferred_indexes import defer_indexes, restore_indexes
@@ -651,8 +651,8 @@ class Round:
         )
 
     async def _settle(self, failures: list[dict[str, Any]]) -> bool:
-        """Handle the failed parts (`streamer.sync.parts.NotCopiedError`); tell whether some wait
-        for a lock.
+        """Handle the failed parts (`streamer.sync.copy_parts.NotCopiedError`); tell whether some
+        wait for a lock.
 
         Raises SnapshotExpiredError, SparkJobError, TargetMovedError.
         """

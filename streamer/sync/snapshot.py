@@ -7,8 +7,8 @@ lock.
 
 The round reads a table's definition under this snapshot and a lock, so a copy reads exactly the
 columns of its definition. The lock ends at once. Each part makes sure, under its own lock, that its
-table still has the same storage and the same columns (`streamer.sync.parts`). So the application's
-DDL waits for the parts under way, not for the copy.
+table still has the same storage and the same columns (`streamer.sync.copy_parts`). So the
+application's DDL waits for the parts under way, not for the copy.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ from streamer.source.connection import (
 )
 from streamer.source.slot import ExportedSnapshot
 from streamer.source.timeline import check_same_server_plainly
-from streamer.source.waits import set_lock_timeout
-from streamer.sync.plan import Heap
+from streamer.source.wait_limits import set_lock_timeout
+from streamer.sync.ctid_ranges import Heap
 
 APPLICATION_NAME: Final = "streamer snapshot"
 LOCK_NOT_AVAILABLE: Final = "55P03"

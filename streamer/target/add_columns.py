@@ -27,7 +27,7 @@ from streamer.target.connection import (
     transaction,
 )
 from streamer.target.conventions import STABLE_OIDS_END
-from streamer.target.unfilled import request_unfilled
+from streamer.target.unfilled_columns import request_unfilled
 
 log = structlog.get_logger()
 

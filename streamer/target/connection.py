@@ -49,7 +49,7 @@ from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.secret import Secret
 from streamer.postgres.sqlstate import Meaning, meaning
-from streamer.target.arrays import OWN_ARRAYS, own_array
+from streamer.target.array_types import OWN_ARRAYS, own_array
 from streamer.target.claim import PROOF_SQL, Claim
 from streamer.target.liveness import Activity, Unreachable, Watch
 

@@ -27,12 +27,13 @@ from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import migrate
 from streamer.runtime import engine
-from streamer.source.place import PLACE_SQL, place_of
-from streamer.sync import launcher, spark_job
-from streamer.sync.class_archive import use_options
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.parts import CopyEnds, copy_parts
-from streamer.sync.spark_jvm import java_program
+from streamer.source.reached_server import PLACE_SQL, place_of
+from streamer.sync.copy_parts import CopyEnds, copy_parts
+from streamer.sync.spark import job as spark_job
+from streamer.sync.spark import launcher
+from streamer.sync.spark.class_archive import use_options
+from streamer.sync.spark.jvm import java_program
+from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.claim import LOCK_CLASS
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, database
@@ -336,7 +337,7 @@ async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a
     shown += out + err + str([result.to_json() for result in results.values()])
     recorded = written(cluster.work, cluster.directory / "events", tmp_path / "spool")
     assert "SparkListenerTaskEnd" in recorded
-    assert "streamer.sync.parts.PassingError: " in recorded, "why the task failed"
+    assert "streamer.sync.copy_parts.PassingError: " in recorded, "why the task failed"
     for text in (shown, recorded):
         assert SECRET not in text
         assert SPARK_SECRET not in text

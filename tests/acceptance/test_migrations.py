@@ -16,7 +16,7 @@ import pytest
 from streamer.commands import compare as compare_command
 from streamer.commands import ddl
 from streamer.compare.comparison import ComparisonScope, Options
-from streamer.runtime import definitions as definition_builder
+from streamer.runtime import definition_maker as definition_builder
 from streamer.target.connection import TargetAddress
 from tests.support.definitions import everything
 from tests.support.postgres import Database, contents

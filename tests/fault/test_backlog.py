@@ -13,8 +13,8 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_request
 from streamer.runtime.wal_retention import guard as backlog
-from streamer.sync import parts
-from streamer.sync.parts import Pace
+from streamer.sync import copy_parts
+from streamer.sync.copy_parts import Pace
 from streamer.target.connection import TargetAddress
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database, assert_same
@@ -524,7 +524,7 @@ async def test_a_copy_that_takes_long_does_not_keep_wal(
         begin(self, is_throttled=is_throttled, rounds=rounds)
 
     monkeypatch.setattr(Pace, "begin", recorded)
-    monkeypatch.setattr(parts, "THROTTLED_TIMES", 1)
+    monkeypatch.setattr(copy_parts, "THROTTLED_TIMES", 1)
     source.execute("insert into keyed select n, 'old' from generate_series(1000, 9000) n")
     tables = "keyed:\nkeyless: {initial: none}"
     options = {"group": SPOOL, "settings": "sync: {rows_per_second: 1500}"}

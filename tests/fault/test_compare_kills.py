@@ -18,8 +18,8 @@ from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.compare.runner import ComparisonRunner
 from streamer.errors import SparkJobError
 from streamer.failpoints import NAMES, VARIABLE
-from streamer.sync import launcher
-from streamer.sync.launcher import SparkLauncher
+from streamer.sync.spark import launcher
+from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
 from tests.support.forks import ForkedProcess

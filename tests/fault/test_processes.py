@@ -19,9 +19,9 @@ from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.minutes import Minute, add_minutes, read_minutes
 from streamer.runtime.processes.child import process_directory
-from streamer.source.branch import Branch
 from streamer.source.journal.files import Journal, directory_of
 from streamer.source.journal.records import JournalIdentity
+from streamer.source.timeline_branches import Branch
 from streamer.target.connection import TargetAddress
 from tests.fault.test_replicas import shares
 from tests.support.postgres import Database, assert_same

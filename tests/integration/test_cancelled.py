@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.transaction import TargetTransaction
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret

@@ -10,7 +10,7 @@ from psycopg.rows import dict_row
 
 from streamer.mapping.chunks import ChunkedCopy, in_bytes
 from streamer.postgres.quoting import quote_literal
-from streamer.source.bytewise import read_bytewise
+from streamer.source.bytewise_columns import read_bytewise
 from streamer.sync.chunks import ChunkSize, TableChunk, find_chunk
 from streamer.sync.prepare import TableCopy
 from tests.support.chunk_case import CHUNKS, ChunkCase, request

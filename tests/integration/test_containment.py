@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from streamer.apply.planner import Planner
-from streamer.apply.transaction import TargetTransaction
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.worker import Worker
 from streamer.errors import DefectError
 from streamer.runtime import supervisor

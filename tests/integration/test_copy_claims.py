@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.parts import CopyEnds, copy_parts
+from streamer.sync.copy_parts import CopyEnds, copy_parts
+from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 

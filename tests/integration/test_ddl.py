@@ -13,8 +13,8 @@ from streamer.commands.check.source_facts import read_source
 from streamer.commands.embedded import Server
 from streamer.postgres.quoting import quote_identifier
 from streamer.postgres.secret import Secret
-from streamer.runtime import definitions as definition_builder
-from streamer.source import capture
+from streamer.runtime import definition_maker as definition_builder
+from streamer.source import ddl_capture
 from streamer.source.teardown import teardown_source
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
@@ -209,7 +209,7 @@ async def test_values_that_no_statement_gives_are_brought_by_column(
 def carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How definitions travel: on PostgreSQL 12 and 13 as rows of a published table."""
     if request.param == "rows":
-        monkeypatch.setattr(capture, "MESSAGES_MIN", 99_00_00)
+        monkeypatch.setattr(ddl_capture, "MESSAGES_MIN", 99_00_00)
     return str(request.param)
 
 

@@ -11,7 +11,7 @@ import pytest
 from streamer.apply import table_change
 from streamer.commands import ddl
 from streamer.errors import TargetConnectionError
-from streamer.sync.launcher import SparkLauncher
+from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer, copy_in_threads

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply.objects import Objects
-from streamer.apply.sql.objects import ObjectTranslation
+from streamer.apply.object_changes import Objects
+from streamer.apply.sql.object_changes import ObjectTranslation
 from streamer.commands import ddl
-from streamer.runtime import definitions as definition_builder
-from streamer.sync.definitions import BUILD_LOCK
+from streamer.runtime import definition_maker as definition_builder
+from streamer.sync.target_definitions import BUILD_LOCK
 from streamer.target.connection import TargetAddress
 from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same

@@ -11,7 +11,7 @@ from streamer.progress import tracker
 from streamer.runtime.pipeline import Pipeline
 from streamer.runtime.session import Session
 from streamer.sync import changed_definitions, coordinator
-from streamer.sync.launcher import SparkLauncher
+from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, copy_in_threads
 

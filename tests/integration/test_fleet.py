@@ -12,7 +12,7 @@ import pytest
 from streamer.apply import slow_lanes, worker
 from streamer.mapping.rules import SourceMapping
 from streamer.runtime.transport import ChosenTransport, choose_transport
-from streamer.sync.launcher import SparkLauncher
+from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, copy_in_threads
 from tests.support.waiting import until

@@ -7,7 +7,7 @@ import pytest
 
 from streamer.mapping.rules import RelationMapping
 from streamer.runtime.relations import Relations
-from streamer.target.key_groups import Groups
+from streamer.target.foreign_key_groups import Groups
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.streamer import MakeStreamer
 

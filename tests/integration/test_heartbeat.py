@@ -11,8 +11,8 @@ import pytest
 from streamer.commands.check.command import check
 from streamer.commands.check.findings import Severity
 from streamer.commands.requests import request
-from streamer.runtime import acknowledgement
 from streamer.runtime import heartbeat as heartbeats
+from streamer.runtime import stored_position
 from tests.support.postgres import Database, database, running, versions
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
@@ -46,7 +46,7 @@ def heartbeat(s: Streamer) -> float | None:
 async def test_an_idle_source_tells_how_long_a_commit_takes(
     stream: MakeStreamer, target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledgement, "STORE_SECONDS", 0.5)
+    monkeypatch.setattr(stored_position, "STORE_SECONDS", 0.5)
     async with stream(TABLE, settings=FAST) as s:
         await s.caught_up()
 
@@ -79,7 +79,7 @@ async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_ca
         pipeline = s.engine.supervisors[0].pipeline
         assert pipeline is not None
         assert pipeline.session is not None
-        stored = pipeline.session.acknowledgement
+        stored = pipeline.session.position
         await until(lambda: not stored.is_due_soon, "nobody waits for a position any more")
         seen: set[object] = set()
         beats: set[float | None] = set()
@@ -102,7 +102,7 @@ async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_ca
 async def test_a_stream_that_stands_still_shows_for_how_long_and_is_not_written_to(
     stream: MakeStreamer, source: Database, target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledgement, "STORE_SECONDS", 0.5)
+    monkeypatch.setattr(stored_position, "STORE_SECONDS", 0.5)
     monkeypatch.setattr(heartbeats, "OVERDUE_SECONDS", 2.0)
     async with stream(TABLE, settings=FAST) as s:
         await s.caught_up()

@@ -8,8 +8,8 @@ from streamer.errors import SourceError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.connection import fetch_one
-from streamer.source.kept import KeptConnections
-from streamer.source.waits import set_lock_timeout
+from streamer.source.kept_connections import KeptConnections
+from streamer.source.wait_limits import set_lock_timeout
 from tests.support.postgres import Database
 from tests.support.waiting import until
 

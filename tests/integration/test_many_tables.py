@@ -17,10 +17,10 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import register_relations
 from streamer.progress.requests import CHANNEL, has_requests
 from streamer.progress.schema import migrate
-from streamer.runtime import questions, target_watch
+from streamer.runtime import planner_questions, target_watch
 from streamer.source.catalog import read_relations
 from streamer.source.connection import Connection, connection
-from streamer.source.guard_look import read_guard_facts
+from streamer.source.guard_query import read_guard_facts
 from streamer.target.connection import TargetAddress, TargetConnection
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
@@ -126,7 +126,7 @@ async def test_tables_that_change_first_at_one_time_are_described_together(
         asked.append([name.name for name in wanted])
         return await read_relations(plain, wanted)
 
-    monkeypatch.setattr(questions, "read_relations", asking)
+    monkeypatch.setattr(planner_questions, "read_relations", asking)
     rules = "\n".join(f"{name}: {{initial: none}}" for name in names)
     async with stream(rules) as streamer:
         await streamer.caught_up()

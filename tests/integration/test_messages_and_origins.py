@@ -79,7 +79,7 @@ async def test_source_and_target_on_one_server_do_not_keep_each_other_busy(
         pipeline = streamer.engine.supervisors[0].pipeline
         assert pipeline is not None
         assert pipeline.session is not None
-        asked = pipeline.session.acknowledgement
+        asked = pipeline.session.position
         await until(lambda: not asked.is_due_soon, "nobody waits for a position any more")
         monkeypatch.setattr(SourceLock, "acknowledge", counted)
         (now,) = source.execute("select clock_timestamp()")

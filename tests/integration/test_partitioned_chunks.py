@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.rules import RelationName
 from streamer.sync.chunks import ChunkSize, RewrittenError, find_chunk
-from streamer.sync.plan import Heap
+from streamer.sync.ctid_ranges import Heap
 from streamer.sync.snapshot import look
 from tests.integration.test_chunks import until_it_has
 from tests.support.postgres import Database

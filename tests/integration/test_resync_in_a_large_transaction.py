@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.drain import turn
+from streamer.apply.drain import lane_turn
 from streamer.runtime import session as session_module
-from streamer.sync.launcher import SparkLauncher
+from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, copy_in_threads
 
@@ -26,7 +26,7 @@ async def test_no_reader_sees_a_part_of_it(
     consistency: str,
 ) -> None:
     monkeypatch.setattr(session_module, "PIECE_BYTES_MAX", 20_000)
-    monkeypatch.setattr(turn, "READ_BYTES", 20_000)
+    monkeypatch.setattr(lane_turn, "READ_BYTES", 20_000)
     seen: list[object] = []
 
     async def copy(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import pytest
 
 from streamer.commands import quarantine
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
-from streamer.compare.local_process import LocalProcess
+from streamer.compare.local_launcher import LocalProcess
 from streamer.mapping.resync import Resync, RowScope
 from streamer.target.connection import TargetAddress
 from tests.integration.test_sync_resync import resync

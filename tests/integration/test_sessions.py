@@ -11,7 +11,7 @@ import pytest
 from streamer.commands.embedded import Server
 from streamer.postgres import session
 from streamer.postgres.secret import Secret
-from streamer.target.arrays import OWN_ARRAYS, own_array
+from streamer.target.array_types import OWN_ARRAYS, own_array
 from streamer.target.connection import TargetAddress, target_connection
 from tests.support.postgres import Database, versions
 

@@ -10,9 +10,9 @@ from streamer.commands.check.command import check
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records
 from streamer.progress.requests import make_request
-from streamer.sync.launcher import SparkLauncher
 from streamer.sync.prepare import Preparation
 from streamer.sync.round import Round
+from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents, ordinary_role
 from tests.support.shared import Shared, streams

@@ -9,11 +9,11 @@ import pytest
 from psycopg.rows import dict_row
 
 from streamer.mapping.rules import RelationName
-from streamer.source import waits
+from streamer.source import wait_limits
 from streamer.source.slot import create_slot
-from streamer.sync import parts, round
-from streamer.sync.launcher import SparkLauncher
+from streamer.sync import copy_parts, round
 from streamer.sync.snapshot import look, look_together
+from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -241,8 +241,8 @@ async def test_a_snapshot_that_is_gone_ends_its_round_at_once(
 async def test_who_holds_a_table_is_shown_while_its_copy_waits_and_others_are_copied(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(parts, "LOCK_SECONDS", 5)
+    monkeypatch.setattr(wait_limits, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(copy_parts, "LOCK_SECONDS", 5)
     for name in ("free", "held"):
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
     with psycopg.connect(source.server.url(source.name)) as holder:
@@ -272,7 +272,7 @@ async def test_who_holds_a_table_is_shown_while_its_copy_waits_and_others_are_co
 async def test_a_locked_table_is_said_at_the_start_and_a_start_that_waits_is_stopped_at_once(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(wait_limits, "LOOK_SECONDS", 0.1)
     source.execute("create table t (id int primary key, n int generated always as (id + 1) stored)")
     source.execute("create table unmapped (id int primary key)")
     async with stream("t:") as streamer:

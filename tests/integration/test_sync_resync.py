@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from streamer.sync import finish
-from streamer.sync.launcher import SparkLauncher
+from streamer.sync import hand_over
 from streamer.sync.snapshot import HeldSnapshot
+from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target import connection as target_module
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.shared import Shared, streams
@@ -414,7 +414,7 @@ async def test_force_leaves_out_what_the_target_lacks(shared: Shared) -> None:
 async def test_an_exchange_waits_for_a_user_who_has_rows_locked(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamer.sync.stage.LOCK_SECONDS", 1)
+    monkeypatch.setattr("streamer.sync.staging_tables.LOCK_SECONDS", 1)
     submitted: list[int] = []
     submit = SparkLauncher.submit
     source.execute("create table t (id int primary key, v int); insert into t values (1, 1)")
@@ -477,7 +477,7 @@ async def test_an_exchange_whose_commit_was_not_heard_of_is_not_made_twice(
                 connection.terminate()
                 await connection.fetch_value("select 1")
 
-        monkeypatch.setattr(finish, "transaction", lose)
+        monkeypatch.setattr(hand_over, "transaction", lose)
         source.execute("insert into t values (2)")
         await resync(streamer)
         assert lost

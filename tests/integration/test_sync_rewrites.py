@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from streamer.sync import copy_queue
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.locked_table import APPLICATION_NAME, LockedTable
+from streamer.sync.copy_under_lock import APPLICATION_NAME, LockedTable
+from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 from tests.support.waiting import eventually, until

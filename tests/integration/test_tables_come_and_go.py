@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from streamer.runtime import reload, source_guard
-from streamer.source.guard_look import read_guard_facts
+from streamer.source.guard_query import read_guard_facts
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
 

@@ -8,9 +8,9 @@ from streamer.commands.teardown import teardown
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.schema import TABLES
-from streamer.source.branch import Branch
 from streamer.source.journal.files import Journal, directory_of
 from streamer.source.journal.records import JournalIdentity
+from streamer.source.timeline_branches import Branch
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer

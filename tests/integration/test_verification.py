@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from streamer.admin.events import SeenState, changes_between
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
-from streamer.compare.local_process import LocalProcess
+from streamer.compare.local_launcher import LocalProcess
 from streamer.errors import ComparisonError
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import compare_in_thread

@@ -11,7 +11,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan, make_plan
-from streamer.apply.transaction import TargetTransaction
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.commands.embedded import Server
 from streamer.decode.pgoutput import Column, Relation

@@ -10,10 +10,10 @@ import pytest
 from streamer.errors import SourceContentionError
 from streamer.mapping.rules import RelationPattern, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.source import waits
+from streamer.source import wait_limits
 from streamer.source.catalog import SourceServer, read_server_plainly
 from streamer.source.connection import Connection, connection
-from streamer.source.waits import set_lock_timeout, watched
+from streamer.source.wait_limits import set_lock_timeout, watched
 from tests.support.postgres import Database
 
 EVERY = RelationPattern("*", "*", namespace_is_pattern=True, name_is_pattern=True)
@@ -24,7 +24,7 @@ async def test_a_watcher_that_reached_another_server_names_no_session(
 ) -> None:
     source.execute("create table t (id int)")
     mapping = SourceMapping("shop", None, Secret(source.url), (TableRule(EVERY, EVERY),))
-    monkeypatch.setattr(waits, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(wait_limits, "LOOK_SECONDS", 0.1)
     async with AsyncExitStack() as stack:
         holder = psycopg.connect(source.url)
         stack.callback(holder.close)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamer.errors import MappingError
-from streamer.runtime import definitions as definition_builder
+from streamer.runtime import definition_maker as definition_builder
 from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same
 from tests.support.process import command

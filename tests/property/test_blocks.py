@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamer.compiled import choice
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import TransactionAssembler, TransactionBlock, TransactionPiece
 from streamer.errors import ProtocolError
-from streamer.hot import choice
 from streamer.lsn import Lsn
 from streamer.progress.tracker import LanePending, ProgressTracker
 from streamer.runtime.dispatch import Dispatched, Dispatcher
-from streamer.source.history import HistoryCheck
+from streamer.source.history_check import HistoryCheck
 from tests.property import encode
 from tests.property.test_transactions import ListSpool
 from tests.unit.build import mapped_relation

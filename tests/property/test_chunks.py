@@ -18,7 +18,7 @@ from streamer.decode.tuples import UNCHANGED, read_binary_tuple, read_text_tuple
 from streamer.mapping.chunks import ChunkedCopy, key_values
 from streamer.postgres.key_values import read_key_value
 from streamer.sync.chunks import ChunkSearch, ChunkSize, TableChunk
-from streamer.sync.plan import Heap
+from streamer.sync.ctid_ranges import Heap
 from tests.property import encode
 from tests.support import properties  # noqa: F401  # the number of examples
 from tests.support.key_values import ASCENDING

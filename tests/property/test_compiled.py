@@ -11,13 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamer.apply.fold import Fold, NotFoldable
+from streamer.apply.history_chains import Versions
 from streamer.apply.sql.copydata import RowLayout, encode_rows
+from streamer.apply.sql.history_versions import VersionStatements
 from streamer.apply.sql.statements import Statements
-from streamer.apply.sql.versions import VersionStatements
-from streamer.apply.versions import Versions
+from streamer.compiled import choice
 from streamer.decode.tuples import NULL, NULL_BINARY, PendingRow
 from streamer.errors import IdentityError, ProtocolError
-from streamer.hot import choice
 from streamer.mapping.rules import TableType
 from tests.property import encode
 from tests.support.compiled import compiled, needs_compiled

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamer.apply.sql import copydata
 from streamer.apply.sql.copydata import RowLayout, constant, encode_rows
-from streamer.decode import large
+from streamer.decode import large_values
 from streamer.decode.tuples import (
     NULL,
     PendingRow,
@@ -139,8 +139,8 @@ def test_rows_with_large_values_are_read_back(
     """They are cut anywhere, also inside an escape sequence."""
     binary, table = case
     with (
-        mock.patch.object(large, "LARGE_VALUE_BYTES", 4 + 2 if binary else 2),
-        mock.patch.object(large, "PIECE_BYTES", piece_bytes),
+        mock.patch.object(large_values, "LARGE_VALUE_BYTES", 4 + 2 if binary else 2),
+        mock.patch.object(large_values, "PIECE_BYTES", piece_bytes),
         mock.patch.object(copydata, "PIECE_BYTES", piece_bytes),
     ):
         read = read_binary_tuple if binary else read_text_tuple

@@ -14,7 +14,7 @@ from unittest import mock
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from streamer.apply.held import Held
+from streamer.apply.held_counts import Held
 from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.decode.transactions import TransactionAssembler
@@ -24,7 +24,7 @@ from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.dispatch import Dispatched, Dispatcher
 from streamer.runtime.relations import Relations
 from streamer.runtime.services import Health
-from streamer.source.history import HistoryCheck
+from streamer.source.history_check import HistoryCheck
 from tests.property.test_transactions import (
     PIECE_BYTES_MAX,
     RELIDS,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from streamer.commands.embedded import Server
 from streamer.mapping.expressions import parse_expression
-from streamer.sync.launcher import SparkLauncher
+from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, database
 from tests.support.properties import EXAMPLES
 from tests.support.streamer import Streamer, copy_in_threads

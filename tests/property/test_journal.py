@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from streamer.errors import JournalError, SourceConnectionError, SpoolError
 from streamer.lsn import Lsn
-from streamer.source.branch import Branch
-from streamer.source.history import Landmark
+from streamer.source.history_check import Landmark
 from streamer.source.journal import gather
 from streamer.source.journal.files import Journal
 from streamer.source.journal.gather import Gatherer
 from streamer.source.journal.records import JournalIdentity, Kind, Record, decode, pack, unpack
 from streamer.source.journal.stream import JournalStream
+from streamer.source.timeline_branches import Branch
 
 IDENTITY = JournalIdentity("7000000000000000001", "streamer_shop")
 START = Lsn(1000)

@@ -7,8 +7,8 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.decode import large
-from streamer.decode.large import LargeValue
+from streamer.decode import large_values
+from streamer.decode.large_values import LargeValue
 from streamer.decode.tuples import (
     NULL,
     NULL_BINARY,
@@ -108,7 +108,7 @@ def test_a_large_message_is_read_like_any_other(
 ) -> None:
     payload = encode.update(relid, new, old=old, binary=binary)
     read = read_binary_tuple if binary else read_text_tuple
-    with mock.patch.object(large, "LARGE_VALUE_BYTES", 5):
+    with mock.patch.object(large_values, "LARGE_VALUE_BYTES", 5):
         row, position = read(cast("bytes", memoryview(payload)), 6)
         following, end = read(cast("bytes", memoryview(payload)), position + 1)
     assert end == len(payload)

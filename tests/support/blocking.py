@@ -26,7 +26,7 @@ MAY_BLOCK = (
     ("structlog/dev.py", {"__call__"}),
     # Small files that the process reads once, before it streams.
     ("streamer/migrations.py", {"read_migrations"}),
-    ("streamer/runtime/installation.py", {"_read"}),
+    ("streamer/runtime/installation_id.py", {"_read"}),
 )  # fmt: skip
 
 

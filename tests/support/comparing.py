@@ -13,10 +13,10 @@ from streamer.commands import compare as compare_command
 from streamer.commands import repair as repair_command
 from streamer.compare import local_program, spark_program
 from streamer.compare.comparison import ComparisonScope, Options, TableResult
-from streamer.compare.local_process import LocalProcess
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.spark_security import LOCAL_ENVIRONMENT
-from streamer.sync.spark_start import start_spark
+from streamer.compare.local_launcher import LocalProcess
+from streamer.sync.spark.launcher import SparkLauncher
+from streamer.sync.spark.security import LOCAL_ENVIRONMENT
+from streamer.sync.spark.start import start_spark
 from tests.support.streamer import Streamer, copy_in_threads
 
 DEFAULTS = Options(jobs=2, seconds=60)

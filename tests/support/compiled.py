@@ -4,7 +4,7 @@ from types import ModuleType
 
 import pytest
 
-from streamer.hot import choice
+from streamer.compiled import choice
 
 
 def compiled_module() -> ModuleType | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from streamer.admin.series import FINE_SECONDS, Series
+from streamer.admin.minute_series import FINE_SECONDS, Series
 from streamer.admin.service import AdminService
 from streamer.commands import requests
 from streamer.config import static

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from streamer.compiled import choice
 from streamer.errors import SettingsError
-from streamer.hot import choice
 
 
 def _available() -> list[str]:

@@ -1,4 +1,4 @@
-"""The work of `streamer.sync.spark_job --serve`, in threads instead of Spark: it starts at once.
+"""The work of `streamer.sync.spark.job --serve`, in threads instead of Spark: it starts at once.
 
 Everything else of a copy is real: the launcher, a separate process, jobs, events, retried tasks.
 The process is a fork of its parent, because its imports would take 0.2 s of CPU.
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from streamer.sync.parts import CopyEnds, copy_parts
+from streamer.sync.copy_parts import CopyEnds, copy_parts
 
 ATTEMPTS_MAX = 4
 

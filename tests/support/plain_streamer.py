@@ -5,8 +5,8 @@ Small tables have their indexes put off as large ones do.
 
 from streamer.cli.main import main
 from streamer.runtime.processes import parent
-from streamer.sync import launcher
 from streamer.sync import round as round_module
+from streamer.sync.spark import launcher
 from tests.support import plain_copies
 
 if __name__ == "__main__":

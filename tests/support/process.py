@@ -14,13 +14,13 @@ from typing import Any, Final, TypeVar
 
 import psutil
 
-from streamer.admin.applied import load_applied
+from streamer.admin.applied_mapping import load_applied
 from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
 from streamer.config import static
 from streamer.mapping.rules import Mapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.sync.spark_start import WORKER_SETTINGS
+from streamer.sync.spark.start import WORKER_SETTINGS
 from streamer.target.connection import TargetAddress
 from tests.support.forks import ForkedProcess
 

@@ -28,11 +28,11 @@ from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_request
 from streamer.progress.schema import is_installed
 from streamer.runtime.engine import Engine, StopCondition
-from streamer.source.kept import KeptConnections
+from streamer.source.kept_connections import KeptConnections
 from streamer.source.primary import flush_source
 from streamer.sync import round as round_module
-from streamer.sync.launcher import SparkLauncher
-from streamer.sync.parts import CopyEnds, copy_parts
+from streamer.sync.copy_parts import CopyEnds, copy_parts
+from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.waiting import until

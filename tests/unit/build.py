@@ -19,7 +19,7 @@ from streamer.mapping.rules import (
 )
 from streamer.postgres.secret import Secret
 from streamer.source.catalog import SourceColumn, SourceRelation
-from streamer.source.identity import RelationIdentity, TableIdentity
+from streamer.source.replica_identity import RelationIdentity, TableIdentity
 from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.claim import Claim
 

@@ -14,7 +14,7 @@ from streamer.config.size import parse_size
 from streamer.lsn import Lsn
 from streamer.runtime.wal_retention.guard import Level, level_of
 from streamer.runtime.wal_retention.journaling import Verdict, judge
-from streamer.sync.parts import Pace
+from streamer.sync.copy_parts import Pace
 from tests.unit.build import source_mapping
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from streamer.compiled import choice
 from streamer.errors import SettingsError
-from streamer.hot import choice
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *rest: Any) -> Any:
-        if name == "streamer.hot" and rest[2] == ("_compiled",):
-            raise ModuleNotFoundError(name="streamer.hot._compiled")
+        if name == "streamer.compiled" and rest[2] == ("_compiled",):
+            raise ModuleNotFoundError(name="streamer.compiled._compiled")
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", refuse)

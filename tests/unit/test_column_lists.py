@@ -6,7 +6,6 @@ import pytest
 
 from streamer.mapping.rules import RelationMapping, RelationName
 from streamer.source.column_lists import column_lists, sent_columns, unlisted
-from streamer.source.identity import RelationIdentity, TableIdentity
 from streamer.source.publication import (
     Member,
     Publication,
@@ -14,6 +13,7 @@ from streamer.source.publication import (
     publication_changes,
     publication_faults,
 )
+from streamer.source.replica_identity import RelationIdentity, TableIdentity
 from tests.unit.build import relation_mapping, source_mapping
 
 T = RelationName("public", "t")

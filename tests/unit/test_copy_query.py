@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from streamer.mapping.rules import RelationMapping, TableType
 from streamer.sync.copy_query import PART_BYTES_MIN, CopyOrder, copy_source, part_bytes
-from streamer.sync.plan import PART_BYTES, Heap
+from streamer.sync.ctid_ranges import PART_BYTES, Heap
 from streamer.sync.round import DEFER_BYTES_MIN, is_large
 from streamer.target.catalog import TargetRelation
 from tests.unit.build import (

@@ -3,7 +3,7 @@
 import pytest
 
 from streamer.sync.copy_waits import WaitFacts, find_reasons
-from streamer.sync.plan import CopyPart, CopySource, Heap, cut
+from streamer.sync.ctid_ranges import CopyPart, CopySource, Heap, cut
 from streamer.sync.prepare import TableCopy
 from streamer.sync.states import is_turn
 from tests.unit.build import mapped_relation, source_relation, target_relation

@@ -13,7 +13,7 @@ from streamer.commands.cutover.plan import (
     steps,
 )
 from streamer.progress.cutovers import CutoverRecord
-from streamer.source.writes import WriteFacts, allow_sql
+from streamer.source.stop_writes import WriteFacts, allow_sql
 
 BACK = CutoverOptions(reverse=Path("/back.yaml"))
 

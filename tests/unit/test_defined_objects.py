@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.apply.sql.joining import part_of_target
+from streamer.apply.sql.joining_source import part_of_target
 from streamer.apply.sql.type_changes import TypeTranslator
 from streamer.definitions.difference import table_difference
 from streamer.definitions.difference import type_difference as compared

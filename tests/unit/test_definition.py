@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.sql.definition import DefinitionTranslator, Translation
+from streamer.apply.sql.definition_changes import DefinitionTranslator, Translation
 from streamer.apply.sql.generated import GeneratedFacts
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import DefinedColumn, SourceDefinition, difference, widens

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from streamer.errors import SourceConnectionError
-from streamer.source.feedback import SILENT_SECONDS, Feedback
+from streamer.source.feedback import SILENT_SECONDS, FeedbackTimes
 
 
 @pytest.fixture
@@ -18,16 +18,16 @@ def now(monkeypatch: pytest.MonkeyPatch) -> float:
 def test_a_source_is_asked_for_a_reply_before_it_counts_as_silent(
     now: float, wal_sender_timeout: float
 ) -> None:
-    asking = Feedback.of("shop", wal_sender_timeout)
-    assert not asking.should_request_reply(now, reader_is_running=True)
+    asking = FeedbackTimes.of("shop", wal_sender_timeout)
+    assert not asking.should_request_reply(now, is_reading=True)
     # At the latest two updates after its last message: one before and one after the limit.
     assert 1.5 * asking.interval < SILENT_SECONDS
-    assert asking.should_request_reply(now - asking.interval, reader_is_running=True)
+    assert asking.should_request_reply(now - asking.interval, is_reading=True)
     assert not wal_sender_timeout or asking.interval <= wal_sender_timeout / 3
 
 
 def test_a_source_that_never_replies_is_given_up_unless_we_did_not_listen(now: float) -> None:
-    asking = Feedback.of("shop", 60.0)
-    assert asking.should_request_reply(now - 61, reader_is_running=False)
+    asking = FeedbackTimes.of("shop", 60.0)
+    assert asking.should_request_reply(now - 61, is_reading=False)
     with pytest.raises(SourceConnectionError, match="has not answered for 61 s"):
-        asking.should_request_reply(now - 61, reader_is_running=True)
+        asking.should_request_reply(now - 61, is_reading=True)

@@ -2,7 +2,7 @@
 
 from streamer.decode.former_labels import FormerLabels
 from streamer.decode.tuples import NULL, UNCHANGED, Row
-from streamer.mapping.former_labels import follow_labels
+from streamer.mapping.former_label_columns import follow_labels
 from streamer.mapping.objects import DefinedType
 
 

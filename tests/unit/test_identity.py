@@ -3,7 +3,7 @@
 import pytest
 
 from streamer.mapping.rules import RelationName
-from streamer.source.identity import NONE, RelationIdentity, TableIdentity
+from streamer.source.replica_identity import NONE, RelationIdentity, TableIdentity
 
 
 def table(kind: str, key: tuple[str, ...] = (), name: str = "leaf") -> TableIdentity:

@@ -18,10 +18,10 @@ from streamer.mapping.fingerprint import fingerprint
 from streamer.mapping.recomputed import recomputed
 from streamer.mapping.rules import Mapping, RelationMapping, RelationName, resolve
 from streamer.postgres.keyed_hash import KeyedHash, hashed_line, key_check
+from streamer.sync.copy_parts import CopyEnds
 from streamer.sync.copy_query import CopyOrder, copy_source
-from streamer.sync.parts import CopyEnds
-from streamer.sync.plan import Heap, cut
-from streamer.sync.scope import unchanged_columns
+from streamer.sync.ctid_ranges import Heap, cut
+from streamer.sync.resync_scope import unchanged_columns
 from tests.unit.build import relation, source_column, target_column, target_relation
 
 KEY = "0123456789abcdef0123456789abcdef"

@@ -11,8 +11,8 @@ import pytest
 from streamer.backoff import Backoff
 from streamer.commands.check.spark import check_java
 from streamer.errors import SparkJobError
-from streamer.sync import launcher as launcher_module
-from streamer.sync.launcher import (
+from streamer.sync.spark import launcher as launcher_module
+from streamer.sync.spark.launcher import (
     ARCHIVE_SECONDS,
     IDLE_SECONDS,
     STOP_SECONDS,

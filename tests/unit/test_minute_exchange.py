@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamer.admin import minute_exchange
-from streamer.admin.series import COARSE_SECONDS, FINE_SECONDS, KEPT_SECONDS
+from streamer.admin.minute_series import COARSE_SECONDS, FINE_SECONDS, KEPT_SECONDS
 from streamer.admin.source_history import SourceHistory
 from streamer.errors import TargetConnectionError
 from streamer.progress.minutes import Minute

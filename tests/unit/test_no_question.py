@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from streamer.source import attached_partitions, columns, guard_facts
+from streamer.source import attached_partitions, columns, guarded_identities
 from streamer.source import catalog as source_catalog
 from streamer.target import catalog as target_catalog
 
@@ -16,7 +16,7 @@ NO_CONNECTION = cast("Any", object())
     [
         attached_partitions.read_leaves,
         columns.read_columns,
-        guard_facts.read_identities,
+        guarded_identities.read_identities,
         source_catalog.read_relations,
         target_catalog.read_relations,
     ],

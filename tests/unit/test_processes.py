@@ -25,9 +25,9 @@ from streamer.runtime.processes.restarts import (
     Restarts,
     choose_server,
 )
-from streamer.source.branch import Branch
 from streamer.source.journal.files import Journal, directory_of, remove_journal
 from streamer.source.journal.records import JournalIdentity
+from streamer.source.timeline_branches import Branch
 
 KILLED = -9
 

@@ -7,12 +7,12 @@ import pytest
 
 from streamer.apply.fold import OrderedChange
 from streamer.apply.row_metadata import RowMetadata
+from streamer.compiled import choice
 from streamer.config.static import load
 from streamer.decode.pgoutput import INSERT, UPDATE
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, is_partial, read_binary_row, read_text_row
 from streamer.errors import MappingError
-from streamer.hot import choice
 from streamer.lsn import Lsn
 from streamer.mapping.rules import MetadataKind
 from tests.support.compiled import compiled, needs_compiled

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.runtime.installation import Installation, installation_file
+from streamer.runtime.installation_id import Installation, installation_file
 from streamer.runtime.slot_owner import unproven
 from streamer.source.ownership import Found
 from tests.unit.build import source_mapping

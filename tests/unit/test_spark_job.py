@@ -7,8 +7,8 @@ from pathlib import Path
 import psycopg
 
 from streamer.postgres.conninfo import with_password_of
-from streamer.sync.spark_job import SHIPPED, write_shipped
-from streamer.sync.spark_security import (
+from streamer.sync.spark.job import SHIPPED, write_shipped
+from streamer.sync.spark.security import (
     choose_environment,
     find_defaults_file,
     find_weaknesses,
@@ -26,7 +26,7 @@ def test_what_is_shipped_imports_by_itself(tmp_path: Path) -> None:
 import sys
 sys.path[1:1] = [{str(archive)!r}]
 sys.path.append({str(packages)!r})
-import streamer.compare.tasks, streamer.sync.parts
+import streamer.compare.tasks, streamer.sync.copy_parts
 ours = sorted(name for name in sys.modules if name.split(".")[0] == "streamer")
 assert all({str(archive)!r} in sys.modules[name].__file__ for name in ours), ours
 others = {{"asyncpg", "structlog", "pydantic", "pyspark", "rich"}} & set(sys.modules)

@@ -3,7 +3,7 @@
 import pytest
 
 from streamer.mapping.rules import TableType
-from streamer.sync.tables import create_table_sql
+from streamer.sync.create_tables import create_table_sql
 from tests.unit.build import relation_mapping, source_relation
 
 

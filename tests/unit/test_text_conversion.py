@@ -3,7 +3,7 @@
 import pytest
 
 from streamer.apply.sql.copydata import RowLayout, encode_rows
-from streamer.decode import large
+from streamer.decode import large_values
 from streamer.decode.text_conversion import TextConversion, UnconvertedText
 from streamer.decode.tuples import NULL, UNCHANGED, read_text_row
 from streamer.errors import ProtocolError, UntranslatableTextError
@@ -57,7 +57,7 @@ def test_rows_keep_what_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_text_is_converted_across_pieces(
     monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr(large, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(large_values, "PIECE_BYTES", piece_bytes)
     stored = b"ab\xa4\xa2\xa4\xa2c\x8f\xb0\xa1\x8e\xb1" * 3
     value = UnconvertedText(memoryview(stored), EUC_JP)
     assert bytes(value) == EUC_JP.convert(stored)

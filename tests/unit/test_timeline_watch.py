@@ -13,7 +13,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.runtime import timeline_watch
 from streamer.runtime.timeline_watch import TimelineWatch
-from streamer.source.branch import Branch
+from streamer.source.timeline_branches import Branch
 from streamer.target.claim import Claim
 from tests.unit.test_check_capacity import SERVER
 

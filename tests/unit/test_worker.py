@@ -6,12 +6,12 @@ from typing import Any, cast
 import pytest
 
 from streamer.apply import worker as module
-from streamer.apply.budget import Budget
+from streamer.apply.commit_pace import CommitPace
 from streamer.apply.lane import Lane
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.lane_window import LaneWindow
-from streamer.apply.pace import CommitPace
 from streamer.apply.plan import ApplyPlan
+from streamer.apply.queue_budget import Budget
 from streamer.apply.worker import Window, Worker
 from streamer.decode.transactions import Changes, Transaction
 from streamer.lsn import Lsn

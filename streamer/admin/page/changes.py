@@ -8,9 +8,9 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 
 from streamer.admin.access import actor_of
+from streamer.admin.mapping_rows import Content
 from streamer.admin.page import view
 from streamer.admin.page.frame import Frame, Row, form_text, row_number
-from streamer.admin.rows import Content
 from streamer.admin.status_reader import StatusReader
 from streamer.admin.store import Query
 from streamer.errors import StreamerError

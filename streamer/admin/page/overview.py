@@ -6,10 +6,10 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from streamer.admin import fleet
+from streamer.admin.minute_series import trends
 from streamer.admin.page import view
 from streamer.admin.page.attention import attention
 from streamer.admin.page.frame import Frame, Row, row_number
-from streamer.admin.series import trends
 from streamer.admin.status_reader import StatusReader
 from streamer.errors import NotFoundError
 from streamer.mapping.rules import SourceLabel

@@ -22,7 +22,7 @@ from streamer.commands.quarantine import Choice
 from streamer.errors import InvalidError, MappingError, NotFoundError, StreamerError
 from streamer.mapping.resync import Mode, Resync
 from streamer.mapping.rules import parse_name
-from streamer.sync.scope import read_names
+from streamer.sync.resync_scope import read_names
 
 QUARANTINE_MAX: Final = 100
 _DONE: Final = {

@@ -17,11 +17,11 @@ from typing import Final
 
 import structlog
 
-from streamer.apply.drain.turn import Turn
+from streamer.apply.drain.lane_turn import Turn
 from streamer.apply.lane import STAYING, Hold, Lane, until_changed
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.writer import QuarantineWriter
-from streamer.apply.transaction import CONFLICTS_KEPT
+from streamer.apply.target_transaction import CONFLICTS_KEPT
 from streamer.backoff import Backoff
 from streamer.containment import contained
 from streamer.errors import (

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import structlog
 
-from streamer.apply.advice import advise
-from streamer.apply.counting import table_labels
+from streamer.apply.commit_counts import table_labels
 from streamer.apply.lane import Lane, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.quarantine.writer import QuarantineWriter
+from streamer.apply.rejection_advice import advise
 from streamer.backoff import Backoff
 from streamer.errors import StreamerError, TargetConnectionError, TargetMovedError
 from streamer.lsn import Lsn

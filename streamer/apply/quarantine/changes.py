@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from streamer.apply.fold import OrderedChange
 from streamer.apply.plan import ApplyPlan, Identity
-from streamer.decode.large import LargeValue
+from streamer.decode.large_values import LargeValue
 from streamer.decode.pgoutput import (
     DELETE,
     INSERT,

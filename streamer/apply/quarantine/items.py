@@ -16,7 +16,7 @@ from streamer.apply.quarantine.changes import (
 )
 from streamer.apply.sql.copydata import constant
 from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX
-from streamer.apply.transaction import TargetTransaction
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, Row

@@ -14,10 +14,10 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.changes import FOLLOWS, BlockedKeys
 from streamer.apply.quarantine.items import Item
-from streamer.apply.sql.staged import OrderedRun
+from streamer.apply.sql.staged_rows import OrderedRun
 from streamer.apply.sql.statements import CREATE_NOTED, CREATE_REFUSED, REFUSED, Statements
 from streamer.apply.sql.wide_rows import SplitStatements
-from streamer.apply.transaction import TargetTransaction
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.decode.transactions import Transaction
 from streamer.errors import StreamerError, UntranslatableTextError

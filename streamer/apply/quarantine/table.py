@@ -12,7 +12,7 @@ from streamer.apply.quarantine.changes import (
     keys_of_values,
     to_json,
 )
-from streamer.apply.transaction import TargetTransaction
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.decode.pgoutput import to_datetime
 
 READ_ROWS: Final = 500

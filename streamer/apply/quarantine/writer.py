@@ -19,7 +19,7 @@ from streamer.apply.quarantine.changes import FOLLOWS, BlockedKeys, Quarantined,
 from streamer.apply.quarantine.items import Item, ItemReader
 from streamer.apply.quarantine.segment import SegmentWriter
 from streamer.apply.quarantine.table import QuarantineTable
-from streamer.apply.transaction import TargetTransaction
+from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.decode.pgoutput import TRUNCATE
 from streamer.mapping.rules import OnError, SourceLabel

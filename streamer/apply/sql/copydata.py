@@ -12,15 +12,15 @@ from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from streamer.decode.large import PIECE_BYTES, LargeValue
+from streamer.compiled import choice
+from streamer.decode.large_values import PIECE_BYTES, LargeValue
 from streamer.decode.pgoutput import to_datetime
 from streamer.decode.text_conversion import UnconvertedText
 from streamer.decode.tuples import NULL, NULL_BINARY, MixedRow, PendingRow, Row, Value, read_rows
 from streamer.errors import RowTooLargeError, UntranslatableTextError
-from streamer.hot import choice
 
 if TYPE_CHECKING:
-    from streamer.hot._compiled import RowEncoder
+    from streamer.compiled._compiled import RowEncoder
 
 CHUNK_ROWS: Final = 2000
 COMPILED_COLUMNS_MAX: Final = 1664

@@ -22,8 +22,8 @@ from streamer.commands.check.source import copied
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
-from streamer.runtime.starts import STARTS_AT_ONCE
-from streamer.sync import finishing
+from streamer.runtime.start_limit import STARTS_AT_ONCE
+from streamer.sync import parallel_hand_over
 
 TARGET_FEW = 8
 """Sessions of a process at the target that do not depend on any number: locks, bookkeeping, plans,
@@ -55,7 +55,7 @@ def target_needs(settings: Settings, source_count: int) -> Needs:
     always = settings.workers + place_count(settings.workers) + drainer.CONCURRENT_MAX + TARGET_FEW
     return Needs(
         settings.processes * (always + min(STARTS_AT_ONCE, source_count)),
-        settings.processes * (settings.sync.jobs + copying * (1 + finishing.AT_ONCE_MAX)),
+        settings.processes * (settings.sync.jobs + copying * (1 + parallel_hand_over.AT_ONCE_MAX)),
     )
 
 

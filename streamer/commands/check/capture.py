@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from streamer.commands.check.findings import Finding, Place, at_source, warning
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.mapping.rules import DdlCapture
-from streamer.source.capture import create_sql
+from streamer.source.ddl_capture import create_sql
 
 
 def check_capture(facts: SourceFacts) -> Iterable[Finding]:

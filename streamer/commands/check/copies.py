@@ -55,7 +55,7 @@ def plan_copies(
     bytes_per_second: float | None = None,
     resumable_above: int,
 ) -> list[PlannedCopies]:
-    """Return the sources that have tables to copy, in the order of `streamer.sync.turns`.
+    """Return the sources that have tables to copy, in the order of `streamer.sync.source_turns`.
 
     *rows_per_second*: the limit of each source. *bytes_per_second*: as measured before.
     *resumable_above*: the setting.

@@ -21,7 +21,7 @@ from streamer.commands.check.source_facts import IdentityDetails
 from streamer.mapping.rules import RelationMapping, TableType
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.catalog import SourceRelation
-from streamer.source.identity import FULL, TableIdentity, key_identity
+from streamer.source.replica_identity import FULL, TableIdentity, key_identity
 
 Details = Mapping[int, IdentityDetails]
 """By the oid of a table."""

@@ -19,7 +19,6 @@ from streamer.commands.check.target_facts import TargetFacts
 from streamer.hints import command
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.column_lists import LISTS_SINCE, ColumnLists, column_lists, sent_columns
-from streamer.source.identity import RelationIdentity
 from streamer.source.publication import (
     PublicationChanges,
     PublicationFault,
@@ -27,6 +26,7 @@ from streamer.source.publication import (
     publication_changes,
     publication_faults,
 )
+from streamer.source.replica_identity import RelationIdentity
 
 
 def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:

@@ -15,8 +15,7 @@ from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.rules import DdlCapture, RelationMapping, RelationName, SourceMapping
 from streamer.mapping.sequences import SequencePlace, places
 from streamer.postgres.quoting import quote_identifier
-from streamer.source.bytewise import read_bytewise
-from streamer.source.capture import Capture, read_capture
+from streamer.source.bytewise_columns import read_bytewise
 from streamer.source.catalog import (
     SourceRelation,
     SourceServer,
@@ -26,15 +25,16 @@ from streamer.source.catalog import (
 )
 from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
+from streamer.source.ddl_capture import Capture, read_capture
 from streamer.source.expressions import describe_expressions
-from streamer.source.identity import key_identity
 from streamer.source.ownership import Found, read_found
 from streamer.source.publication import Publication, read_publications
+from streamer.source.replica_identity import key_identity
 from streamer.source.sequences import SourceSequence, read_sequences
 from streamer.source.slot import Slot, read_slot
 from streamer.source.standbys import StandbyLook, look_at_standbys, read_replication_settings
 from streamer.source.synchronous import LISTED_SQL
-from streamer.source.types import FIRST_USER_OID, SourceType, read_types
+from streamer.source.user_defined_types import FIRST_USER_OID, SourceType, read_types
 
 READ_SECONDS: Final = 60.0
 """Catalogs answer at once; a slower query waits for a lock on a table."""

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 from streamer.commands.check.findings import SPARK, Finding, error, in_words, warning
 from streamer.config.sync import SyncSection
-from streamer.sync.java import FIX, find_obstacle
-from streamer.sync.spark_security import (
+from streamer.sync.spark.java import FIX, find_obstacle
+from streamer.sync.spark.security import (
     find_defaults_file,
     find_weaknesses,
     is_local,

@@ -42,8 +42,8 @@ from streamer.postgres.quoting import (
     quote_literal,
 )
 from streamer.source.catalog import SourceColumn, SourceRelation
-from streamer.source.types import FIRST_USER_OID, SourceType
-from streamer.sync.tables import check_can_be_made, create_table_sql, published_relation
+from streamer.source.user_defined_types import FIRST_USER_OID, SourceType
+from streamer.sync.create_tables import check_can_be_made, create_table_sql, published_relation
 from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.conventions import HISTORY_COLUMNS, SID
 

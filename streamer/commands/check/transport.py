@@ -7,7 +7,7 @@ from streamer.commands.check.findings import Finding, Place, in_words, info
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.mapping.rules import Transport
-from streamer.sync.tables import published_relation
+from streamer.sync.create_tables import published_relation
 
 
 def check_transport(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:

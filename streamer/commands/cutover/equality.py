@@ -1,7 +1,7 @@
 """Whether the target of a cut-over has the rows of its source.
 
 All rows are compared while programs write. Marks of both servers come before that
-(`streamer.compare.marks`). So the comparison in the downtime reads only the changes since.
+(`streamer.compare.change_marks`). So the comparison in the downtime reads only the changes since.
 """
 
 import time
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamer.commands.compare import comparing
 from streamer.commands.compare import describe as describe_result
-from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
-from streamer.compare.marks import (
+from streamer.compare.change_marks import (
     Extent,
     Marks,
     ServerMark,
@@ -23,6 +22,7 @@ from streamer.compare.marks import (
     table_marks,
     tables_sql,
 )
+from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
 from streamer.config.settings import Settings
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, TableType, resolve
 from streamer.postgres.quoting import quote_qualified

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from streamer.progress.cutovers import CutoverRecord
-from streamer.source.writes import stop_sql
+from streamer.source.stop_writes import stop_sql
 
 
 class Step(enum.StrEnum):

@@ -25,7 +25,7 @@ from streamer.commands.cutover.plan import (
 )
 from streamer.commands.scope import Scope
 from streamer.commands.wait import wait
-from streamer.compare.marks import Marks
+from streamer.compare.change_marks import Marks
 from streamer.config.settings import Settings
 from streamer.errors import CutoverError, MappingError, StreamerError
 from streamer.failpoints import failpoint
@@ -51,20 +51,20 @@ from streamer.progress.cutovers import (
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import read_source_records
-from streamer.runtime.sequences import obstacle_of
+from streamer.runtime.sequence_follower import obstacle_of
 from streamer.source.catalog import flush_wal
 from streamer.source.connection import Connection, connection, fetch_one
 from streamer.source.sequences import SourceSequence, read_exact, read_sequences
-from streamer.source.writes import (
+from streamer.source.stop_writes import (
     allow_sql,
     end_sessions,
     read_write_facts,
     read_writers,
     stop_sql,
 )
+from streamer.target.allow_writes import allow_writes
 from streamer.target.connection import TargetAddress
 from streamer.target.sequences import TargetSequence, find_sequences, set_exact
-from streamer.target.writes import allow_writes
 
 POLL_SECONDS: Final = 0.2
 

@@ -2,7 +2,7 @@
 
 Every second it reports that it works, and reads the owner of each lock from the target. From that
 it decides alone which sources it takes and which ones it gives back, see
-`streamer.runtime.replicas.share`. It locks a source before the supervisor begins. A source that it
+`streamer.runtime.replicas.shares`. It locks a source before the supervisor begins. A source that it
 gives back ends in order and is unlocked last.
 
 While the target does not answer, the process keeps its sources: their attempts wait, and take the
@@ -38,8 +38,8 @@ from streamer.progress.replicas import (
     read_unready_tables,
 )
 from streamer.progress.sources import read_source_records
-from streamer.runtime.replicas.following import MappingFollower
-from streamer.runtime.replicas.share import Peer, SharePlan, decide, leads, make_plan
+from streamer.runtime.replicas.mapping_follower import MappingFollower
+from streamer.runtime.replicas.shares import Peer, SharePlan, decide, leads, make_plan
 from streamer.target.connection import TargetConnection
 from streamer.waiting import wait_for_event
 

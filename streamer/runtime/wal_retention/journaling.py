@@ -36,7 +36,6 @@ from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.wal_retention.writer import Journaler
-from streamer.source.branch import Branch, common_end
 from streamer.source.catalog import SourceServer, check_same_history, read_server
 from streamer.source.connection import Connection, connection
 from streamer.source.journal.files import Journal, directory_of, remove_journal, try_directory
@@ -45,6 +44,7 @@ from streamer.source.journal.records import JournalIdentity
 from streamer.source.slot import check_slot, read_slot
 from streamer.source.stream import ReplicationStream, StreamOptions
 from streamer.source.timeline import check_same_server_plainly, read_branch, read_timeline
+from streamer.source.timeline_branches import Branch, common_end
 from streamer.waiting import in_thread
 
 log = structlog.get_logger()

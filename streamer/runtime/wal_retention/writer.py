@@ -11,7 +11,7 @@ from typing import Final
 from streamer.errors import SourceDivergedError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING
-from streamer.source.feedback import Feedback
+from streamer.source.feedback import Feedback, FeedbackTimes
 from streamer.source.journal.files import Journal
 from streamer.source.journal.gather import Gatherer
 from streamer.source.stream import ReplicationStream
@@ -43,7 +43,12 @@ class Journaler:
         self._stream = stream
         self._gatherer = gatherer
         self._label = label
-        self._feedback = Feedback.of(label, wal_sender_timeout_seconds)
+        self._feedback = Feedback(
+            stream,
+            FeedbackTimes.of(label, wal_sender_timeout_seconds),
+            lambda: (journal.end_lsn, NOTHING),  # nothing of it is visible in the target yet
+            lambda: gatherer.size <= UNWRITTEN_BYTES_MAX,
+        )
         self._arrived = asyncio.Event()
         self._has_room = asyncio.Event()
 
@@ -52,7 +57,9 @@ class Journaler:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read(), name=f"journal reader {self._label}")
             group.create_task(self._write(), name=f"journal writer {self._label}")
-            group.create_task(self._give_feedback(), name=f"journal feedback {self._label}")
+            group.create_task(
+                self._feedback.run(asyncio.Event()), name=f"journal feedback {self._label}"
+            )
 
     async def _read(self) -> None:
         stream, gatherer = self._stream, self._gatherer
@@ -64,8 +71,7 @@ class Journaler:
             if burst.wal_end_lsn is not None:
                 if gatherer.is_between_transactions:
                     is_same = is_same and gatherer.keepalive(burst.wal_end_lsn)
-                if burst.reply_requested:
-                    stream.send_status(self._journal.end_lsn, NOTHING)
+                self._feedback.answer(burst)
             if not is_same:
                 raise SourceDivergedError(
                     f'source "{self._label}" sends another history than the one that is in its '
@@ -97,16 +103,5 @@ class Journaler:
                 self._journal.changed.set()
             self._has_room.set()
             if self._journal.end_lsn > before:
-                self._stream.send_status(self._journal.end_lsn, NOTHING)
+                self._feedback.send()
                 failpoint("journal.acknowledged")
-
-    async def _give_feedback(self) -> None:
-        while True:
-            should_request_reply = self._feedback.should_request_reply(
-                self._stream.last_message_at,
-                reader_is_running=self._gatherer.size <= UNWRITTEN_BYTES_MAX,
-            )
-            self._stream.send_status(
-                self._journal.end_lsn, NOTHING, request_reply=should_request_reply
-            )
-            await asyncio.sleep(self._feedback.interval)

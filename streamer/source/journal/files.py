@@ -22,12 +22,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, Self
 
-from streamer.decode.large import LARGE_BYTES
+from streamer.decode.large_values import LARGE_BYTES
 from streamer.errors import JournalError, SpoolError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
-from streamer.source.branch import Branch, common_end
-from streamer.source.history import Landmark
+from streamer.source.history_check import Landmark
 from streamer.source.journal.gather import NewSegment
 from streamer.source.journal.records import (
     PREFIX_SIZE,
@@ -39,6 +38,7 @@ from streamer.source.journal.records import (
     pack,
     rest_length,
 )
+from streamer.source.timeline_branches import Branch, common_end
 
 _SUFFIX: Final = ".journal"
 _GONE: Final = ".gone"

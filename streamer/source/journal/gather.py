@@ -3,7 +3,7 @@
 The journal requests no streaming, so the source sends committed transactions one after the other,
 each whole. It leaves out transactions that the journal already has. A slot falls back a little when
 its server crashes, and the source then sends them again. Their return also identifies the source's
-history, as in `streamer.source.history`.
+history, as in `streamer.source.history_check`.
 
 Pure.
 """
@@ -14,7 +14,7 @@ from typing import Final
 from streamer.decode import pgoutput
 from streamer.errors import ProtocolError
 from streamer.lsn import Lsn
-from streamer.source.history import HistoryCheck, Landmark
+from streamer.source.history_check import HistoryCheck, Landmark
 from streamer.source.journal.records import Kind, Record, pack
 
 RECORD_BYTES: Final = 1024 * 1024

@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from streamer.decode.large import as_message
+from streamer.decode.large_values import as_message
 from streamer.lsn import NOTHING, Lsn
-from streamer.source.branch import Branch
-from streamer.source.history import Landmark
+from streamer.source.history_check import Landmark
+from streamer.source.timeline_branches import Branch
 
 FORMAT: Final = 2
 

@@ -10,10 +10,10 @@ import time
 from streamer.errors import JournalError, SourceConnectionError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
-from streamer.source.branch import Branch, common_end, is_continued
 from streamer.source.journal.files import Journal, read_record
 from streamer.source.journal.records import Kind, unpack
 from streamer.source.stream import BURST_BYTES_MAX, Burst
+from streamer.source.timeline_branches import Branch, common_end, is_continued
 
 
 class JournalStream:

@@ -1,0 +1,107 @@
+"""Applies changes of source definitions, in the target transaction of their place in the stream.
+
+A drainer writes each lane transaction with such a change by itself. Earlier changes of the lane are
+in the target by then, and later ones follow. The statements, the new definition and the lane's
+progress commit together, so a crash leaves all of them or none.
+
+A change that has to wait for an operator ends the transaction (`streamer.apply.table_change`). The
+drainer tries again every few seconds.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from streamer.apply.lane import LaneOwner, MappedRelation
+from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.quarantine.writer import QuarantineWriter
+from streamer.apply.table_change import TableChange, Waiting, store_waiting
+from streamer.decode.pgoutput import Redefinition, to_datetime
+from streamer.mapping.definition import AnyChange, DefinitionMessage, all_differences
+from streamer.progress.definition_changes import DdlPlace, read_definition
+from streamer.target.connection import TargetConnection
+
+
+def cut(piece: LaneTransaction) -> Iterator[LaneTransaction]:
+    """Yield the parts of a piece: each is of rows, or one message about a definition. Pure."""
+    rows: list[int] = []
+    for number, (_, changes) in enumerate(piece.changes):
+        if isinstance(changes.relation, Redefinition):
+            if rows:
+                yield _part(piece, rows)
+            rows = []
+            yield _part(piece, [number])
+        else:
+            rows.append(number)
+    if rows:
+        yield _part(piece, rows)
+
+
+def _part(piece: LaneTransaction, numbers: Sequence[int]) -> LaneTransaction:
+    return replace(piece, changes=[piece.changes[number] for number in numbers])
+
+
+class Definitions:
+    """Applies the messages about definitions in one target transaction."""
+
+    def __init__(self, writer: QuarantineWriter, owner: LaneOwner) -> None:
+        self._writer = writer
+        self._owner = owner
+        self._counts: dict[MappedRelation, int] = {}
+        self._waiting: Waiting | None = None
+
+    @property
+    def has_applied(self) -> bool:
+        """Whether the transaction has met a message about a definition."""
+        return bool(self._counts)
+
+    @property
+    def _target(self) -> TargetConnection:
+        return self._writer.target
+
+    async def apply(self, part: LaneTransaction) -> list[MappedRelation]:
+        """Apply a part that `cut` returned; return the relations that it concerns.
+
+        Raises DefinitionStopError if an operator has to decide, after which `store_waiting` is due.
+        """
+        concerned = []
+        at = str(to_datetime(part.transaction.commit_time))
+        for mapped, changes in part.changes:
+            for payload in changes.payloads:
+                if mapped.has(part.transaction):
+                    continue
+                mapped.check()
+                number = self._counts[mapped] = self._counts.get(mapped, 0) + 1
+                place = DdlPlace(mapped.relation_id, part.transaction.final_lsn, number)
+                message = DefinitionMessage.parse(payload)
+                assert message is not None
+                await self._apply(mapped, place, message, at)
+                concerned.append(mapped)
+        return concerned
+
+    def forget_plans(self) -> None:
+        """Make other plans: the definitions of these relations have changed, or not after all."""
+        for mapped in self._counts:
+            mapped.plan = None
+
+    async def store_waiting(self) -> None:
+        """Store the command for which a decision is due, after the rollback."""
+        if self._waiting is not None:
+            await store_waiting(self._target, self._waiting)
+
+    async def _apply(
+        self, mapped: MappedRelation, place: DdlPlace, message: DefinitionMessage, at: str
+    ) -> None:
+        known = await read_definition(self._target, mapped.relation_id)
+        changes: list[AnyChange] = []
+        if known is not None:
+            changes = all_differences(
+                known, message.definition, computes_values=message.computes_values
+            )
+        if known is None or not known.is_whole or changes:
+            owner = self._owner
+            change = TableChange(self._target, owner.source, owner, mapped, place, message, at=at)
+            try:
+                await change.make(changes)
+            finally:
+                self._waiting = change.waiting
+        mapped.plan = None

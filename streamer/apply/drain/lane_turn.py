@@ -1,0 +1,229 @@
+"""One lane's use of one connection of the drainer: requests, windows of shares, large shares."""
+
+from itertools import takewhile
+from typing import Final
+
+from streamer.apply.commit_counts import count_changes, skipped_truncates
+from streamer.apply.conflicts import ConflictsFound
+from streamer.apply.copied_range import only_copied
+from streamer.apply.drain.exact_order import ExactOrder
+from streamer.apply.drain.large_transaction import LargeShare
+from streamer.apply.drain.shares import add_context, commit, release_brake, report_quarantine
+from streamer.apply.fold import Counts
+from streamer.apply.lane import Lane, MappedRelation, until_changed
+from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lane_window import LaneWindow
+from streamer.apply.planner import Planner
+from streamer.apply.quarantine.requests import fulfil
+from streamer.apply.quarantine.writer import QuarantineWriter
+from streamer.apply.spool import OpenShareDiscarded
+from streamer.errors import ProtocolError, Retry, StreamerError
+from streamer.observability.metrics import Metrics
+from streamer.progress.definition_changes import read_former_labels
+
+READ_BYTES: Final = 4 * 1024 * 1024
+
+
+class Turn:
+    """One lane's use of one connection."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        writer: QuarantineWriter,
+        planner: Planner,
+        metrics: Metrics,
+        plans_may_be_stale: bool,
+    ) -> None:
+        self._lane = lane
+        self._writer = writer
+        self._planner = planner
+        self._metrics = metrics
+        self._plans_may_be_stale = plans_may_be_stale
+
+    async def apply_next(self) -> bool:
+        """Fulfil a request, or apply the next shares; False if there is neither now."""
+        if self._lane.requests:
+            await self._fulfil()
+            return True
+        try:
+            shares = self._lane.take(READ_BYTES)
+        except OpenShareDiscarded:
+            self._lane.front.rewind()
+            return True
+        if not shares:
+            return False
+        if self._plans_may_be_stale:
+            self._plans_may_be_stale = False
+            for share in shares:
+                self._planner.forget(share)
+        try:
+            allowed = await self._before_brake(shares)
+        except StreamerError:  # the next turn takes the same shares
+            self._lane.front.rewind()
+            raise
+        if not allowed:
+            self._lane.front.rewind()
+            return True
+        tried = {mapped for share in allowed for mapped, _ in share.changes}
+        try:
+            await self._apply_some(allowed, tried)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED or not await self._expects_former_labels(tried):
+                raise
+        return True
+
+    async def _apply_some(self, shares: list[LaneTransaction], tried: set[MappedRelation]) -> None:
+        """Apply finished shares, or a large one; put the relations of its pieces into *tried*."""
+        if _is_alone(shares[0]):
+            large = LargeShare(
+                self._lane,
+                self._writer,
+                self._planner,
+                self._metrics,
+                read_bytes=READ_BYTES,
+                tried=tried,
+            )
+            await large.apply(shares[0])
+        else:
+            await self._apply(list(takewhile(lambda share: not _is_alone(share), shares)))
+
+    async def _expects_former_labels(self, tried: set[MappedRelation]) -> bool:
+        """Whether to try again, with the former labels of enums that the source has renamed.
+
+        See `streamer.decode.former_labels`. They stay expected until the lane is live.
+        """
+        strict = {m.relation_id: m for m in tried if not m.former_labels}
+        found = await read_former_labels(self._writer.target, list(strict)) if strict else {}
+        for relation_id, columns in found.items():
+            strict[relation_id].former_labels, strict[relation_id].plan = columns, None
+        return any(found.values())
+
+    async def _before_brake(self, shares: list[LaneTransaction]) -> list[LaneTransaction]:
+        """Return those of *shares* in front of the first that waits for an operator, without what
+        operators want left out, or a later chunk brings. If the very first one waits, pause its
+        table.
+        """
+        lane, brake = self._lane, self._lane.brake
+        if shares[0].end_lsn is None and lane.has_open_share and lane.owner.has_brake(lane):
+            while lane.has_open_share:  # the brake has not counted all of it
+                await until_changed(lane, None)
+            return []
+        for number, share in enumerate(shares):
+            waiting = brake.waiting(share)
+            if waiting is None:
+                continue
+            if not number:
+                await lane.owner.lane_braked(lane, *waiting)
+            shares = shares[:number]
+            break
+        return [only_copied(brake.without_skipped(share)) for share in shares]
+
+    async def _fulfil(self) -> None:
+        lane = self._lane
+        request = lane.requests[0]
+        if lane.owner.lane_of(request.mapped) is lane:
+            await fulfil(request, lane, self._writer, self._planner)
+            lane.owner.quarantine_changed(request.mapped)
+        # Else it is being copied, on a lane of its own; the request is found again after that.
+        if lane.requests:
+            lane.requests.popleft()
+
+    async def _apply(self, shares: list[LaneTransaction]) -> None:
+        """Apply finished shares, as many as the target takes; raise why it takes no more."""
+        done = 0
+        window = LaneWindow(self._lane)
+        try:
+            while True:
+                try:
+                    window, done, error = await self._try(shares)
+                    break
+                except ConflictsFound:
+                    await self._writer.rollback()
+            if error is not None:
+                raise error
+        except StreamerError:
+            if not self._writer.transaction.is_broken:
+                await self._writer.rollback()
+            raise
+        finally:
+            # Also when cancelled: changes that are not durable stay in the lane.
+            self._lane.drained(done)
+            if done:
+                self._durable(window, done)
+            report_quarantine(self._lane, self._writer)
+
+    async def _try(
+        self, shares: list[LaneTransaction]
+    ) -> tuple[LaneWindow, int, StreamerError | None]:
+        """Write shares and commit them; return their window, how many the target took, and why not
+        all. Raises ConflictsFound.
+        """
+        window, error = await self._window(shares)
+        try:
+            await self._writer.begin()
+            await self._writer.write(window)
+            await commit(self._writer, window.progress(), skipped_truncates(window))
+            return window, len(window.shares), error
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            await self._writer.rollback()
+            # With the present plans: an earlier definition may have caused the rejection.
+            for share in shares:
+                self._planner.forget(share)
+            window, error = await self._window(shares)
+            done, refused = await self._apply_in_order(window)
+            return window, done, refused or error
+
+    async def _window(
+        self, shares: list[LaneTransaction]
+    ) -> tuple[LaneWindow, StreamerError | None]:
+        """Plan shares up to the first that cannot be planned or read, if it is not the very
+        first.
+        """
+        window = LaneWindow(self._lane)
+        self._writer.start_window()
+        for number, share in enumerate(shares):
+            try:
+                plans = await self._planner.plans(share)
+                kept = await self._writer.follow(share, plans)
+                window.add(share, plans, kept)
+            except ProtocolError as exc:
+                add_context(exc, share)
+                if not number:
+                    raise
+                # The window has parts of this share by now.
+                window, error = await self._window(shares[:number])
+                return window, error or exc
+            except StreamerError as exc:
+                if not window.shares or exc.retry is Retry.TIMED:
+                    raise
+                return window, exc
+        return window, None
+
+    async def _apply_in_order(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
+        """Commit the shares in front of the one that the target refuses; return their number and
+        why.
+        """
+        await self._writer.begin()
+        count, error = await ExactOrder(self._writer).write(window)
+        if count:
+            skipped = skipped_truncates(window, count)
+            await commit(self._writer, window.progress(count), skipped)
+        else:
+            await self._writer.rollback()
+        return count, error
+
+    def _durable(self, window: LaneWindow, done: int) -> None:
+        self._lane.owner.lane_durable(self._lane, window.shares[:done])
+        for share in window.shares[:done]:
+            release_brake(self._lane, share, self._metrics)
+        for parts in window.parts[:done]:
+            for mapped, changes, _ in parts:
+                count_changes(self._metrics, mapped, Counts().count(changes.payloads))
+
+
+def _is_alone(share: LaneTransaction) -> bool:
+    """Whether a share needs a target transaction of its own."""
+    return share.end_lsn is None or share.redefines

@@ -1,0 +1,200 @@
+"""Changes of a table's indexes, constraints and types: facts that they need, and their plans.
+
+Everything happens in the target transaction of the change's place in the stream. So a plan for an
+index is there exactly once, and so is its end.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from streamer.apply.lane import MappedRelation
+from streamer.apply.sql.object_changes import ObjectTranslation, ObjectTranslator, referenced
+from streamer.apply.sql.type_changes import TypeTranslation, TypeTranslator
+from streamer.definitions.planned import ObjectKind, Places, TargetPlace
+from streamer.definitions.read import column_of, definition_of, definitions_sql, objects_of
+from streamer.definitions.render import Renderer
+from streamer.lsn import Lsn
+from streamer.mapping.definition import (
+    ColumnChange,
+    DefinedColumn,
+    DefinitionMessage,
+    SourceDefinition,
+)
+from streamer.mapping.objects import DefinedObject, DefinedType, TypeChange
+from streamer.mapping.rules import DdlKind, RelationMapping, RelationName
+from streamer.postgres.describing import NAMED_TYPES_SQL, USED_TYPES
+from streamer.progress.planned_definitions import end_plans, put_plans, read_plans, read_taken
+from streamer.target.catalog import TargetRelation, read_relations
+from streamer.target.connection import TargetConnection, may_replace_role
+
+_USED_TYPES_SQL: Final = f"select ({USED_TYPES})::text from pg_catalog.pg_class c where c.oid = $1"
+_TYPES_LOCK: Final = 0x7479706573  # "types"
+_OF_COLUMNS: Final = frozenset({ObjectKind.DEFAULT, ObjectKind.NOT_NULL})
+_VOIDS: Final = frozenset(
+    {DdlKind.DROP_COLUMN, DdlKind.RENAME_COLUMN, DdlKind.DROP_NOT_NULL, DdlKind.SET_DEFAULT}
+)
+"""Changes of a column after which a plan for it is another one."""
+
+
+class Tables(Protocol):
+    """The tables of a source; see `streamer.apply.lane.LaneOwner`."""
+
+    def find_mapping(self, name: RelationName) -> RelationMapping | None: ...
+    def is_behind(self, name: RelationName, lsn: Lsn) -> bool: ...
+
+
+async def translate_types(
+    target: TargetConnection, changes: Sequence[TypeChange], others: Sequence[SourceDefinition]
+) -> TypeTranslation:
+    """Return the statements for changes of types. Raises TargetSchemaError, see `TypeTranslator`.
+
+    *others*: the definitions of other sources of the target table.
+    """
+    # Another lane may come to the same change now; it makes it, or finds it made.
+    await target.fetch("select pg_catalog.pg_advisory_xact_lock($1)", _TYPES_LOCK)
+    named = {type_ for change in changes for type_ in (change.before, change.after) if type_}
+    found = await target.fetch_value(
+        NAMED_TYPES_SQL, [t.namespace for t in named], [t.name for t in named]
+    )
+    types = map(DefinedType.of, json.loads(found or "[]"))
+    there = {each.full_name: each for each in types}
+    return TypeTranslator(there, [other.types or () for other in others]).translate(changes)
+
+
+async def read_used_types(target: TargetConnection, table: TargetRelation) -> list[DefinedType]:
+    """Return the types of the columns of a target table, and their parts."""
+    found = await target.fetch_value(_USED_TYPES_SQL, table.oid)
+    return [DefinedType.of(each) for each in json.loads(found or "[]")]
+
+
+class Objects:
+    """The indexes and constraints of one table, as a message about its definition has them."""
+
+    def __init__(
+        self,
+        target: TargetConnection,
+        tables: Tables,
+        mapped: MappedRelation,
+        message: DefinitionMessage,
+    ) -> None:
+        self._target = target
+        self._tables = tables
+        self._mapped = mapped
+        self._definition = objects_of(
+            message.relation_name, message.described["indexes"], message.described["constraints"]
+        )
+
+    async def translator(
+        self,
+        there: TargetRelation,
+        others: Sequence[SourceDefinition],
+        columns: frozenset[str],
+    ) -> ObjectTranslator:
+        """Return a translator that knows the target's table, which will have *columns*.
+
+        *others*: see `ObjectTranslator`.
+        """
+        mapped = self._mapped
+        oid = [there.oid]
+        (row,) = await self._target.fetch(definitions_sql("$1::oid[]"), oid)
+        present = definition_of(dict(row))
+        has_sid = there.has_sid and mapped.source.sid is not None
+        place = TargetPlace(mapped.mapping, has_sid, columns, there.is_partitioned)
+        wanted = [index.name for index in self._definition.indexes]
+        return ObjectTranslator(
+            place,
+            await self._places(),
+            self._definition,
+            present,
+            others=others if has_sid else (),
+            taken=await read_taken(self._target, mapped.mapping.target, wanted),
+            acts=not await may_replace_role(self._target),
+        )
+
+    async def store(self, translation: ObjectTranslation) -> None:
+        """Store the plans, and the end of others, to be made when this transaction is committed."""
+        relation_id = self._mapped.relation_id
+        await end_plans(self._target, relation_id, translation.ended)
+        await put_plans(self._target, relation_id, translation.planned)
+
+    async def read_names(self, there: TargetRelation) -> frozenset[str]:
+        """Return the names of the indexes and constraints that the target's table has."""
+        (row,) = await self._target.fetch(definitions_sql("$1::oid[]"), [there.oid])
+        present = definition_of(dict(row))
+        indexes = [index.name for index in present.indexes]
+        return frozenset([*indexes, *(constraint.name for constraint in present.constraints)])
+
+    async def plan_lost(
+        self,
+        there: TargetRelation,
+        others: Sequence[SourceDefinition],
+        objects: Sequence[DefinedObject],
+        before: frozenset[str],
+    ) -> None:
+        """Plan those of the source's *objects* anew that went with a former column of the target.
+
+        *before*: the names that the target's table had.
+        """
+        if lost := before - await self.read_names(there):
+            translator = await self.translator(there, others, frozenset(there.columns))
+            await self.store(translator.plan_lost(objects, lost))
+
+    async def renew_plans(self, there: TargetRelation) -> None:
+        """Have the plans that are still to be made fit the columns that the target has now."""
+        relation_id = self._mapped.relation_id
+        records = await read_plans(self._target, relation_id)
+        if not records:
+            return
+        translator = await self.translator(there, [], frozenset(there.columns))
+        renewed = []
+        for record in records:
+            planned = translator.planned(record.kind, record.name)
+            if planned is not None and planned.online != record.online:
+                renewed.append(planned)
+        await put_plans(self._target, relation_id, renewed)
+
+    async def plan_columns(
+        self,
+        there: TargetRelation,
+        changes: Sequence[ColumnChange],
+        unfinished: Sequence[DefinedColumn],
+    ) -> None:
+        """Store what *unfinished* columns are still to get; such plans follow *changes*."""
+        mapping, relation_id = self._mapped.mapping, self._mapped.relation_id
+        pending = await read_plans(self._target, relation_id)
+        open_ = {(each.kind, each.name) for each in pending if each.kind in _OF_COLUMNS}
+        void, wanted = [], list(unfinished)
+        for change in changes:
+            if change.before is None or change.kind not in _VOIDS:
+                continue
+            former = mapping.target_column(change.before.name)
+            found = [each for each in open_ if each[1] == former]
+            void += found
+            if found and change.after is not None:
+                wanted.append(change.after)
+        await end_plans(self._target, relation_id, void)
+        columns = [column_of(each) for each in wanted]
+        names = [each.sequence.name.name for each in columns if each.sequence is not None]
+        taken = await read_taken(self._target, mapping.target, names) if names else frozenset()
+        has_sid = there.has_sid and self._mapped.source.sid is not None
+        place = TargetPlace(mapping, has_sid, frozenset(there.columns), there.is_partitioned)
+        renderer = Renderer(self._definition, place, lambda _: None, taken)
+        planned = [plan for each in columns if (plan := renderer.filled(each)) is not None]
+        await put_plans(self._target, relation_id, planned)
+
+    async def _places(self) -> Places:
+        """Return where the tables go that foreign keys refer to."""
+        names = referenced(self._definition)
+        mappings = [
+            mapping for name in names if (mapping := self._tables.find_mapping(name)) is not None
+        ]
+        there = await read_relations(self._target, [mapping.target for mapping in mappings])
+        found = {}
+        for mapping in mappings:
+            table = there.get(mapping.target)
+            sid = self._mapped.source.sid
+            has_sid = sid is not None and (table is None or table.has_sid)
+            columns = None if table is None else frozenset(table.columns)
+            found[mapping.source] = TargetPlace(mapping, has_sid, columns)
+        return found.get

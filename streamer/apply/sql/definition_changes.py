@@ -1,0 +1,433 @@
+"""A change of a source table's definition as statements for its target. Pure.
+
+The mapping translates names. It leaves out excluded and computed columns. A history table keeps
+every column, because its old versions have values there. In the table of several tenants the first
+one adds a column, and the last one drops it. Defaults and NOT NULL of one tenant do not bind the
+others, so they are left out there.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from streamer.apply.sql.generated import GeneratedFacts, clause_of, set_expression
+from streamer.apply.sql.object_changes import ObjectTranslation
+from streamer.definitions.generated import IDENTITIES, identity_of
+from streamer.definitions.names import uses_column
+from streamer.errors import TargetSchemaError
+from streamer.mapping.definition import (
+    AnyChange,
+    ColumnChange,
+    DefinedColumn,
+    SourceDefinition,
+    widens,
+)
+from streamer.mapping.rules import Create, DdlKind, RelationMapping, TableType
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.target.catalog import TargetRelation
+from streamer.target.conventions import SID
+
+
+@dataclass(slots=True)
+class Translation:
+    """The statements for one difference.
+
+    ``filled``: columns of the target to bring for existing rows, because no statement gives them
+    the source's values. ``reason``: why. ``objects``: of indexes and
+    constraints, whose statements are among these, too.
+    """
+
+    statements: list[str] = field(default_factory=list)
+    filled: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    objects: ObjectTranslation | None = None
+    unfinished: list[DefinedColumn] = field(default_factory=list)
+    """New columns that get NOT NULL and their sequence when their rows have values."""
+    doubts: list[tuple[AnyChange, str]] = field(default_factory=list)
+    """Changes for which an operator decides, also where `on_ddl` applies them; and why."""
+
+    @property
+    def reason(self) -> str | None:
+        return "; ".join(self.reasons) or None
+
+    @property
+    def sql(self) -> list[str]:
+        """The statements to show: those to run in place, and those that run beside the stream."""
+        planned = [] if self.objects is None else self.objects.planned
+        return [*self.statements, *(each.sql for each in planned)]
+
+    def fill(self, name: str, reason: str) -> None:
+        """Have the values of a column brought."""
+        self.filled.append(name)
+        self.reasons.append(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """A column of the target, as the statements so far leave it."""
+
+    type: str
+    not_null: bool
+    has_default: bool
+    is_generated: bool = False
+
+
+class DefinitionTranslator:
+    """Translates changes for the target of one relation.
+
+    *sid*: if the target's rows have one. *others*: the definitions of other sources of the target.
+    *unfilled*: columns of the target whose values existing rows lack. *generated*: facts about
+    generated columns.
+    """
+
+    def __init__(
+        self,
+        mapping: RelationMapping,
+        target: TargetRelation,
+        *,
+        sid: str | None,
+        others: Sequence[SourceDefinition] = (),
+        unfilled: Collection[str] = (),
+        generated: GeneratedFacts | None = None,
+    ) -> None:
+        self._mapping = mapping
+        self._unfilled = unfilled
+        self._generated = generated or GeneratedFacts()
+        self._target = target
+        self._sid = sid if target.has_sid else None
+        self._others = others
+        self._alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
+        self._columns = {
+            name: _Present(column.type, column.not_null, column.has_default, column.generated)
+            for name, column in target.columns.items()
+        }
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the target, as the statements so far leave them."""
+        return frozenset(self._columns)
+
+    def fill(self, column: DefinedColumn, reason: str, found: Translation) -> None:
+        """Have the values of a column of the source brought, if the target gets them."""
+        self._fill_computed(column, reason, found)
+        name = self._name(column)
+        if name is not None and name in self._columns:
+            found.fill(name, reason)
+
+    def _fill_computed(self, column: DefinedColumn, reason: str, found: Translation) -> None:
+        """Have the values brought that `set` computes from a column of the source."""
+        for name, expression in self._mapping.rule.set:
+            if column.name in expression.names and name in self._columns:
+                found.fill(name, f'{reason}, and `set` computes "{name}" from it')
+
+    @property
+    def _is_history(self) -> bool:
+        return self._mapping.type is TableType.HISTORY
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._sid is not None
+
+    def translate(self, changes: Sequence[ColumnChange]) -> Translation:
+        """Return the statements for *changes*, in order.
+
+        Raises TargetSchemaError where the target, or the rule of the table, stands in the way.
+        """
+        found = Translation()
+        for change in changes:
+            found.statements += self._statements(change, found)
+        return found
+
+    def ignore(self, changes: Sequence[ColumnChange]) -> Translation:
+        """Return the statements that let rows arrive without *changes* at the target."""
+        found = Translation()
+        narrowing = (DdlKind.DROP_COLUMN, DdlKind.RENAME_COLUMN, DdlKind.DROP_NOT_NULL)
+        for change in changes:
+            name = None if change.before is None else self._name(change.before)
+            if change.kind in narrowing and name is not None:
+                found.statements += self._drop_not_null(name)
+        return found
+
+    def _statements(self, change: ColumnChange, found: Translation) -> list[str]:
+        before, after = change.before, change.after
+        match change.kind:
+            case DdlKind.ADD_COLUMN if after is not None:
+                return self._add(after, found)
+            case DdlKind.DROP_COLUMN if before is not None:
+                return self._drop(before)
+            case DdlKind.RENAME_COLUMN if before is not None and after is not None:
+                return self._rename(before, after, found)
+        assert before is not None
+        assert after is not None
+        if change.kind in (DdlKind.WIDEN_TYPE, DdlKind.CHANGE_TYPE):
+            self._note_new_values(change, after, found)
+        name = self._name(after)
+        is_stored_now = before.generated and not after.generated
+        if name is not None and is_stored_now and change.kind is DdlKind.SET_DEFAULT:
+            return self._drop_expression(name, after, found)
+        if name is None or name not in self._columns:
+            return []
+        if self._columns[name].is_generated and not after.generated:
+            return []  # the target computes a column that the source has not
+        match change.kind:
+            case DdlKind.WIDEN_TYPE | DdlKind.CHANGE_TYPE:
+                return self._change_type(change, name, after, found)
+            case DdlKind.SET_EXPRESSION:
+                return self._set_expression(change, name, after, found)
+            case DdlKind.SET_NOT_NULL:
+                if name in self._unfilled and not (self._is_shared or self._is_history):
+                    found.unfinished.append(after)
+                    return []
+                return self._set_not_null(name)
+            case DdlKind.DROP_NOT_NULL:
+                return self._drop_not_null(name)
+            case _:
+                return self._set_default(name, before, after, found)
+
+    def _name(self, column: DefinedColumn) -> str | None:
+        """Return the target's name of a column; None if the target does not get it."""
+        name = self._mapping.target_column(column.name)
+        if name is None or self._mapping.has_expression(name):
+            return None
+        if name not in self._columns and self._mapping.is_optional(column.name):
+            return None
+        return name
+
+    def _add(self, column: DefinedColumn, found: Translation) -> list[str]:
+        name = self._name(column)
+        if name is None:
+            return []
+        there = self._columns.get(name)
+        if there is not None and there.type != column.type:
+            raise TargetSchemaError(
+                f'target table "{self._target.name}" has a column "{name}" already, of type '
+                f"{there.type}; the source added it with type {column.type}"
+            )
+        if column.fills_rows_one_by_one:
+            found.fill(name, f'rows have values of their own in new column "{name}"')
+            if there is None and not (self._is_shared or self._is_history):
+                found.unfinished.append(column)
+        statements = self._add_column(name, column) if there is None else []
+        if self._is_shared and column.constant is not None:
+            statements.append(
+                f"update {self._alter.removeprefix('alter table ')} set {quote_identifier(name)} "
+                f"= {column.constant} where {quote_identifier(SID)}::text = "
+                f"{quote_literal(self._sid or '')}"
+            )
+        return statements
+
+    def _add_column(self, name: str, column: DefinedColumn) -> list[str]:
+        quoted = quote_identifier(name)
+        parts = [f"{self._alter} add column {quoted} {_type(column)}"]
+        keeps_default = not (self._is_shared or self._is_history)
+        not_null = column.not_null and keeps_default and not column.fills_rows_one_by_one
+        if column.generated:
+            parts.append(clause_of(column, self._mapping, self._columns, self._generated))
+        elif not self._is_shared and column.constant is not None:
+            parts.append(f"default {column.constant}")
+        if not_null:
+            parts.append("not null")
+        statements = [" ".join(parts)]
+        default = column.own_default if keeps_default else None
+        if not self._is_shared and column.constant is not None and default != column.constant:
+            end = "drop default" if default is None else f"set default {default}"
+            statements.append(f"{self._alter} alter column {quoted} {end}")
+        elif column.constant is None and default is not None:
+            statements.append(f"{self._alter} alter column {quoted} set default {default}")
+        self._columns[name] = _Present(
+            column.type, not_null, default is not None, bool(column.generated)
+        )
+        return statements
+
+    def _has_others(self, name: str) -> bool:
+        """Whether another tenant still writes a column of the target."""
+        return any(
+            self._mapping.target_column(column.name) == name
+            for other in self._others
+            for column in other.columns
+        )
+
+    def _drop(self, column: DefinedColumn) -> list[str]:
+        name = self._name(column)
+        if name is None or name not in self._columns:
+            return []
+        if self._is_history or (self._is_shared and self._has_others(name)):
+            return self._drop_not_null(name)
+        del self._columns[name]
+        return [f"{self._alter} drop column {quote_identifier(name)}"]
+
+    def _rename(self, before: DefinedColumn, after: DefinedColumn, found: Translation) -> list[str]:
+        rule = self._mapping.rule
+        listed = {name for name, _ in rule.columns or ()} | rule.exclude
+        used = {name for expression in rule.expressions for name in expression.names}
+        if before.name in listed | used and before.name not in (after.name,):
+            raise TargetSchemaError(
+                f'the rule of table "{self._mapping.source}" names column "{before.name}", which '
+                f'the source renamed to "{after.name}"',
+                hint="write the new name in the rule",
+            )
+        former, name = self._name(before), self._name(after)
+        if name is None:
+            return [] if former is None else self._drop_not_null(former)
+        if former is None or former not in self._columns:
+            return [] if name in self._columns else self._add(after, found)
+        moved = [] if after.generated else [self._move(former, name)]
+        if self._is_shared and self._has_others(former):
+            self._refuse_users(former)
+            if former in self._target.primary_key:
+                raise TargetSchemaError(
+                    f'other sources of target table "{self._target.name}" still have column '
+                    f'"{former}" of its primary key. Once all of them wait at this '
+                    f"rename, `edit` for one of them with: {self._alter} rename column "
+                    f"{quote_identifier(former)} to {quote_identifier(name)}; then `apply` for the "
+                    "others"
+                )
+            added = [] if name in self._columns else self._add_column(name, after)
+            return [*added, *moved, *self._drop_not_null(former)]
+        if name in self._columns:  # another tenant added it
+            del self._columns[former]
+            return [*moved, f"{self._alter} drop column {quote_identifier(former)}"]
+        self._columns[name] = self._columns.pop(former)
+        return [
+            f"{self._alter} rename column {quote_identifier(former)} to {quote_identifier(name)}"
+        ]
+
+    def _refuse_users(self, former: str) -> None:
+        """Raise TargetSchemaError if a generated column of the target uses a column."""
+        for name, text in self._generated.expressions.items():
+            if name != former and uses_column(text, former):
+                raise TargetSchemaError(
+                    f'generated column "{name}" of target table "{self._target.name}" uses '
+                    f'"{former}", which other sources of the table still have'
+                )
+
+    def _move(self, former: str, name: str) -> str:
+        """Return the statement that moves this tenant's values to another column."""
+        table = self._alter.removeprefix("alter table ")
+        own = f"where {quote_identifier(SID)}::text = {quote_literal(self._sid or '')}"
+        return f"update {table} set {quote_identifier(name)} = {quote_identifier(former)} {own}"
+
+    def _note_new_values(
+        self, change: ColumnChange, column: DefinedColumn, found: Translation
+    ) -> None:
+        """Note what depends on the values of a column that got another type."""
+        self._fill_computed(column, f'column "{column.name}" got another type', found)
+        condition = self._mapping.rule.filter
+        if change.kind is not DdlKind.CHANGE_TYPE or condition is None:
+            return
+        if column.name in condition.names:
+            reason = (
+                f'`filter` uses column "{column.name}", so rows may have joined or left, and a '
+                "resync with mode `diff` has to follow"
+            )
+            found.doubts.append((change, reason))
+
+    def _change_type(
+        self, change: ColumnChange, name: str, column: DefinedColumn, found: Translation
+    ) -> list[str]:
+        there = self._columns[name]
+        if change.kind is DdlKind.CHANGE_TYPE and not column.generated:
+            reason = f'column "{name}" got another type, which may have changed its values'
+            found.fill(name, reason)
+        if there.type == column.type:
+            return []
+        was_alike = change.before is not None and change.before.type == there.type
+        if not was_alike and widens(column.type, there.type):
+            return []  # the target was made wider than the source
+        if self._is_shared:
+            for other in self._others:
+                for own in other.columns:
+                    is_it = self._mapping.target_column(own.name) == name
+                    if is_it and own.type != column.type and not widens(own.type, column.type):
+                        raise TargetSchemaError(
+                            f'column "{name}" of target table "{self._target.name}" would get type '
+                            f"{column.type}, but another source has it with type {own.type}"
+                        )
+        self._columns[name] = replace(there, type=column.type)
+        quoted = quote_identifier(name)
+        alter = f"{self._alter} alter column {quoted} type {_type(column)}"
+        return [alter if there.is_generated else f"{alter} using {quoted}::{column.type}"]
+
+    def _set_not_null(self, name: str) -> list[str]:
+        if self._is_shared or self._is_history or self._columns[name].not_null:
+            return []
+        return [f"{self._alter} alter column {quote_identifier(name)} set not null"]
+
+    def _drop_not_null(self, name: str) -> list[str]:
+        there = self._columns.get(name)
+        if there is None or not there.not_null or name in self._target.primary_key:
+            return []
+        return [f"{self._alter} alter column {quote_identifier(name)} drop not null"]
+
+    def _set_expression(
+        self, change: ColumnChange, name: str, column: DefinedColumn, found: Translation
+    ) -> list[str]:
+        if not self._columns[name].is_generated:
+            return []  # no change has brought values of it
+        facts = self._generated
+        clause = clause_of(column, self._mapping, self._columns, facts)
+        statements, doubt = set_expression(self._alter, name, column, clause, facts)
+        if doubt is not None:
+            found.doubts.append((change, doubt))
+        if statements and self._is_shared and self._others:
+            reason = f'column "{name}" would change in the rows of other sources, too'
+            found.doubts.append((change, reason))
+        if statements and self._is_history:
+            reason = f'column "{name}" would change in versions that have ended, too'
+            found.doubts.append((change, reason))
+        return statements
+
+    def _drop_expression(self, name: str, column: DefinedColumn, found: Translation) -> list[str]:
+        """Return the statements that have later rows bring their values of a generated column."""
+        there = self._columns.get(name)
+        if there is not None and there.is_generated:
+            self._columns[name] = replace(there, is_generated=False, has_default=False)
+            return [f"{self._alter} alter column {quote_identifier(name)} drop expression"]
+        found.fill(
+            name, f'column "{name}" is no longer generated, and the target did not compute it'
+        )
+        if there is not None:
+            return []
+        if column.not_null and not (self._is_shared or self._is_history):
+            found.unfinished.append(column)
+        return self._add_column(name, replace(column, not_null=False))
+
+    def _set_default(
+        self, name: str, before: DefinedColumn, column: DefinedColumn, found: Translation
+    ) -> list[str]:
+        if self._is_shared or self._is_history or column.generated:
+            return []
+        alter = f"{self._alter} alter column {quote_identifier(name)}"
+        statements = self._set_identity(alter, name, before, column, found)
+        if (before.default_mark, before.generated) == (column.default_mark, column.generated):
+            return statements
+        default = column.own_default
+        if default is not None:
+            statements.append(f"{alter} set default {default}")
+        elif self._columns[name].has_default and name not in self._generated.identities:
+            statements.append(f"{alter} drop default")
+        return statements
+
+    def _set_identity(
+        self,
+        alter: str,
+        name: str,
+        before: DefinedColumn,
+        column: DefinedColumn,
+        found: Translation,
+    ) -> list[str]:
+        """Return the statements for the identity of a column that is there; an addition waits."""
+        if before.identity == column.identity or self._mapping.rule.create is not Create.ALL:
+            return []
+        there = self._generated.identities.get(name)
+        if column.identity and not before.identity and there is None:
+            found.unfinished.append(column)
+        if there is None:
+            return []  # a plan that is still to be made follows the change
+        if not column.identity:
+            return [f"{alter} drop identity"]
+        wanted = identity_of(column.identity, is_key=name in self._target.primary_key)
+        return [] if wanted == there else [f"{alter} set generated {IDENTITIES[wanted]}"]
+
+
+def _type(column: DefinedColumn) -> str:
+    return column.type + (f" collate {column.collation}" if column.collation else "")

@@ -1,0 +1,238 @@
+"""SQL text and COPY data that write the versions of a history table as sets.
+
+The staging table has a row for each key of a window. ``op`` and ``at`` are those of its first
+change. ``mask`` is set if the ends of earlier versions matter. Pure.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from streamer.apply.history_chains import BEGIN_TIME, OPEN_TIME, Chain, comes_again, new_versions
+from streamer.apply.plan import ApplyPlan
+from streamer.apply.sql.copydata import (
+    CHUNK_ROWS,
+    RowLayout,
+    commit_time_value,
+    constant,
+    encode_led_rows,
+    escape_if_needed,
+)
+from streamer.apply.sql.statements import OP_DELETE, OP_INSERT, OP_UPDATE, Statements
+from streamer.compiled import choice
+from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
+from streamer.decode.tuples import PendingRow
+from streamer.postgres.quoting import quote_literal
+from streamer.target.conventions import HISTORY_BEGIN, HISTORY_COLUMNS, HISTORY_ID, HISTORY_OPEN
+
+_BYTES_TELL: Final = frozenset({16, 20, 21, 23, 26, 1082, 1114, 1184, 2950})
+"""OIDs of types of which two values are equal only if their bytes are: bool, int8, int2, int4, oid,
+date, timestamp, timestamptz and uuid. A numeric is not among them: 1.0 equals 1.00.
+"""
+Chains = list[tuple[Any, Chain]]
+"""Keys and their chains; a chain's place is its number."""
+_OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
+
+
+@dataclass(frozen=True)
+class VersionStatements:
+    """The statements for the versions of one plan; *statements* are those for its plain rows."""
+
+    statements: Statements
+
+    @property
+    def plan(self) -> ApplyPlan:
+        return self.statements.plan
+
+    @cached_property
+    def staged_columns(self) -> list[str]:
+        keys = [self.statements.new(column) for column in self.plan.key]
+        return ["seq", "op", "mask", "at", *keys]
+
+    @cached_property
+    def close(self) -> str:
+        """End the open versions of staged keys.
+
+        The first row has the number of ended versions (``seq``), of their keys, and of staged keys
+        that equal another (``same``). A row follows for each staged key with earlier versions that
+        matter: its ``seq``, and where the last of them ended. ``is_open`` marks an end that sets do
+        not expect, because it is open or out of range.
+        """
+        plan, stage = self.plan, self.statements.stage
+        same = self.statements.matches_new_key
+        doubles = "0"
+        if any(column.target.base_oid not in _BYTES_TELL for column in plan.key):
+            keys = ", ".join(self.statements.value(column) for column in plan.key)
+            grouped = f"select from pg_temp.{stage} s group by {keys} having count(*) > 1"
+            doubles = f"(select count(*) from ({grouped}) d)"
+        numbers, taken, untaken = "", "", ""
+        if plan.history_sequence is not None:
+            # Without others that use it at the same time, the numbers are consecutive.
+            numbers = f"""
+, numbers as (
+    select min(n) as first,
+           case when max(n) - min(n) + 1 <> count(*) then array_agg(n) end as numbers
+    from (select nextval({quote_literal(plan.history_sequence)}) as n
+          from generate_series(1, $1::int4)) g)"""
+            taken = (
+                ", (select first from numbers) as first, (select numbers from numbers) as numbers"
+            )
+            untaken = ", null, null"
+        return f"""
+with closed as (
+    update {plan.table} t set kvsz_end = s.at, kvsz_deleted = s.op = {OP_DELETE}
+    from pg_temp.{stage} s where s.op <> {OP_INSERT} and {same}
+    and t.kvsz_end = {HISTORY_OPEN} and t.kvsz_start <= s.at returning s.seq){numbers}
+select count(*) as seq, count(distinct seq) as keys, {doubles} as same,
+       null::timestamptz as last_end, false as is_open{taken} from closed
+union all
+select s.seq, 0, 0, max(t.kvsz_end) filter (where t.kvsz_end < {HISTORY_OPEN}),
+       bool_or(case when s.op = {OP_INSERT} then t.kvsz_end >= {HISTORY_OPEN}
+               else t.kvsz_end > {HISTORY_OPEN} end or t.kvsz_end < {HISTORY_BEGIN}){untaken}
+from pg_temp.{stage} s join {plan.table} t on {same} where s.mask is not null group by s.seq"""
+
+    def stage(self, chains: Chains) -> Iterator[bytes]:
+        """Yield COPY data for the rows to stage; their ``seq`` is the number of the chain."""
+        layout = RowLayout(0, self.plan.binary, lead_count=len(self.staged_columns))
+        times = _Times(self.plan.binary)
+        return encode_led_rows(
+            (
+                (self._lead_chains(chains, start, stop, times), [[]] * (stop - start))
+                for start, stop in _chunks(chains)
+            ),
+            layout,
+        )
+
+    def _lead_chains(self, chains: Chains, start: int, stop: int, times: "_Times") -> list[bytes]:
+        binary, compiled = self.plan.binary, choice.compiled
+        if compiled is not None:
+            leads: list[bytes] = compiled.lead_chains(
+                chains, start, stop, self._heads, times, binary=binary
+            )
+            return leads
+        made = []
+        for n, (key, chain) in enumerate(chains[start:stop], start):
+            matters = chain[1] == INSERT or comes_again(chain)
+            head = _integer(n, 4, binary) + self._heads[chain[1]][matters] + times[chain[0]]
+            values = (key,) if isinstance(key, bytes) else key
+            if binary:
+                made.append(head + b"".join(values))
+            else:
+                made.append(head + b"\t".join(map(escape_if_needed, values)))
+        return made
+
+    @cached_property
+    def _heads(self) -> dict[int, tuple[bytes, bytes]]:
+        """``op`` and ``mask`` of a staged row, by the kind of its first change. The second is
+        for chains for which the ends of earlier versions matter.
+        """
+        binary = self.plan.binary
+        behind = b"" if binary else b"\t"
+        masks = [bytes(constant(mask, binary=binary)) + behind for mask in (None, "e")]
+        ops = {
+            kind: bytes(constant(op, binary=binary, int_size=2)) + behind
+            for kind, op in _OPS.items()
+        }
+        return {kind: (op + masks[0], op + masks[1]) for kind, op in ops.items()}
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The columns of new versions."""
+        names = self.statements.insert_columns
+        sid = len(names) - len(self.plan.columns)
+        numbered = [HISTORY_ID] if self.plan.history_sequence is not None else []
+        return [*names[:sid], *numbered, *HISTORY_COLUMNS, *names[sid:]]
+
+    def encode(
+        self, chains: Chains, ends: dict[int, int], numbers: Sequence[int] | None
+    ) -> Iterator[bytes]:
+        """Yield COPY data for the versions that begin with *chains*.
+
+        *ends*: where the last earlier version of a key ended, by the number of its chain.
+        *numbers*: the ``kvsz_id`` for each change. With them the rows come in the order of keys.
+        Otherwise they come in the order of changes, so that the target's own numbers follow it.
+        """
+        plan, binary = self.plan, self.plan.binary
+        sid = () if plan.sid is None else (constant(plan.sid, binary=binary),)
+        lead_count = len(self.columns) - len(sid) - len(plan.columns)
+        layout = RowLayout(len(plan.relation.columns), binary, plan.positions, sid, lead_count)
+        if numbers is None:
+            return encode_led_rows(self._in_order_of_changes(chains, ends), layout)
+        return encode_led_rows(self._in_order_of_keys(chains, ends, numbers), layout)
+
+    def _in_order_of_changes(
+        self, chains: Chains, ends: dict[int, int]
+    ) -> Iterator[tuple[list[bytes], list[PendingRow]]]:
+        times, ended = _Times(self.plan.binary), self._ended
+        versions = sorted(
+            version
+            for n, (_, chain) in enumerate(chains)
+            for version in new_versions(chain, ends.get(n))
+        )
+        for start, stop in _chunks(versions):
+            some = versions[start:stop]
+            yield (
+                [times[since] + times[until] + ended[gone] for _, _, since, until, gone in some],
+                [row for _, row, *_ in some],
+            )
+
+    def _in_order_of_keys(
+        self, chains: Chains, ends: dict[int, int], numbers: Sequence[int]
+    ) -> Iterator[tuple[list[bytes], list[PendingRow]]]:
+        binary, compiled, ended = self.plan.binary, choice.compiled, self._ended
+        times = _Times(binary)
+        for start, stop in _chunks(chains):
+            if compiled is not None:
+                yield compiled.lead_versions(
+                    chains,
+                    start,
+                    stop,
+                    ends,
+                    numbers,
+                    times,
+                    ended,
+                    BEGIN_TIME,
+                    OPEN_TIME,
+                    binary=binary,
+                )
+                continue
+            versions = [
+                version
+                for n in range(start, stop)
+                for version in new_versions(chains[n][1], ends.get(n))
+            ]
+            leads = [
+                _integer(numbers[n], 8, binary) + times[since] + times[until] + ended[gone]
+                for n, _, since, until, gone in versions
+            ]
+            yield leads, [row for _, row, *_ in versions]
+
+    @cached_property
+    def _ended(self) -> tuple[bytes, bytes]:
+        return (b"\0\0\0\1\0", b"\0\0\0\1\1") if self.plan.binary else (b"f\t", b"t\t")
+
+
+def _chunks(items: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of parts of *items*."""
+    for start in range(0, len(items), CHUNK_ROWS):
+        yield start, min(start + CHUNK_ROWS, len(items))
+
+
+class _Times(dict[int, bytes]):
+    """Times as COPY data, each made once: a transaction has one for all of its changes."""
+
+    def __init__(self, binary: bool) -> None:
+        super().__init__()
+        self._binary, self._behind = binary, b"" if binary else b"\t"
+
+    def __missing__(self, moment: int) -> bytes:
+        item = self[moment] = bytes(commit_time_value(moment, self._binary)) + self._behind
+        return item
+
+
+def _integer(value: int, size: int, binary: bool) -> bytes:
+    """Return an integer of *size* bytes as COPY data, with the tab behind it."""
+    if binary:
+        return bytes(constant(value, binary=True, int_size=size))
+    return b"%d\t" % value

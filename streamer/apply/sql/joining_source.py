@@ -1,0 +1,129 @@
+"""A source that comes to a table which other sources have filled: the part of its definition that
+the target has already. Pure.
+
+The difference from that part to the whole definition is then made like any other change of the
+source. So one mechanism decides by kind, stops with the SQL, and keeps the other sources' values.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from streamer.apply.sql.definition_changes import DefinitionTranslator
+from streamer.apply.sql.type_changes import TypeTranslator
+from streamer.mapping.definition import (
+    ColumnChange,
+    DefinedColumn,
+    SourceDefinition,
+    all_differences,
+    widens,
+)
+from streamer.mapping.objects import DefinedType, TypeChange
+from streamer.mapping.partitions import ROOT, Partition
+from streamer.mapping.rules import RelationMapping
+from streamer.target.catalog import TargetRelation
+
+
+def part_of_target(
+    definition: SourceDefinition,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    types: Iterable[DefinedType],
+    partitions: Sequence[Partition],
+    lacking: Collection[str],
+) -> SourceDefinition:
+    """Return *definition* without the parts that keep rows of the source out of *target*.
+
+    *types*: those that the target table uses. *partitions*: the target and its own, if it has any.
+    *lacking*: the source's names of columns that the target has to get.
+    """
+    there = {each.full_name: each for each in types}
+    columns = tuple(
+        _column(column, mapping, target)
+        for column in definition.columns
+        if column.name not in lacking
+    )
+    parts = []
+    for here in definition.types or ():
+        found = there.get(here.full_name)
+        if found is not None and found.kind == here.kind:
+            parts.append(_type(here, found))
+        elif not lacking:
+            parts.append(here)
+    tree = definition.partitions
+    if tree and partitions:
+        tree = tuple(_partitions(tree, partitions))
+    its_types = None if definition.types is None else tuple(parts)
+    return replace(definition, columns=columns, types=its_types, partitions=tree)
+
+
+def _partitions(here: Sequence[Partition], there: Sequence[Partition]) -> Iterator[Partition]:
+    """Yield the partitions of the source whose rows have one of the target. Its name may differ."""
+    bounds = {(each.parent, each.bound): each.oid for each in there}
+    own = {ROOT: ROOT}
+    for each in here:
+        if each.bound is None:  # the table itself
+            yield each
+        elif each.parent in own and (own[each.parent], each.bound) in bounds:
+            own[each.oid] = bounds[own[each.parent], each.bound]
+            yield each
+
+
+def _column(
+    column: DefinedColumn, mapping: RelationMapping, target: TargetRelation
+) -> DefinedColumn:
+    name = mapping.target_column(column.name)
+    there = None if name is None or mapping.is_computed(name) else target.columns.get(name)
+    if there is None or there.generated:
+        return column
+    is_narrower = widens(there.type, column.type) and not widens(column.type, there.type)
+    return replace(
+        column,
+        type=there.type if is_narrower else column.type,
+        not_null=column.not_null or there.not_null,
+    )
+
+
+def _type(here: DefinedType, there: DefinedType) -> DefinedType:
+    """Return the type of the source as far as the target's refuses no value of it."""
+    match here.kind:
+        case "e":
+            known = {label for _, label in there.labels}
+            return replace(here, labels=tuple(e for e in here.labels if e[1] in known))
+        case "d":
+            own = {check[1:] for check in here.checks}
+            others = tuple(check for check in there.checks if check[1:] not in own)
+            not_null = here.not_null or there.not_null
+            return replace(here, checks=(*here.checks, *others), not_null=not_null)
+        case "c":
+            present = {name: kind for _, name, kind in there.attributes}
+            names = {name for _, name, _ in here.attributes}
+            kept = [(n, name, present[name]) for n, name, _ in here.attributes if name in present]
+            # Numbers that the source's type does not have.
+            more = [(-n, name, kind) for n, name, kind in there.attributes if name not in names]
+            return replace(here, attributes=(*kept, *more))
+        case _:
+            return here
+
+
+def joining_statements(
+    definition: SourceDefinition,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    types: Sequence[DefinedType],
+    *,
+    sid: str | None,
+    others: Sequence[SourceDefinition],
+) -> list[str]:
+    """Return the statements after which *target* takes all values of the source.
+
+    Raises TargetSchemaError if these would break another source.
+    """
+    part = part_of_target(definition, mapping, target, types, (), ())
+    changes = all_differences(part, definition)
+    there = {each.full_name: each for each in types}
+    translator = TypeTranslator(there, [other.types or () for other in others])
+    columns = DefinitionTranslator(mapping, target, sid=sid, others=others)
+    return [
+        *translator.translate([c for c in changes if isinstance(c, TypeChange)]).statements,
+        *columns.translate([c for c in changes if isinstance(c, ColumnChange)]).statements,
+    ]

@@ -1,0 +1,83 @@
+"""Runs `streamer.compare.local_program` in a process of its own, which costs 50 MB while it runs.
+
+In `run`, a thread would share the interpreter with the streams, and nothing could end it in the
+middle of a statement. Spark's JVM takes 500 MB and seconds to start.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from typing import Any, Final
+
+import structlog
+
+from streamer.errors import ComparisonError
+
+log = structlog.get_logger()
+
+PROGRAM: Final = "streamer.compare.local_program"
+STOP_SECONDS: Final = 2.0
+
+
+class LocalProcess:
+    """Takes the jobs of comparisons, like `streamer.sync.spark.launcher.SparkLauncher`.
+
+    *is_background*: with a low priority, and no further than to a number of rows that differ.
+    """
+
+    def __init__(self, *, is_background: bool = False) -> None:
+        self._is_background = is_background
+
+    async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+        """Run *job* to its end. Cancelled, this ends the process and its statements.
+
+        Raises ComparisonError when the process ends without a result.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", PROGRAM),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            env=dict(os.environ),
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            handed = job | {"is_background": self._is_background}
+            process.stdin.write(json.dumps(handed).encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # its answer says why
+                await process.stdin.drain()
+            line = await process.stdout.read()
+            await _wait(process)
+        finally:
+            await _end(process)
+        answer: dict[str, Any] = {"error": "its process ended"}
+        with contextlib.suppress(ValueError):  # a process that is killed writes nothing, or a half
+            answer = json.loads(line)
+        if "error" in answer:
+            if (frames := answer.get("traceback")) is not None:
+                log.error("defect in a comparison", error=answer["error"], traceback=frames)
+            raise ComparisonError(f"the comparison stopped: {answer['error']}")
+        result: list[dict[str, Any]] = answer["result"]
+        return result
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End the process: with its statements, and if that takes long, at once."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sent)
+        await _wait(process)
+
+
+async def _wait(process: asyncio.subprocess.Process) -> None:
+    """Wait a while for the end of the process."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()

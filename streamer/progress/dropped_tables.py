@@ -1,0 +1,49 @@
+"""Forgets a relation whose table a session dropped at the source, as `on_table_dropped` says.
+
+One transaction ends the open versions of a history and removes the relation's record. A crash
+before it leaves the record, and the next start finds the table missing again.
+"""
+
+from streamer.failpoints import failpoint
+from streamer.mapping.rules import RelationName
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.unmapped_relations import keep_former
+from streamer.target.catalog import read_relation
+from streamer.target.connection import may_replace_role, transaction
+from streamer.target.conventions import HISTORY_OPEN, SID
+
+
+async def forget_dropped(
+    bookkeeping: Bookkeeping,
+    relation_id: int,
+    target: RelationName,
+    sid: str | None,
+    *,
+    ends_at: str | None,
+) -> None:
+    """Forget a relation; *ends_at*: the time at which the open versions of its rows end, if they
+    do. A table with the same name joins with a copy.
+    """
+    async with bookkeeping.connection() as connection:
+        role = await may_replace_role(connection)
+        async with transaction(connection):
+            relation = await read_relation(connection, target)
+            if ends_at is not None and relation is not None:
+                if role:
+                    await connection.execute("set local session_replication_role = replica")
+                own = "true"
+                values = [ends_at]
+                if relation.has_sid and sid is not None:
+                    own = f"{quote_identifier(SID)}::text = $2"
+                    values.append(sid)
+                await connection.execute(
+                    f"update {quote_qualified(target.namespace, target.name)} set kvsz_end ="
+                    " greatest(kvsz_start, $1::text::timestamptz), kvsz_deleted = true"
+                    f" where kvsz_end = {HISTORY_OPEN} and {own}",
+                    *values,
+                )
+            await keep_former(connection, relation_id)
+            await connection.execute("delete from streamer.relation where id = $1", relation_id)
+            failpoint("drop.forgetting")
+        failpoint("drop.forgotten")

@@ -1,0 +1,49 @@
+"""Makes the definitions of ready tables at the target, beside the stream.
+
+One at a time, on a connection of its own. A failure stays in the bookkeeping and stops nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from streamer.backoff import Backoff
+from streamer.errors import StreamerError
+from streamer.mapping.rules import Mapping
+from streamer.observability.metrics import Metrics
+from streamer.sync.target_definitions import make_online
+from streamer.target.connection import TargetAddress, target_connection
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 2.0
+
+
+class DefinitionBuilder:
+    """Looks from time to time for definitions to make. `run` until cancelled."""
+
+    def __init__(
+        self, address: TargetAddress, read_mapping: Callable[[], Mapping], metrics: Metrics
+    ) -> None:
+        self._address = address
+        self._read_mapping = read_mapping
+        self._metrics = metrics
+        self._backoff = Backoff()
+
+    async def run(self) -> None:
+        """Look, make, look again."""
+        while True:
+            if self._are_asked_for:
+                try:
+                    async with target_connection(self._address, "streamer definitions") as target:
+                        await make_online(target)
+                except StreamerError as exc:
+                    self._metrics.count_error(exc)
+                    self._backoff.log(log, "definitions have to wait", exc)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    @property
+    def _are_asked_for(self) -> bool:
+        return any(source.makes_definitions for source in self._read_mapping().sources)

@@ -1,0 +1,58 @@
+"""The planner's questions to the sources, each over a connection that serves the next one, too."""
+
+from collections.abc import Callable, Sequence
+
+from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
+from streamer.source.catalog import SourceRelation, read_relations
+from streamer.source.columns import ColumnNow, read_columns
+from streamer.source.expressions import read_expressions
+from streamer.source.kept_connections import KeptConnections
+from streamer.source.user_defined_types import read_type_names
+from streamer.target.add_columns import TypeKey
+
+
+class SourceQuestions:
+    """Asks the source of a database and sid; *find* returns it, or None if it was removed."""
+
+    def __init__(
+        self, find: Callable[[str, str | None], SourceMapping | None], sources: KeptConnections
+    ) -> None:
+        self._find = find
+        self._sources = sources
+
+    async def name_types(
+        self, database: str, sid: str | None, keys: Sequence[TypeKey]
+    ) -> dict[TypeKey, str]:
+        """Return the names of types, as far as they are there. Raises SourceError."""
+        if (source := self._find(database, sid)) is None:
+            return {}
+        async with self._sources.connection(source) as plain:
+            return await read_type_names(plain, keys)
+
+    async def describe_expressions(
+        self, database: str, sid: str | None, mapping: RelationMapping
+    ) -> ExpressionFacts:
+        """Ask about a rule's expressions. Raises MappingError, SourceError."""
+        if (source := self._find(database, sid)) is None:
+            return ExpressionFacts({}, {})
+        async with self._sources.connection(source) as plain:
+            return await read_expressions(plain, mapping)
+
+    async def read_columns(
+        self, database: str, sid: str | None, name: RelationName
+    ) -> dict[str, ColumnNow]:
+        """Return the present columns of a table. Raises SourceError."""
+        if (source := self._find(database, sid)) is None:
+            return {}
+        async with self._sources.connection(source) as plain:
+            return (await read_columns(plain, [name])).get(name, {})
+
+    async def read_relations(
+        self, database: str, sid: str | None, names: Sequence[RelationName]
+    ) -> dict[RelationName, SourceRelation]:
+        """Return the definitions of tables, as far as they are there. Raises SourceError."""
+        if (source := self._find(database, sid)) is None:
+            return {}
+        async with self._sources.connection(source) as plain:
+            return await read_relations(plain, list(names))

@@ -1,0 +1,127 @@
+"""The position that streamer may acknowledge to a source: stored in the target first.
+
+streamer acknowledges only stored positions, so a slot is never ahead of the target. If it is,
+another program moved it, or the target went back in time.
+"""
+
+import asyncio
+import time
+from datetime import datetime
+from typing import Final
+
+from streamer.decode.pgoutput import to_datetime
+from streamer.failpoints import failpoint
+from streamer.lsn import Lsn
+from streamer.progress.lock import SourceLock
+from streamer.progress.sources import SourceRecord
+from streamer.progress.tracker import ProgressTracker
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.source.history_check import HistoryCheck
+from streamer.waiting import wait_for_event
+
+STORE_SECONDS: Final = 15.0
+"""The interval for storing a position that moved a little, without a change for us.
+
+An idle target would otherwise have a commit for each heartbeat.
+"""
+SMALL_BYTES: Final = 64 * 1024
+"""Less WAL than this is little."""
+PAUSE_SECONDS: Final = 0.1
+"""The pause between two positions, unless a client waits for the next.
+
+Each position is a commit at the target with a flush of its WAL. Workers commit far more often.
+"""
+
+ASKED_SECONDS: Final = 1.5
+"""How long a request for positions holds; a client that waits repeats it every second.
+
+The position for which it waits may come after others, and with the next keepalive only.
+"""
+
+
+class StoredPosition:
+    """The stored position of one source, for one attempt to stream it."""
+
+    def __init__(
+        self,
+        lock: SourceLock,
+        record: SourceRecord,
+        tracker: ProgressTracker,
+        history: HistoryCheck,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self.stored_lsn = tracker.flush_lsn
+        """The position that streamer may acknowledge now."""
+        self.tried_at = 0.0
+        """When storing was last begun; this and the next in `time.monotonic`'s terms."""
+        self.stored_at = 0.0
+        """When it last was done."""
+        self.is_wanted = False
+        """A table has advanced, or the pipeline needs the position."""
+        self.is_urgent = asyncio.Event()
+        """An operator or the source waits for the position."""
+        self.is_awaited = False
+        """Commits at the source wait for every position, see `streamer.source.synchronous`."""
+        self._lock = lock
+        self._tracker = tracker
+        self._history = history
+        self._heartbeat = heartbeat
+        self._acknowledged_lsn = record.acknowledged_lsn
+        """The position in the bookkeeping. If an answer is lost the attempt ends, so it is known.
+        """
+        self._visible_time: datetime | None = None
+        self._storing = asyncio.Lock()
+        self._asked_until = 0.0
+
+    async def store(self, durable_time: int) -> None:
+        """Store the position that streamer may acknowledge.
+
+        *durable_time*: commits until then are visible, in the source's time; 0 if unknown. Raises
+        TargetConnectionError, TargetFencedError.
+        """
+        async with self._storing:  # at the end, two tasks want to
+            flush_lsn = self._history.position_through(self._tracker.flush_lsn)
+            visible_time = to_datetime(durable_time) if durable_time else None
+            if not self._is_worth_storing(flush_lsn, visible_time):
+                return
+            failpoint("acknowledge.before_store")
+            self.tried_at = time.monotonic()
+            acknowledged_lsn = max(flush_lsn, self._acknowledged_lsn)
+            await self._lock.acknowledge(
+                self._acknowledged_lsn,
+                acknowledged_lsn,
+                visible_time,
+                self._history.newest_through(acknowledged_lsn),
+                self._heartbeat.arrived_seconds,
+            )
+            self._acknowledged_lsn = acknowledged_lsn
+            self.stored_at = time.monotonic()
+            self.is_wanted = False
+            failpoint("acknowledge.after_store")
+            self.stored_lsn = max(self.stored_lsn, flush_lsn)
+            self._visible_time = visible_time
+
+    def ask(self) -> None:
+        """Store the next positions at once: an operator or the source waits for one of them."""
+        self.is_wanted = True
+        self._asked_until = time.monotonic() + ASKED_SECONDS
+        self.is_urgent.set()
+
+    @property
+    def is_due_soon(self) -> bool:
+        """Whether to store a position although it has moved without a change for us."""
+        return self.is_wanted or self.is_awaited or time.monotonic() < self._asked_until
+
+    async def pause(self) -> None:
+        """Let positions gather after one was stored; an urgent one ends the pause."""
+        seconds = self.stored_at + PAUSE_SECONDS - time.monotonic()
+        if seconds > 0 and not self.is_awaited:
+            await wait_for_event(self.is_urgent, seconds)
+        self.is_urgent.clear()
+
+    def _is_worth_storing(self, flush_lsn: Lsn, visible_time: datetime | None) -> bool:
+        if flush_lsn <= self.stored_lsn and visible_time == self._visible_time:
+            return False
+        is_due = time.monotonic() - self.stored_at >= STORE_SECONDS
+        is_asked = time.monotonic() < self._asked_until
+        return self.is_wanted or is_asked or is_due or flush_lsn - self.stored_lsn >= SMALL_BYTES

@@ -1,0 +1,62 @@
+"""One look of a source's guard: slot, end of WAL, and a digest of everything it compares.
+
+A process with 200 sources has 100 looks a second, so each is one statement.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.lsn import Lsn
+from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.source.connection import Connection, fetch_one
+from streamer.source.guarded_identities import IDENTITIES_SQL
+from streamer.source.publication import publications_sql
+from streamer.source.slot import Slot
+from streamer.source.wal_end import FLUSH_LSN_SQL
+
+_GUARD_SQL: Final = """
+select pg_catalog.md5(
+    coalesce((select pg_catalog.string_agg(i::text, ';' order by i.root, i.relid)
+                from ({identities}) i), '') || '/' ||
+    coalesce((select pg_catalog.string_agg(p::text, ';' order by p.mark)
+                from ({publications}) p), '')) as digest,
+    ({flush_lsn})::text as flush_lsn,
+    (select pg_catalog.to_jsonb(s) from pg_catalog.pg_replication_slots s
+      where s.slot_name = %s) as slot
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardFacts:
+    """What one look of a guard sees.
+
+    ``digest`` changes with the identities of the tables or with our publications. ``flush_lsn``:
+    the end of the WAL that the source has flushed.
+    """
+
+    slot: Slot | None
+    flush_lsn: Lsn
+    digest: str
+
+
+async def read_guard_facts(
+    connection: Connection, source: SourceMapping, names: Iterable[RelationName], version: int
+) -> GuardFacts:
+    """Return the facts about *source* and its tables *names*, in one round trip."""
+    wanted = list(names)
+    sql = _GUARD_SQL.format(
+        identities=IDENTITIES_SQL,
+        publications=publications_sql(version),
+        flush_lsn=FLUSH_LSN_SQL,
+    )
+    row = await fetch_one(
+        connection,
+        sql,
+        [name.namespace for name in wanted],
+        [name.name for name in wanted],
+        [source.publication, source.publication_inserts],
+        source.slot,
+    )
+    slot = None if row["slot"] is None else Slot.from_view(row["slot"])
+    return GuardFacts(slot, Lsn.parse(row["flush_lsn"]), str(row["digest"]))

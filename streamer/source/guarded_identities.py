@@ -1,0 +1,122 @@
+"""Reads the replica identities of tables and leaves, which the guard of a source compares.
+
+It reads only catalogs, and calls no function that opens the table itself. So a lock on a user's
+table cannot delay it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Final
+
+from streamer.mapping.rules import RelationName
+from streamer.source.connection import Connection, fetch_all
+from streamer.source.replica_identity import RelationIdentity, TableIdentity
+
+IDENTITIES_SQL: Final = """
+with recursive wanted as (
+    select c.oid, c.relkind
+    from unnest(%s::text[], %s::text[]) w (namespace, name)
+    join pg_catalog.pg_namespace n on n.nspname = w.namespace
+    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+    where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence in ('p', 'u')
+), tree as (
+    select oid as root, oid as relid, relkind from wanted
+    union all
+    select t.root, i.inhrelid, c.relkind
+    from tree t
+    join pg_catalog.pg_inherits i on i.inhparent = t.relid
+    join pg_catalog.pg_class c on c.oid = i.inhrelid
+    where t.relkind = 'p'
+)
+select t.root::int8 as root, t.relid::int8 as relid, n.nspname as namespace, c.relname as name,
+       c.relkind = 'p' as is_partitioned, c.relpersistence = 'u' as is_unlogged,
+       c.relreplident::text as kind, coalesce(k.names, '{}') as key,
+       coalesce(k.has_generated, false) as has_generated_key,
+       current_setting('server_version_num')::int4 >= 180000
+         and exists (select from pg_catalog.pg_attribute a
+                      where a.attrelid = c.oid and a.attnum > 0 and a.attgenerated <> ''
+                        and not a.attisdropped) as refuses_full,
+       exists (select from pg_catalog.pg_index i
+                where i.indrelid = c.oid and i.indisprimary and not i.indimmediate)
+         as has_deferrable_primary_key,
+       case when t.relid = t.root then
+         array(select a.attname::text from pg_catalog.pg_attribute a
+                where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+                order by a.attnum) end as columns,
+       case when t.relid = t.root then
+         array(select a.attname::text from pg_catalog.pg_attribute a
+                where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+                  and a.attgenerated <> '') end as generated
+from tree t
+join pg_catalog.pg_class c on c.oid = t.relid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+left join lateral (
+    select pg_catalog.array_agg(a.attname::text order by p.position) as names,
+           pg_catalog.bool_or(a.attgenerated <> '') as has_generated
+      from pg_catalog.pg_index i,
+           pg_catalog.unnest(i.indkey::int2[]) with ordinality as p (attnum, position),
+           pg_catalog.pg_attribute a
+     where i.indrelid = c.oid and i.indisvalid and i.indimmediate
+       and (c.relreplident = 'd' and i.indisprimary or c.relreplident = 'i' and i.indisreplident)
+       and p.position <= i.indnkeyatts
+       and a.attrelid = c.oid and a.attnum = p.attnum) k on true
+where t.relid = t.root or c.relkind = 'r'
+order by t.root, t.relid
+"""
+
+
+async def read_present_oids(connection: Connection, oids: Iterable[int]) -> set[int]:
+    """Return those OIDs that tables have."""
+    rows = await fetch_all(
+        connection,
+        "select oid::int8 as oid from pg_catalog.pg_class where oid = any (%s::oid[])",
+        list(oids),
+    )
+    return {row["oid"] for row in rows}
+
+
+async def read_identities(
+    connection: Connection, names: Iterable[RelationName]
+) -> dict[RelationName, RelationIdentity]:
+    """Return the replica identities of those of *names* that are there."""
+    wanted = list(names)
+    if not wanted:
+        return {}
+    rows = await fetch_all(
+        connection,
+        IDENTITIES_SQL,
+        [name.namespace for name in wanted],
+        [name.name for name in wanted],
+    )
+    roots: dict[int, dict[str, Any]] = {}
+    leaves: dict[int, list[TableIdentity]] = defaultdict(list)
+    for row in rows:
+        root, is_root = row["root"], row["relid"] == row["root"]
+        if is_root:
+            roots[root] = row
+        else:
+            leaves[root].append(_table(row))
+    identities = {}
+    for oid, row in roots.items():
+        identity = RelationIdentity(
+            _table(row),
+            tuple(leaves[oid]),
+            row["is_partitioned"],
+            tuple(row["columns"]),
+            frozenset(row["generated"]),
+        )
+        identities[identity.name] = identity
+    return identities
+
+
+def _table(row: dict[str, Any]) -> TableIdentity:
+    return TableIdentity(
+        oid=row["relid"],
+        name=RelationName(row["namespace"], row["name"]),
+        kind=row["kind"],
+        key=tuple(row["key"]),
+        has_generated_key=row["has_generated_key"],
+        refuses_full=row["refuses_full"],
+        has_deferrable_primary_key=row["has_deferrable_primary_key"],
+        is_unlogged=row["is_unlogged"],
+    )

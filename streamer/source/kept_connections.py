@@ -1,0 +1,107 @@
+"""Connections to sources that stay open for a moment, for the next question.
+
+To connect costs both sides several times as much as most questions do. A table that streamer meets
+first raises three or four of them in a row.
+"""
+
+import asyncio
+import math
+import select
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import psycopg
+
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.secret import Secret
+from streamer.source.connection import Connection, connect, translating
+from streamer.source.wait_limits import set_lock_timeout
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    connection: Connection
+    closes_at: float
+    """In `time.monotonic`'s terms."""
+
+    def is_usable(self) -> bool:
+        """Whether its time is not over, and the server has not ended it."""
+        if self.connection.closed or time.monotonic() >= self.closes_at:
+            return False
+        poll = select.poll()
+        poll.register(self.connection.fileno(), select.POLLIN)
+        return not poll.poll(0)  # an idle server says nothing but its end
+
+
+async def _reset(connection: Connection) -> bool:
+    """Undo the setting that users of a connection change; return whether it can serve others."""
+    try:
+        await set_lock_timeout(connection, 0)
+    except psycopg.Error:
+        return False
+    except BaseException:
+        await connection.close()
+        raise
+    return True
+
+
+class KeptConnections:
+    """Keeps at most one idle connection to each source, *seconds* after its beginning at the
+    longest.
+
+    An address may lead to another server by then, so no connection lives long. One task at a time
+    uses a connection; another task has another one.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._idle: dict[Secret, _Kept] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def connection(self, source: SourceMapping) -> AsyncIterator[Connection]:
+        """Have a connection for a block, outside a transaction before and after.
+
+        Raises what `connect` raises, and translates errors inside the block.
+        """
+        kept = self._idle.pop(source.url, None)
+        if kept is not None and not kept.is_usable():
+            await kept.connection.close()
+            kept = None
+        if kept is None:
+            kept = _Kept(await connect(source), time.monotonic() + self._seconds)
+        try:
+            with translating(source.label):
+                yield kept.connection
+        except BaseException:
+            await kept.connection.close()
+            raise
+        await self._keep(source.url, kept)
+
+    async def _keep(self, url: Secret, kept: _Kept) -> None:
+        is_reset = url not in self._idle and await _reset(kept.connection)
+        seconds = kept.closes_at - time.monotonic()
+        # Another task may have put its connection there during the reset.
+        if not is_reset or seconds <= 0 or url in self._idle:
+            await kept.connection.close()
+            return
+        self._idle[url] = kept
+        if seconds != math.inf:
+            asyncio.get_running_loop().call_later(seconds, self._expire, url, kept)
+
+    def _expire(self, url: Secret, kept: _Kept) -> None:
+        if self._idle.get(url) is kept:
+            del self._idle[url]
+            closing = asyncio.create_task(kept.connection.close(), name="close idle connection")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            _, kept = self._idle.popitem()
+            await kept.connection.close()
+        if self._closing:
+            await asyncio.wait(self._closing)

@@ -1,0 +1,310 @@
+"""Target tables: their required definition, and the creation of missing ones.
+
+streamer creates a table from the source's definition: columns with their exact types and NOT NULL,
+and generated columns with their expressions. The primary key, or the columns of the replica
+identity's index, follow the sid. Identity columns become plain ones, because values come from the
+source; defaults are not needed for the same reason. Partitioned tables become plain ones, unless
+the rule says `partitioned` and the target can have the partitions.
+
+A history table also gets ``kvsz_id`` (the order of versions that begin at the same time) and the
+three history columns. Key and ``kvsz_id`` form its primary key. A unique index lets each key have
+one open version. A key that is deferrable at the source is deferrable here too.
+
+Building statements is pure; `create_tables` runs them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.apply.plan import two_sids
+from streamer.decode.pgoutput import Column, Relation
+from streamer.definitions.generated import generation_expression
+from streamer.definitions.table_objects import create_partitions_sql, obstacle_to_partitions
+from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
+from streamer.mapping.rules import (
+    METADATA_TYPES,
+    Create,
+    RelationMapping,
+    RelationName,
+    TableType,
+)
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
+from streamer.source.catalog import SourceColumn, SourceRelation
+from streamer.source.user_defined_types import SourceType
+from streamer.target.connection import TargetConnection, transaction
+from streamer.target.conventions import HISTORY_COLUMNS_SQL, SID, TABLE_COLUMNS_MAX
+
+_DDL_LOCK: Final = 0x7461626C6573  # "tables"
+
+_OPEN: Final = "kvsz_end = '9999-01-01 00:00:00+00'"
+
+
+def published_relation(relation: SourceRelation) -> Relation:
+    """Return the RELATION message that pgoutput would send: without generated columns."""
+    return Relation(
+        relid=relation.oid,
+        namespace=relation.name.namespace,
+        name=relation.name.name,
+        replica_identity=relation.replica_identity,
+        columns=tuple(
+            Column(column.name, column.type_oid, -1, column.name in relation.key)
+            for column in relation.columns
+            if not column.generated
+        ),
+    )
+
+
+def create_table_sql(
+    relation: SourceRelation,
+    mapping: RelationMapping,
+    sid: str | None,
+    computed_types: dict[str, str],
+) -> list[str]:
+    """Return the statements that create the target of *mapping*; the table is the first.
+
+    *computed_types*: the types of `set`, by target column.
+    """
+    quoted = quote_qualified(mapping.target.namespace, mapping.target.name)
+    columns = _columns_sql(relation, mapping, sid, computed_types)
+    key = _key(relation, mapping)
+    names = ([SID] if sid is not None else []) + key
+    is_history = mapping.type is TableType.HISTORY
+    timing = "" if relation.key else relation.primary_key_timing
+    constraint = ""
+    if is_history:
+        constraint = f", primary key ({quote_columns([*(names if key else []), 'kvsz_id'])})"
+        if key and timing:  # of constraints that can be deferred, only this one may be partial
+            listed = ", ".join(f"{quote_identifier(name)} with =" for name in names)
+            constraint += f", exclude using btree ({listed}) where ({_OPEN}){timing}"
+    elif key:
+        constraint = f", primary key ({quote_columns(names)}){timing}"
+    clause, partitions = _partitions(relation, mapping)
+    statements = [f"create table {quoted} ({', '.join(columns)}{constraint}){clause}", *partitions]
+    if is_history and key and not timing:
+        statements.append(f"create unique index on {quoted} ({quote_columns(names)}) where {_OPEN}")
+    return statements
+
+
+def _partitions(relation: SourceRelation, mapping: RelationMapping) -> tuple[str, list[str]]:
+    """Return the clause PARTITION BY and the statements for partitions, where the rule asks."""
+    tree, columns = relation.partitions, relation.column_names
+    key = relation.key or relation.primary_key
+    if not mapping.rule.partitioned or not tree:
+        return "", []
+    if obstacle_to_partitions(tree, mapping, columns, key) is not None:
+        return "", []  # named by `streamer check` and in the bookkeeping
+    return create_partitions_sql(tree, mapping, columns, key)
+
+
+def check_can_be_made(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> None:
+    """Refuse a table with more columns than there can be, or two called sid. Raises
+    TargetSchemaError.
+    """
+    if sid is not None and SID in map(mapping.target_column, (c.name for c in relation.columns)):
+        raise two_sids(mapping)
+    count = len(_columns_sql(relation, mapping, sid, {}))
+    if count > TABLE_COLUMNS_MAX:
+        raise TargetSchemaError(
+            f'target table "{mapping.target}" would have {count} columns, with those that streamer '
+            f"adds, and PostgreSQL allows {TABLE_COLUMNS_MAX}",
+            hint=f"exclude {count - TABLE_COLUMNS_MAX} columns in the mapping",
+        )
+
+
+def _columns_sql(
+    relation: SourceRelation,
+    mapping: RelationMapping,
+    sid: str | None,
+    computed_types: dict[str, str],
+) -> list[str]:
+    columns = [f"{SID} text not null"] if sid is not None else []
+    key = _key(relation, mapping)
+    for column in relation.columns:
+        name = mapping.target_column(column.name)
+        if name is None or mapping.has_expression(name):
+            continue
+        if mapping.is_optional(column.name) and name not in key:
+            continue
+        columns.append(_column_sql(relation, mapping, column, name))
+    columns += [
+        f"{quote_identifier(name)} {METADATA_TYPES[kind]}" for kind, name in mapping.rule.metadata
+    ]
+    for name, _ in mapping.rule.set:
+        columns.append(f"{quote_identifier(name)} {computed_types.get(name, 'text')}")
+    if mapping.type is TableType.HISTORY:
+        columns += HISTORY_COLUMNS_SQL
+    return columns
+
+
+def _key(relation: SourceRelation, mapping: RelationMapping) -> list[str]:
+    names = [mapping.target_column(name) for name in relation.key or relation.primary_key]
+    return [name for name in names if name is not None]
+
+
+def _column_sql(
+    relation: SourceRelation, mapping: RelationMapping, column: SourceColumn, name: str
+) -> str:
+    parts = [quote_identifier(name), mapping.type_of(name, column.type)]
+    if column.collation is not None and mapping.hash_of(name) is None:
+        parts.append(f"collate {column.collation}")
+    if column.generated:
+        # Publications leave out generated columns; virtual ones (18) exist only there.
+        expression = _generation_expression(relation, mapping, column)
+        parts.append(f"generated always as ({expression}) stored")
+    if column.not_null:
+        parts.append("not null")
+    return " ".join(parts)
+
+
+def _generation_expression(
+    relation: SourceRelation, mapping: RelationMapping, column: SourceColumn
+) -> str:
+    """Return the expression of a generated column over the target's columns.
+
+    Raises TargetSchemaError if it uses a column that the target does not get.
+    """
+    key, names = _key(relation, mapping), {}
+    for each in relation.column_names:
+        there = mapping.target_column(each)
+        is_there = not mapping.is_optional(each) or there in key
+        names[each] = there if is_there and mapping.hash_of(there or "") is None else None
+    return generation_expression(
+        column.generation_expression or "",
+        column.name,
+        names,
+        source=relation.name,
+        target=mapping.target,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NewTable:
+    """A target table to create. ``computed_types``: see `create_table_sql`; ``relation_id``: the
+    relation that it is for.
+    """
+
+    relation: SourceRelation
+    mapping: RelationMapping
+    sid: str | None
+    computed_types: dict[str, str]
+    relation_id: int
+
+    @property
+    def quoted(self) -> str:
+        return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
+
+    @property
+    def key_name(self) -> str | None:
+        """The name of the primary key, if it is to be another one than PostgreSQL's own."""
+        rule, relation = self.mapping.rule, self.relation
+        is_alike = self.mapping.type is not TableType.HISTORY and self.sid is None
+        if rule.create is Create.COLUMNS or not is_alike or relation.key != relation.primary_key:
+            return None
+        names = [each.name for each in relation.objects if each.kind == "p"]
+        usual = f"{self.mapping.target.name}_pkey"
+        return next((name for name in names if name != usual), None)
+
+    @property
+    def statements(self) -> list[str]:
+        return create_table_sql(self.relation, self.mapping, self.sid, self.computed_types)
+
+
+async def create_tables(
+    connection: TargetConnection, tables: Sequence[NewTable], types: list[SourceType]
+) -> set[RelationName]:
+    """Create target tables, and *types*, unless they exist; return the created tables.
+
+    All are created or none, and the bookkeeping tells. Raises TargetSchemaError,
+    TargetRejectedError with the statements to run instead.
+    """
+    for table in tables:
+        check_can_be_made(table.relation, table.mapping, table.sid)
+    wanted = {table.mapping.target: table for table in tables}
+    named = ", ".join(f'"{name}"' for name in wanted)
+    try:
+        async with transaction(connection):
+            # Several sources may want the same table at the same time.
+            await connection.execute("select pg_advisory_xact_lock($1)", _DDL_LOCK)
+            there = await connection.fetch(
+                "select name from unnest($1::text[]) name where to_regclass(name) is not null",
+                [table.quoted for table in wanted.values()],
+            )
+            for row in there:
+                wanted = {n: table for n, table in wanted.items() if table.quoted != row["name"]}
+            if not wanted:
+                return set()
+            await _create_namespaces(connection, {name.namespace for name in wanted})
+            for kind in types:
+                await _create_type(connection, kind)
+            await connection.execute(_joined(wanted.values()))
+            for table in wanted.values():
+                await _name_primary_key(connection, table)
+            await connection.execute(
+                "update streamer.relation r set target_created = true,"
+                " definition = d.definition::jsonb"
+                " from unnest($1::int8[], $2::text[]) d (id, definition) where r.id = d.id",
+                [table.relation_id for table in wanted.values()],
+                [table.relation.definition.to_json() for table in wanted.values()],
+            )
+    except TargetRejectedError as exc:
+        raise TargetRejectedError(
+            f"cannot create target table {named}: {exc.message}",
+            hint=f"have its owner run there: {_joined(wanted.values())}",
+        ) from exc
+    except StreamerError as exc:
+        exc.add_note(f"while creating target table {named}")
+        raise
+    return set(wanted)
+
+
+async def _name_primary_key(connection: TargetConnection, table: NewTable) -> None:
+    """Give the primary key its name at the source, where `create` asks for it and it is free.
+
+    Tables of several schemas may have equal names there, and meet in one schema here.
+    """
+    name = table.key_name
+    if name is None:
+        return
+    found = await connection.fetch_value(
+        "select conname from pg_catalog.pg_constraint where conrelid = pg_catalog.to_regclass($1)"
+        " and contype = 'p' and conname <> $2 and pg_catalog.to_regclass($3) is null",
+        table.quoted,
+        name,
+        quote_qualified(table.mapping.target.namespace, name),
+    )
+    if found is not None:
+        await connection.execute(
+            f"alter table {table.quoted} rename constraint {quote_identifier(found)}"
+            f" to {quote_identifier(name)}"
+        )
+
+
+def _joined(tables: Iterable[NewTable]) -> str:
+    return "; ".join(statement for table in tables for statement in table.statements)
+
+
+async def _create_namespaces(connection: TargetConnection, namespaces: Iterable[str]) -> None:
+    missing = await connection.fetch(
+        "select name from unnest($1::text[]) name"
+        " where not exists (select from pg_namespace where nspname = name) order by 1",
+        list(namespaces),
+    )
+    for row in missing:
+        await connection.execute(f"create schema {quote_identifier(row['name'])}")
+
+
+async def _create_type(connection: TargetConnection, kind: SourceType) -> None:
+    exists = await connection.fetch_value(
+        "select exists (select from pg_type t join pg_namespace n on n.oid = t.typnamespace"
+        " where n.nspname = $1 and t.typname = $2)",
+        kind.name.namespace,
+        kind.name.name,
+    )
+    if exists:
+        return
+    if kind.create_sql is None:
+        hint = f'run there: create extension "{kind.extension}"' if kind.extension else None
+        raise TargetSchemaError(f'the target has no type "{kind.name}"', hint=hint)
+    await _create_namespaces(connection, [kind.name.namespace])
+    await connection.execute(kind.create_sql)

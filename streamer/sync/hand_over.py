@@ -1,0 +1,421 @@
+"""The end of a table's copy: handed over to the stream, or given up.
+
+Completes a relation whose last part is in the target. A table that the copy filled directly gets
+its indexes back; for a staged one, the exchange replaces the old rows. ``catching_up`` with the
+consistent point as its progress is stored in the same transaction, and then its lane may drain. A
+copy that fails leaves the target as it was.
+"""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from streamer.apply.commit_counts import table_labels
+from streamer.apply.lane import MappedRelation
+from streamer.error_reports import ErrorReport
+from streamer.errors import (
+    Retry,
+    SourceError,
+    StreamerError,
+    SyncError,
+    TargetContentionError,
+    TargetFencedError,
+)
+from streamer.failpoints import failpoint
+from streamer.hints import command
+from streamer.mapping.chunks import ChunkedCopy
+from streamer.mapping.resync import KeySet, RowScope
+from streamer.progress.copies import (
+    HandedOver,
+    hand_over,
+    hand_over_chunk,
+    hand_over_part,
+    is_handed_over,
+    read_chunks,
+)
+from streamer.progress.definition_changes import read_users
+from streamer.progress.relations import demand_copy, fail_chunk, fail_copy, fail_part
+from streamer.source.catalog import read_relations
+from streamer.sync.changed_definitions import alters_values
+from streamer.sync.context import CopyContext
+from streamer.sync.copy_query import copy_source
+from streamer.sync.copy_queue import CopyQueue
+from streamer.sync.ctid_ranges import CopyPart, cut
+from streamer.sync.prepare import TableCopy, add_parts, exchange_of
+from streamer.sync.resync_scope import cut_keys, source_condition
+from streamer.sync.staging_tables import LOCK_SECONDS, drop_stages, exchange_rows
+from streamer.sync.target_definitions import make_before_hand_over
+from streamer.target.connection import KeptConnection, TargetConnection, transaction
+from streamer.target.deferred_indexes import restore_indexes
+
+log = structlog.get_logger()
+
+
+class Finisher:
+    """Ends copies of one source."""
+
+    def __init__(
+        self,
+        context: CopyContext,
+        queue: CopyQueue,
+        request: Callable[[MappedRelation], None],
+        leave: Callable[[MappedRelation, str | None], None],
+    ) -> None:
+        """*request* asks for another copy, or for the next chunk. *leave* has a relation leave its
+        round, with the reason why its copy begins again, if it does.
+        """
+        self._leave = leave
+        self._context = context
+        self._queue = queue
+        self._request = request
+
+    async def refuse(
+        self, mapped: MappedRelation, error: StreamerError, when: str | None = None
+    ) -> None:
+        """Report that *mapped* cannot be copied; the others of its round continue."""
+        source = self._context.source
+        self._context.metrics.count_error(error, source.database, source.sid)
+        report = ErrorReport.of(error)
+        if when is not None:
+            report = replace(report, text=f"{when}: {report.text}")
+        await self.fail(mapped, report)
+
+    async def fail(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        """Restore the target, then report the reason of the failure.
+
+        In this order: a table in state "error" has its indexes, unless the server refuses to build
+        them. If an operator asked for the copy after it began, the next round tries again.
+        """
+        try:
+            await self._fail(mapped, error)
+        finally:
+            self._leave(mapped, None)
+
+    async def _fail(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        try:
+            async with self._context.target() as target:
+                await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
+                await drop_stages(target, [mapped.relation_id])
+                await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
+        except StreamerError as exc:  # the next copy clears up as it begins
+            log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
+            text = f"{error.text}; its target is not cleared up: {exc.message}"
+            error = replace(error, text=text)
+        if mapped.chunks is not None:
+            await self._fail_chunk(mapped, error)
+            return
+        if mapped.is_held_to_point:
+            await self._fail_part(mapped, error)
+            return
+        await fail_copy(self._context.bookkeeping, mapped.relation_id, error)
+        if self._queue.failed(mapped):
+            await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.resync)
+            log.warning(
+                "a copy failed and begins again, because an operator asked for it meanwhile",
+                source=self._context.source.label,
+                table=str(mapped.mapping.source),
+                error=error.text,
+            )
+            return
+        self._context.events.copy_failed(mapped, error)
+
+    async def _fail_chunk(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        if mapped.chunks_obstacle is not None:
+            self._queue.copy_in_one_piece(mapped)
+            await self.begin_again(mapped, mapped.chunks_obstacle)
+            return
+        await fail_chunk(self._context.bookkeeping, mapped.relation_id, error)
+        if not self._queue.failed(mapped):
+            self._context.events.copy_failed(mapped, error)
+
+    async def begin_again(self, mapped: MappedRelation, reason: str) -> None:
+        """Give up the chunks of *mapped* that are there, and copy all its rows."""
+        log.warning(
+            "a copy in chunks begins again",
+            source=self._context.source.label,
+            table=str(mapped.mapping.source),
+            reason=reason,
+        )
+        await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.resync)
+        await self._context.events.copy_begins_again(mapped)
+        self._queue.remove(mapped)
+        self._request(mapped)
+
+    async def _fail_part(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        if self._queue.failed(mapped):
+            return  # an operator asked for it meanwhile: the next round tries again
+        if (columns := mapped.resync.columns) is not None:
+            source = mapped.source
+            resume = command(
+                "resume", str(mapped.mapping.source), database=source.database, sid=source.sid
+            )
+            again = (
+                f"the values of {', '.join(columns)} in existing rows are still missing: "
+                f"streamer tries again at its next start, or run: {resume}"
+            )
+            hint = again if error.hint is None else f"{error.hint}; {again}"
+            error = replace(error, text=f"{error.text}; {again}", hint=hint)
+        await fail_part(self._context.bookkeeping, mapped.relation_id, error)
+        self._context.events.copy_failed(mapped, error)
+
+    async def declare(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
+        """Declare relations to be in sync, without a copy."""
+        for copy in copies:
+            copy.reads(copy.relation)
+        async with transaction(target):
+            await hand_over(
+                target,
+                [
+                    HandedOver(
+                        copy.mapped.relation_id,
+                        copy.mapped.end_lsn,
+                        attempt=None,
+                        rows=0,
+                        size=0,
+                        owns_rows=copy.was_created,
+                        columns=copy.column_numbers,
+                        definition=copy.relation.definition,
+                    )
+                    for copy in copies
+                ],
+            )
+        failpoint("sync.catching_up")
+        for copy in copies:
+            copy.mapped.quarantine.forget(0)
+            self._queue.remove(copy.mapped)
+            self._context.events.copy_finished(copy.mapped, copy.mapped.end_lsn)
+
+    async def finish(self, copy: TableCopy, rows: int, size: int, kept: KeptConnection) -> None:
+        """A relation's parts are all there: make it whole and hand it over to the stream.
+
+        The round tries a hindered exchange again later: all its rows are in the target.
+        """
+        failpoint("sync.copied")
+        try:
+            if await self.has_other_types(copy):
+                copy.is_done = True
+                self._leave(copy.mapped, f'a type of "{copy.name}" was altered during its copy')
+                return
+            if copy.is_to_point:
+                await self._context.events.reach(copy.mapped, copy.consistent_point)
+                failpoint("sync.at_point")
+            async with _using(kept) as target:
+                if copy.is_to_point and await self._plan_strays(target, copy):
+                    return  # their parts come first
+                if copy.chunk is not None and copy.chunk.after is not None:
+                    await self._store_chunk(target, copy, copy.chunk.after, rows, size)
+                    return
+                if copy.is_staged:
+                    await target.set_up_origin()
+                    await self._exchange(target, copy, rows, size)
+                elif not await self._is_last_chunk_stored(target, copy):
+                    await restore_indexes(target, copy.target.name, copy.mapped.relation_id)
+                    await make_before_hand_over(target, copy.mapped.relation_id)
+                    await _analyze(target, copy)
+                    await _hand_over(target, copy, rows, size)
+                self._handed_over(copy, rows, size)
+                if copy.is_staged:
+                    await _analyze(target, copy)
+        except StreamerError as exc:
+            if copy.is_done:
+                return  # the target was lost after all was done, and others will notice
+            if not self._queue.is_copying(copy.mapped):
+                return  # given up meanwhile: it is requested again
+            if exc.retry is not Retry.TIMED:
+                copy.is_done = True
+                await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
+            elif _can_wait(copy, exc):
+                copy.backoff.log(log, f'handing over the rows of "{copy.name}" has to wait', exc)
+                copy.not_before = time.monotonic() + copy.backoff.next_seconds()
+            else:
+                raise
+
+    async def has_other_types(self, copy: TableCopy) -> bool:
+        """Whether the copy may have read values as they are now, and others as they were before.
+
+        PostgreSQL shows labels of enums and attributes as they are now, also under a snapshot.
+        """
+        before, name = copy.relation.definition, copy.relation.name
+        if not before.types:
+            return False
+        context = self._context
+        async with context.sources.connection(context.source) as source:
+            now = (await read_relations(source, [name])).get(name)
+        return now is not None and alters_values(before, now.definition)
+
+    async def find_transient(self, copy: TableCopy) -> str | None:
+        """Return why the target may refuse values of *copy* only for now; None if it will again."""
+        if await self.has_other_types(copy):
+            return f'a type of "{copy.name}" was altered during its copy'
+        context, types = self._context, copy.relation.definition.types
+        if not context.captures or not types:
+            return None
+        async with context.bookkeeping.connection() as target:
+            users = await read_users(target, copy.mapped.relation_id, [t.oid for t in types])
+        for name in users:
+            if name != copy.relation.name and context.events.is_behind(name, copy.consistent_point):
+                return f'table "{name}", which has a column of the same type, is behind'
+        return None
+
+    async def _is_last_chunk_stored(self, target: TargetConnection, copy: TableCopy) -> bool:
+        """Whether the connection was lost in the commit of the last chunk."""
+        return copy.chunk is not None and await is_handed_over(
+            target, copy.mapped.relation_id, copy.consistent_point, attempt=copy.attempt
+        )
+
+    async def _store_chunk(
+        self, target: TargetConnection, copy: TableCopy, after: ChunkedCopy, rows: int, size: int
+    ) -> None:
+        """A chunk is there, and others follow: let the stream change its rows, too."""
+        mapped = copy.mapped
+        if await read_chunks(target, mapped.relation_id) != after:  # else the commit was made
+            await hand_over_chunk(
+                target,
+                mapped.relation_id,
+                copy.consistent_point,
+                after,
+                attempt=copy.attempt,
+                rows=rows,
+                size=size,
+                columns=copy.column_numbers,
+                definition=copy.relation.definition,
+            )
+        failpoint("sync.chunk_stored")
+        copy.is_done = True
+        self._context.metrics.count_copied(table_labels(mapped), rows, size)
+        log.info(
+            "chunk of a table copied",
+            source=self._context.label,
+            table=copy.name,
+            chunk=after.count,
+            chunks=f"about {after.total}",
+            lsn=str(copy.consistent_point),
+            rows=rows,
+        )
+        if not self._queue.is_copying(mapped):
+            return  # an operator has asked for another copy
+        self._queue.chunk_copied(mapped)
+        if self._context.events.chunk_copied(mapped, after, copy.consistent_point):
+            self._request(mapped)
+
+    def _handed_over(self, copy: TableCopy, rows: int, size: int) -> None:
+        failpoint("sync.catching_up")
+        if copy.is_to_point and not self._queue.is_copying(copy.mapped):
+            # Another request came after the commit: the lane stays held for that.
+            copy.is_done = True
+            copy.mapped.end_lsn = copy.mapped.skip_through_lsn = copy.consistent_point
+            return
+        if not copy.resync.is_partial and copy.mapped.chunks is None:
+            copy.mapped.quarantine.forget(0)
+        copy.is_done = True
+        self._queue.copied(copy.mapped)
+        self._context.metrics.count_copied(table_labels(copy.mapped), rows, size)
+        log.info(
+            "table copied",
+            source=self._context.label,
+            table=copy.name,
+            lsn=str(copy.consistent_point),
+            rows=rows,
+        )
+        self._context.events.copy_finished(copy.mapped, copy.consistent_point)
+
+    async def _exchange(
+        self, target: TargetConnection, copy: TableCopy, rows: int, size: int
+    ) -> None:
+        """Put the staged rows in the place of the old ones, and hand over, all at once."""
+        relation_id = copy.mapped.relation_id
+        if await is_handed_over(target, relation_id, copy.consistent_point, attempt=copy.attempt):
+            return  # the connection was lost in the commit
+        async with transaction(target):
+            await exchange_rows(
+                target, exchange_of(copy), copy.mode, is_referenced=copy.target.is_referenced
+            )
+            failpoint("sync.exchanged")
+            if copy.is_to_point:
+                await _hand_over_part(target, copy)
+            else:
+                await _hand_over(target, copy, rows, size)
+            await drop_stages(target, [relation_id])
+
+    async def _plan_strays(self, target: TargetConnection, copy: TableCopy) -> bool:
+        """Add parts for rows of the target that moved out of the scope at the source, if any."""
+        scope, exchange = copy.resync.scope, exchange_of(copy)
+        if copy.resync.is_partial and copy.mapped.quarantine.count:
+            raise SyncError(
+                f'rows of "{copy.name}" are in quarantine, and may be among those to bring',
+                hint="retry or drop them with `streamer quarantine`, or resync the whole table",
+            )
+        if copy.has_strays or scope is None or not scope.conditions or not exchange.key:
+            return False
+        rows = await target.fetch(exchange.stray_keys_sql())
+        keys = KeySet(
+            tuple(name for name, _ in exchange.key),
+            tuple(copy.target.columns[name].type for name, _ in exchange.key),
+            tuple(tuple(row["k"]) for row in rows),
+        )
+        version = self._context.server.version
+        parts: list[CopyPart] = []
+        for some in cut_keys(keys):
+            condition = source_condition(RowScope(keys=(some,)), copy.mapped.mapping, copy.names)
+            order = replace(copy.order, scope=condition, can_split=False)
+            parts += cut(copy_source(order, version, target.server_version))
+        first = len(copy.parts)
+        parts = [replace(part, part=first + number) for number, part in enumerate(parts)]
+        await add_parts(target, parts)
+        copy.has_strays = True  # not before: a lost connection brings us here again
+        copy.parts += parts
+        return bool(parts)
+
+
+def _can_wait(copy: TableCopy, error: StreamerError) -> bool:
+    """Whether *copy* may be finished later: all its rows are in the target."""
+    if isinstance(error, TargetFencedError):
+        return False
+    return copy.is_staged or copy.chunk is not None or isinstance(error, SourceError)
+
+
+@contextlib.asynccontextmanager
+async def _using(kept: KeptConnection) -> AsyncIterator[TargetConnection]:
+    """Have a connection for a block; one whose state is unknown afterwards is not used again."""
+    target = await kept.get()
+    try:
+        yield target
+    except BaseException:
+        target.terminate()
+        raise
+
+
+async def _hand_over(target: TargetConnection, copy: TableCopy, rows: int, size: int) -> None:
+    handed_over = HandedOver(
+        copy.mapped.relation_id,
+        copy.consistent_point,
+        attempt=copy.attempt,
+        rows=rows,
+        size=size,
+        owns_rows=copy.owns_rows,
+        columns=copy.column_numbers,
+        definition=copy.relation.definition,
+    )
+    await hand_over(target, [handed_over])
+
+
+async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:
+    mapped = copy.mapped
+    await hand_over_part(
+        target,
+        mapped.relation_id,
+        copy.consistent_point,
+        attempt=copy.attempt,
+        end_lsn=mapped.end_lsn,
+        is_whole=not copy.resync.is_partial,
+        columns=copy.column_numbers,
+        filled=copy.resync.columns or (),
+    )
+
+
+async def _analyze(target: TargetConnection, copy: TableCopy) -> None:
+    with contextlib.suppress(TargetContentionError):
+        await target.execute(f"analyze {copy.table}")

@@ -1,0 +1,143 @@
+"""Lets relations leave a round of copies that goes on with others.
+
+A round may take hours for large tables. A copy that fails, or that has to begin again, must not
+wait for its end. Tasks of the round may still write to the table, so the relation leaves in three
+steps:
+
+1. its remaining parts are withdrawn: no task begins one of them any more;
+2. the tasks that write a part of it commit or fail;
+3. it is free for the next round. One that begins again comes there after a back-off of its own.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, TypeVar
+
+import structlog
+
+from streamer.apply.lane import MappedRelation
+from streamer.backoff import Backoff
+from streamer.error_reports import ErrorReport
+from streamer.errors import Retry, StreamerError, SyncAgainError
+from streamer.sync.context import CopyContext
+from streamer.sync.copy_queue import CopyQueue
+from streamer.sync.stalled_copies import CopyReports
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 0.5
+
+T = TypeVar("T")
+
+# A part whose row another session has locked is being copied. An attempt has a number above 0.
+_WITHDRAW_SQL: Final = """
+with free as (
+    select relation_id, part from streamer.sync_partition
+    where relation_id = $1 and attempt > 0 and finished_at is null for update skip locked
+)
+update streamer.sync_partition p set attempt = 0
+from free where p.relation_id = free.relation_id and p.part = free.part
+"""
+_IS_WRITTEN_SQL: Final = """
+select exists (select from streamer.sync_partition
+               where relation_id = $1 and attempt > 0 and finished_at is null)
+"""
+
+
+class Leaving:
+    """See the module. For all rounds of one source."""
+
+    def __init__(
+        self,
+        context: CopyContext,
+        queue: CopyQueue,
+        reports: CopyReports,
+        wake: Callable[[], None],
+    ) -> None:
+        """*wake* is called when a relation is free."""
+        self._context = context
+        self._queue = queue
+        self._reports = reports
+        self._wake = wake
+        self._tasks: asyncio.TaskGroup | None = None
+        self._backoffs: dict[MappedRelation, Backoff] = {}
+
+    def begin(self, tasks: asyncio.TaskGroup) -> None:
+        """Use *tasks* for the relations that leave."""
+        self._tasks = tasks
+
+    def leave(
+        self,
+        mapped: MappedRelation,
+        again: str | None = None,
+        then: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Let *mapped* leave its round, if it has one.
+
+        *again*: why its copy begins again, if it does. *then* is called once no task writes it.
+        """
+        batch = self._queue.leaves(mapped)
+        if batch is not None:
+            assert self._tasks is not None, "rounds run in the same group"
+            self._tasks.create_task(
+                self._leave(mapped, batch, again, then), name=f"leaving {mapped.mapping.source}"
+            )
+
+    async def _leave(
+        self,
+        mapped: MappedRelation,
+        batch: list[MappedRelation],
+        again: str | None,
+        then: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        patience = self._backoffs.setdefault(mapped, Backoff(first=0.5))
+        if again is not None:
+            await self._report(mapped, SyncAgainError(again), patience)
+        await self._until_free(mapped, batch)
+        if then is not None:
+            await _persist(then)
+        if again is not None:
+            await patience.wait()
+        self._queue.left(mapped, batch, again=again is not None)
+        self._wake()
+
+    async def _report(
+        self, mapped: MappedRelation, error: SyncAgainError, patience: Backoff
+    ) -> None:
+        source = self._context.source
+        self._context.metrics.count_error(error, source.database, source.sid)
+        patience.log(log, f'copying "{mapped.mapping.source}" begins again', error)
+        try:
+            await self._reports.show_error([mapped], ErrorReport.of(error))
+        except StreamerError as exc:  # the round meets it, too
+            log.debug("an error cannot be stored", error=str(exc))
+
+    async def _until_free(self, mapped: MappedRelation, batch: list[MappedRelation]) -> None:
+        """Withdraw the parts of *mapped*, and wait until no task writes one.
+
+        If the round of *batch* ends meanwhile, all its tasks have ended.
+        """
+        while self._queue.is_taken(mapped, batch):
+            if await _persist(partial(self._withdraw, mapped)):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _withdraw(self, mapped: MappedRelation) -> bool:
+        """Withdraw the parts that no task writes; return whether those were all."""
+        async with self._context.bookkeeping.connection() as bookkeeping:
+            await bookkeeping.execute(_WITHDRAW_SQL, mapped.relation_id)
+            is_written = await bookkeeping.fetch_value(_IS_WRITTEN_SQL, mapped.relation_id)
+        return not is_written
+
+
+async def _persist(action: Callable[[], Awaitable[T]]) -> T:
+    """Repeat *action* until the target takes it. Raises StreamerError for errors that stay."""
+    backoff = Backoff()
+    while True:
+        try:
+            return await action()
+        except StreamerError as exc:
+            if exc.retry is not Retry.TIMED:
+                raise
+            await backoff.wait()

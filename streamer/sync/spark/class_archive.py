@@ -1,0 +1,157 @@
+"""The class data archive of Spark's JVM: its classes, parsed and verified once.
+
+With it, a local Spark is ready for its first task in half the time. It belongs to one Java, one
+PySpark and one place of both. The JVM itself checks that, and continues without an archive that
+does not fit. ``python -m streamer.sync.spark.class_archive`` makes it. The image and ``.venv`` come
+with one; otherwise `streamer.sync.spark.launcher` makes one in the user's cache after the first
+copies.
+
+A process that can write the archive can change the JVM's behaviour. So streamer uses a file only if
+no user but this one and root can write it.
+
+JEP 350, "Dynamic CDS Archives".
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from streamer.sync.spark.jvm import find_spark_home, java_program
+
+PROGRAM: Final = "streamer.sync.spark.class_archive"
+_MAKE_SECONDS: Final = 300.0
+_NICENESS: Final = 10
+_WORK: Final = ".making-"
+_QUIET: Final = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+
+
+def find_archive(environment: Mapping[str, str]) -> Path | None:
+    """Return the archive for this Java and this PySpark; None if there is none to trust."""
+    if (name := archive_name(environment)) is None:
+        return None
+    for directory in filter(None, (cache_directory(environment), installed_directory())):
+        path = directory / name
+        if path.exists() and is_trusted(path) and is_trusted(directory):
+            return path
+    return None
+
+
+def archive_name(environment: Mapping[str, str]) -> str | None:
+    """Return the file name that tells Java and PySpark apart; None if one of them is missing."""
+    java, home = shutil.which(java_program(environment)), find_spark_home(environment)
+    if java is None or home is None:
+        return None
+    real = Path(java).resolve()
+    try:
+        facts = real.stat()
+        spark = version("pyspark")
+    except (OSError, PackageNotFoundError):
+        return None
+    parts = (real, facts.st_size, facts.st_mtime_ns, spark, home.resolve())
+    key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
+    return f"spark-{spark}-{key}.jsa"
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path | None:
+    """Return this user's directory for archives; None without a home."""
+    if cache := environment.get("XDG_CACHE_HOME"):
+        return Path(cache) / "streamer"
+    home = environment.get("HOME")
+    return None if home is None else Path(home) / ".cache" / "streamer"
+
+
+def installed_directory() -> Path:
+    """Return the directory of an archive that belongs to the installation."""
+    return Path(sys.prefix) / "share" / "streamer"
+
+
+def is_trusted(path: Path) -> bool:
+    """Return whether only this user and root can write *path*."""
+    facts = path.stat()
+    return facts.st_uid in (0, os.geteuid()) and not facts.st_mode & 0o022
+
+
+def use_options(environment: Mapping[str, str]) -> list[str]:
+    """Return the options of a JVM that uses the archive; none if there is none."""
+    archive = find_archive(environment)
+    return [] if archive is None else [f"-XX:SharedArchiveFile={archive}", *_QUIET]
+
+
+def make_options(path: Path) -> list[str]:
+    """Return the options of a JVM that writes the archive *path* when it ends."""
+    return [f"-XX:ArchiveClassesAtExit={path}", *_QUIET]
+
+
+def make_archive(directory: Path) -> Path | None:
+    """Make the archive in *directory*; return it, or None where it cannot be made.
+
+    A file is complete when it gets its name, so two processes may do this at the same time.
+    """
+    if (name := archive_name(os.environ)) is None or not _prepare(directory):
+        return None
+    with tempfile.TemporaryDirectory(prefix=_WORK, dir=directory) as work:
+        made = Path(work) / name
+        # Two tasks without parts load the classes that every copy needs.
+        job = Path(work) / "job.json"
+        names = ("source_url", "target_url", "snapshot_name", "application_name")
+        ends: dict[str, Any] = dict.fromkeys(names, "") | {"place": [], "claim": []}
+        job.write_text(json.dumps({"tasks": [[], []], "ends": ends}), encoding="utf-8")
+        program = [sys.executable, "-m", "streamer.sync.spark.job", "--master", "local[2]"]
+        try:
+            subprocess.run(
+                [*program, "--jobs", "2", "--job", str(job), "--archive-classes", str(made)],
+                check=True,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_MAKE_SECONDS,
+                env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+            )
+            made.chmod(0o644)
+            os.replace(made, directory / name)
+        except (OSError, subprocess.SubprocessError):
+            return None
+    return directory / name
+
+
+def _prepare(directory: Path) -> bool:
+    """Make *directory*, without the rests of processes that were killed; return whether it can be
+    used.
+    """
+    try:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for rest in directory.glob(f"{_WORK}*"):
+            if time.time() - rest.stat().st_mtime > _MAKE_SECONDS:
+                shutil.rmtree(rest, ignore_errors=True)
+    except OSError:
+        return False
+    return os.access(directory, os.W_OK) and is_trusted(directory)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run as a program. It never fails: Spark works without an archive, only slower."""
+    parser = argparse.ArgumentParser(description="Make the class data archive of Spark's JVM.")
+    parser.add_argument(
+        "--installed", action="store_true", help="make it for all users of this installation"
+    )
+    options = parser.parse_args(arguments)
+    os.nice(_NICENESS)
+    found = find_archive(os.environ)
+    directory = installed_directory() if options.installed else cache_directory(os.environ)
+    if found is None and directory is not None:
+        found = make_archive(directory)
+    sys.stdout.write(f"{found}\n" if found else "no class data archive: Spark starts slower\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

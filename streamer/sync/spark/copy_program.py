@@ -1,0 +1,23 @@
+"""The Spark job of a copy: each task copies some parts (`streamer.sync.copy_parts`)."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from streamer.sync.copy_parts import CopyEnds, copy_tasks
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+
+def run(
+    context: "SparkContext", job: dict[str, Any], ends: dict[str, Any] | str
+) -> list[dict[str, Any]]:
+    """Copy the parts of *job*; return those that a server rejects.
+
+    *ends*: the connection strings of tasks, or the file that holds them.
+    """
+    tasks = job["tasks"]
+    given = ends if isinstance(ends, str) else CopyEnds.from_json(ends)
+    # One partition per task: Spark starts them in order, so the largest begin first.
+    parts = context.parallelize(tasks, len(tasks))
+    return list(parts.mapPartitions(partial(copy_tasks, ends=given)).collect())

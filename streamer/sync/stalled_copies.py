@@ -1,0 +1,68 @@
+"""The status of copies that make no progress: their obstacles and their errors."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import structlog
+
+from streamer.apply.lane import MappedRelation
+from streamer.error_reports import ErrorReport
+from streamer.progress.copies import set_copy_error
+from streamer.progress.relations import set_waiting
+from streamer.source.wait_limits import Reported
+from streamer.sync.context import CopyContext
+from streamer.sync.states import is_turn
+
+log = structlog.get_logger()
+
+
+class CopyReports:
+    """Writes that status for one source."""
+
+    def __init__(self, context: CopyContext) -> None:
+        self._context = context
+        self._reported = Reported()
+        self._delayed: dict[MappedRelation, int] = {}
+        """Copies under way that show an error, with the number of their parts that were done."""
+        self._done: Counter[int] = Counter()
+
+    async def tell_waiting(self, relations: Iterable[MappedRelation], what: str | None) -> None:
+        """Show the lock or transaction that copies wait for; with None they wait no longer."""
+        relations = list(relations)
+        tables = [str(mapped.mapping.source) for mapped in relations]
+        is_worth_a_line = what is not None and not is_turn(what)
+        if is_worth_a_line and self._reported.is_new(str(what), *tables):
+            log.warning("copies wait", source=self._context.label, tables=tables, waiting_for=what)
+        for mapped in relations:
+            self._context.events.copy_waits(mapped, what if is_worth_a_line else None)
+        await set_waiting(
+            self._context.bookkeeping, [mapped.relation_id for mapped in relations], what
+        )
+
+    async def show_error(
+        self, relations: Iterable[MappedRelation], error: ErrorReport | None
+    ) -> None:
+        """Show why copies under way make no progress; with None they make progress again."""
+        relations = list(relations)
+        async with self._context.bookkeeping.connection() as bookkeeping:
+            await set_copy_error(bookkeeping, [mapped.relation_id for mapped in relations], error)
+        for mapped in relations:
+            self._context.events.copy_delayed(mapped, error)
+            if error is not None:
+                self._delayed[mapped] = self._done[mapped.relation_id]
+            else:
+                self._delayed.pop(mapped, None)
+
+    def begin_round(self, relations: Iterable[MappedRelation]) -> None:
+        """A round copies all parts of *relations* again."""
+        for mapped in relations:
+            self._done.pop(mapped.relation_id, None)
+            if mapped in self._delayed:
+                self._delayed[mapped] = 0
+
+    async def show_progress(self, done: Counter[int]) -> None:
+        """Take back the errors of copies of which more parts are done. *done*: by relation id."""
+        self._done.update({number: count - self._done[number] for number, count in done.items()})
+        again = [m for m, before in self._delayed.items() if done[m.relation_id] > before]
+        if again:
+            await self.show_error(again, None)

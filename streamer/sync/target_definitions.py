@@ -1,0 +1,381 @@
+"""The definitions that a copied table gets beside its columns: planned, and made at the target.
+
+The round reads the source's definitions after its snapshot, and stores the statements in the
+bookkeeping (`plan_definitions`). No other session writes to a table that a copy fills directly. So
+its definitions are made before its hand-over, apart from foreign keys. All others are made beside
+the stream, without long locks (`make_online`): indexes concurrently,
+foreign keys NOT VALID at first.
+
+A definition that the target refuses stops nothing: its reason and its SQL stay in the bookkeeping.
+Each attempt looks first for the parts that an earlier one made. A build that died leaves an invalid
+index, which the next attempt drops.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from streamer.definitions.planned import ObjectKind, Places, TargetPlace
+from streamer.definitions.read import definition_of, definitions_sql
+from streamer.definitions.render import Renderer, without_acting
+from streamer.errors import (
+    ConflictError,
+    MappingError,
+    Retry,
+    StreamerError,
+    TargetContentionError,
+    TargetSchemaError,
+)
+from streamer.failpoints import failpoint
+from streamer.mapping.rules import (
+    RelationMapping,
+    RelationName,
+    SourceMapping,
+    resolve,
+)
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
+from streamer.progress.planned_definitions import (
+    DefinitionRecord,
+    forget_unwanted,
+    is_pending,
+    read_pending,
+    read_taken,
+    read_unwanted,
+    set_failed,
+    set_made,
+    store_definitions,
+)
+from streamer.source.catalog import read_relation_names
+from streamer.source.connection import Connection, fetch_all
+from streamer.sync.prepare import TableCopy
+from streamer.target.catalog import read_relations
+from streamer.target.connection import TargetConnection, may_replace_role, transaction
+
+log = structlog.get_logger()
+
+LOCK_SECONDS: Final = 30
+"""How long a concurrent build waits for transactions that use its table."""
+QUEUED_SECONDS: Final = 2
+"""The same for a stronger lock, behind which others wait."""
+FOREIGN_KEY_ATTEMPTS: Final = 30
+"""Tables are some moments apart while they stream, so a row may precede the row it refers to."""
+LOCKED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A larger table in use gets no index whose build locks it."""
+
+BUILD_LOCK: Final = 0x646566696E65  # "define"
+"""The session that makes definitions holds it."""
+_ENOUGH_MEMORY_SQL: Final = memory_sql("maintenance_work_mem", INDEX_MEMORY_MB, is_local=False)
+
+_CREATED_SQL: Final = """
+select distinct target from streamer.relation where target_created and target = any ($1::text[])
+"""
+_FACTS_SQL: Final = """
+select (select i.indisvalid and i.indisready
+          from pg_catalog.pg_class x join pg_catalog.pg_index i on i.indexrelid = x.oid
+         where x.relnamespace = c.relnamespace and x.relname = $3 and i.indrelid = c.oid)
+         as index_is_valid,
+       exists (select from pg_catalog.pg_constraint k
+                where k.conrelid = c.oid and k.conname = $3) as has_constraint,
+       exists (select from pg_catalog.pg_attribute a
+                where a.attrelid = c.oid and a.attname = $3
+                  and (a.atthasdef or a.attidentity <> '')) as has_default,
+       exists (select from pg_catalog.pg_statistic_ext s
+                where s.stxrelid = c.oid and s.stxname = $3) as has_statistics,
+       (select pg_catalog.sum(pg_catalog.pg_table_size(p.oid))::int8
+          from (select c.oid union
+                select relid from pg_catalog.pg_partition_tree(c.oid)) p (oid)) as size_bytes
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = $1 and c.relname = $2
+"""
+# Every other default is made in its place in the stream.
+_MADE_DEFAULT_SQL: Final = """
+select case when a.attidentity <> '' then 'identity'
+            when pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%' then 'default' end
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+join pg_catalog.pg_attribute a on a.attrelid = c.oid and not a.attisdropped
+left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where n.nspname = $1 and c.relname = $2 and a.attname = $3
+"""
+_REMADE_SQL: Final = """
+select exists (select from streamer.definition d
+                 join streamer.relation r on r.id = d.relation_id
+                 join streamer.definition u on u.id = $1
+                 join streamer.relation ur on ur.id = u.relation_id
+                where r.target = ur.target and d.id <> u.id and d.name = u.name
+                  and d.state in ('pending', 'made'))
+"""
+_OTHERS_SQL: Final = """
+select exists (select from streamer.relation o join streamer.relation r on r.target = o.target
+                where r.id = $1 and o.id <> r.id and o.state not in ('init'))
+"""
+
+
+# ---- planning ----------------------------------------------------------------------------------
+
+
+async def plan_definitions(
+    source: SourceMapping,
+    target_namespace: str,
+    plain: Connection,
+    target: TargetConnection,
+    copies: Sequence[TableCopy],
+) -> None:
+    """Store the definitions that the tables of *copies* are to get, as far as streamer made them.
+
+    Raises SourceError, TargetError.
+    """
+    # The stream brings the definitions of a table that gets some rows or columns only.
+    asking = [
+        copy
+        for copy in copies
+        if copy.mapped.mapping.rule.asks_for_definitions and not copy.resync.is_partial
+    ]
+    if not asking:
+        return
+    names = [str(copy.mapped.mapping.target) for copy in asking]
+    created = {row["target"] for row in await target.fetch(_CREATED_SQL, names)}
+    asking = [copy for copy in asking if str(copy.mapped.mapping.target) in created]
+    rows = await fetch_all(plain, definitions_sql("%s::oid[]"), [c.relation.oid for c in asking])
+    definitions = {row["oid"]: definition_of(row) for row in rows}
+    referenced = {
+        constraint.referenced
+        for definition in definitions.values()
+        for constraint in definition.constraints
+        if constraint.referenced is not None
+    }
+    places = await _places(source, target_namespace, plain, target, referenced)
+    acts = not await may_replace_role(target)
+    for copy in asking:
+        definition = definitions.get(copy.relation.oid)
+        if definition is None:
+            continue
+        mapping = copy.mapped.mapping
+        columns, is_partitioned = frozenset(copy.target.columns), copy.target.is_partitioned
+        place = TargetPlace(mapping, copy.sid is not None, columns, is_partitioned)
+        wanted = [index.name for index in definition.indexes]
+        wanted += [c.sequence.name.name for c in definition.columns if c.sequence is not None]
+        taken = await read_taken(target, mapping.target, wanted)
+        planned = Renderer(definition, place, places, taken).plan(mapping.rule.create)
+        if acts:
+            planned = [without_acting(each) for each in planned]
+        await store_definitions(target, copy.mapped.relation_id, planned)
+    failpoint("definitions.planned")
+
+
+async def _places(
+    source: SourceMapping,
+    target_namespace: str,
+    plain: Connection,
+    target: TargetConnection,
+    referenced: set[RelationName],
+) -> Places:
+    """Return where the tables go that foreign keys refer to."""
+    mappings: list[RelationMapping] = []
+    if referenced:
+        present = await read_relation_names(plain)
+        rules = tuple(
+            rule
+            for rule in source.rules
+            if rule.pattern.is_pattern
+            or RelationName(rule.pattern.namespace, rule.pattern.name) in present
+        )
+        try:
+            mappings = resolve(replace(source, rules=rules), present, target_namespace)
+        except MappingError as exc:  # reported where tables join
+            log.warning("foreign keys are left out", source=source.label, error=exc.message)
+    wanted = [mapping for mapping in mappings if mapping.source in referenced]
+    there = await read_relations(target, [mapping.target for mapping in wanted])
+    found = {}
+    for mapping in wanted:
+        table = there.get(mapping.target)
+        has_sid = source.sid is not None and (table is None or table.has_sid)
+        columns = None if table is None else frozenset(table.columns)
+        found[mapping.source] = TargetPlace(mapping, has_sid, columns)
+    return found.get
+
+
+# ---- making ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionFacts:
+    """How much of a definition the target has. ``index_is_valid``: None without that index."""
+
+    index_is_valid: bool | None
+    has_constraint: bool
+    has_default: bool
+    has_statistics: bool
+    size_bytes: int
+
+
+_CONSTRAINTS: Final = frozenset(
+    {ObjectKind.UNIQUE, ObjectKind.EXCLUSION, ObjectKind.CHECK, ObjectKind.FOREIGN_KEY}
+)
+_BUILT: Final = frozenset({ObjectKind.INDEX, ObjectKind.EXCLUSION, ObjectKind.UNIQUE})
+
+
+def left_to_run(
+    record: DefinitionRecord, facts: DefinitionFacts, *, online: bool
+) -> tuple[str, ...]:
+    """Return the statements of *record* that have not been run; those behind the first ones can be
+    run again. Pure.
+    """
+    statements = record.online if online else record.statements
+    if record.kind is ObjectKind.INDEX:
+        return statements[1:] if facts.index_is_valid else statements
+    if record.kind in _CONSTRAINTS:
+        builds_index = online and record.index is not None
+        if facts.has_constraint:
+            return statements[2 if builds_index else 1 :]
+        return statements[1:] if builds_index and facts.index_is_valid else statements
+    if record.kind is ObjectKind.EXTENDED_STATISTICS and facts.has_statistics:
+        return statements[1:]
+    if record.kind is ObjectKind.DEFAULT and facts.has_default:
+        return ()
+    return statements
+
+
+async def make_before_hand_over(target: TargetConnection, relation_id: int) -> None:
+    """Make all definitions of a relation but foreign keys, if no other session writes its table.
+
+    Raises TargetError if the target is lost; a refused definition stays in the bookkeeping.
+    """
+    records = await read_pending(target, relation_id)
+    if not records or await target.fetch_value(_OTHERS_SQL, relation_id):
+        return
+    await target.execute(f"set lock_timeout = '{QUEUED_SECONDS}s'")
+    await target.fetch(_ENOUGH_MEMORY_SQL)
+    try:
+        for record in records:
+            await _attempt(target, record, online=False)
+    finally:
+        if not target.is_closed:
+            await target.execute("reset lock_timeout; reset maintenance_work_mem")
+
+
+async def make_online(target: TargetConnection) -> int:
+    """Make the definitions of ready tables, beside the stream; return how many were to be made.
+
+    Raises TargetContentionError while another process does, and TargetError.
+    """
+    unwanted, records = await read_unwanted(target), await read_pending(target)
+    if not records and not unwanted:
+        return 0
+    # Held by the session, so also by the backend of a client that died while it builds.
+    if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", BUILD_LOCK):
+        raise TargetContentionError("target: another process makes definitions")
+    await target.fetch(_ENOUGH_MEMORY_SQL)
+    for record in unwanted:
+        await _remove(target, record)
+    for record in records:
+        # The stream may have taken it back, or changed it, since the look above.
+        if await is_pending(target, record):
+            await _attempt(target, record, online=True)
+    return len(records)
+
+
+async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
+    """Remove an object that was dropped at the source while a session may have made it.
+
+    The lock of the caller keeps that session away; an object of another plan stays.
+    """
+    place = record.target
+    if await target.fetch_value(_REMADE_SQL, record.id):
+        await forget_unwanted(target, record.id)
+        return
+    quoted = quote_identifier(record.name)
+    table = quote_qualified(place.namespace, place.name)
+    try:
+        if record.kind is ObjectKind.DEFAULT:
+            made = await target.fetch_value(
+                _MADE_DEFAULT_SQL, place.namespace, place.name, record.name
+            )
+            if made is not None:
+                await target.execute(f"set lock_timeout = '{QUEUED_SECONDS}s'")
+                await target.execute(f"alter table {table} alter column {quoted} drop {made}")
+        if record.kind in _CONSTRAINTS:
+            await target.execute(f"set lock_timeout = '{QUEUED_SECONDS}s'")
+            await target.execute(f"alter table {table} drop constraint if exists {quoted}")
+        if record.index is not None:
+            await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
+            index = quote_qualified(place.namespace, record.index)
+            await target.execute(f"drop index concurrently if exists {index}")
+    except StreamerError as exc:
+        if target.is_closed:
+            raise
+        log.warning(
+            "a definition that was dropped at the source is still at the target",
+            table=str(place),
+            kind=record.kind.value,
+            name=record.name,
+            error=exc.message,
+        )
+        return  # the next look tries again
+    await forget_unwanted(target, record.id)
+
+
+async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online: bool) -> None:
+    try:
+        await _make(target, record, online=online)
+    except StreamerError as exc:
+        if target.is_closed:
+            raise
+        # Its other table, too, may be created some moments later.
+        is_lag = record.kind is ObjectKind.FOREIGN_KEY and isinstance(
+            exc, ConflictError | TargetSchemaError
+        )
+        is_final = exc.retry is not Retry.TIMED and not (
+            is_lag and record.attempts + 1 < FOREIGN_KEY_ATTEMPTS
+        )
+        await set_failed(target, record, exc.message, is_final=is_final)
+        if is_final:
+            log.warning(
+                "a definition cannot be made at the target, and the table goes on without it",
+                table=str(record.target),
+                kind=record.kind.value,
+                name=record.name,
+                error=exc.message,
+                sql=record.sql,
+            )
+    else:
+        await set_made(target, record)
+        log.info(
+            "definition made",
+            table=str(record.target),
+            kind=record.kind.value,
+            name=record.name,
+        )
+
+
+async def _make(target: TargetConnection, record: DefinitionRecord, *, online: bool) -> None:
+    place = record.target
+    rows = await target.fetch(_FACTS_SQL, place.namespace, place.name, record.name)
+    if not rows:
+        return  # dropped meanwhile
+    facts = DefinitionFacts(**rows[0])
+    if facts.index_is_valid is False and record.index is not None:
+        quoted = quote_qualified(place.namespace, record.index)
+        await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
+        await target.execute(f"drop index concurrently if exists {quoted}")
+    statements = left_to_run(record, facts, online=online)
+    failpoint("definitions.before_make")
+    if not online:
+        async with transaction(target):
+            for statement in statements:
+                await target.execute(statement)
+        return
+    is_locking = record.kind in _BUILT and record.index is None
+    if is_locking and len(statements) == len(record.online) and facts.size_bytes > LOCKED_BYTES_MAX:
+        raise TargetSchemaError(
+            f'target table "{place}" is in use, and building "{record.name}" locks it'
+        )
+    for number, statement in enumerate(statements):
+        is_concurrent = record.index is not None and statement == record.online[0]
+        seconds = LOCK_SECONDS if is_concurrent else QUEUED_SECONDS
+        await target.execute(f"set lock_timeout = '{seconds}s'")
+        await target.execute(statement)
+        if number == 0:
+            failpoint("definitions.part_made")

@@ -1,0 +1,48 @@
+"""Kept connections, without a server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.secret import Secret
+from streamer.source import kept_connections
+from streamer.source.kept_connections import KeptConnections
+
+SOURCE = SourceMapping("shop", None, Secret("postgresql://shop"), ())
+
+
+class _Connection:
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_of_two_connections_that_become_idle_at_once_one_is_kept_and_one_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[_Connection] = []
+
+    async def connect(source: SourceMapping) -> Any:
+        made.append(_Connection())
+        return made[-1]
+
+    async def reset(connection: object, seconds: float) -> None:
+        await asyncio.sleep(0)  # the other task comes to its turn
+
+    monkeypatch.setattr(kept_connections, "connect", connect)
+    monkeypatch.setattr(kept_connections, "set_lock_timeout", reset)
+    connections = KeptConnections(60)
+    both_use_one = asyncio.Barrier(2)
+
+    async def use() -> None:
+        async with connections.connection(SOURCE):
+            await both_use_one.wait()
+
+    await asyncio.gather(use(), use())
+    assert sorted(connection.closed for connection in made) == [False, True]
+    await connections.close()
+    assert all(connection.closed for connection in made)

@@ -1,0 +1,108 @@
+"""The positions that streamer stores in the target, and the times."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from streamer.lsn import Lsn
+from streamer.progress.tracker import ProgressTracker
+from streamer.runtime import stored_position as module
+from streamer.runtime.stored_position import (
+    ASKED_SECONDS,
+    SMALL_BYTES,
+    STORE_SECONDS,
+    StoredPosition,
+)
+from streamer.source.history_check import HistoryCheck
+
+START = 1000
+
+
+class Storing:
+    """A position whose lock remembers the positions that it stored."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        clock = mock.Mock(monotonic=lambda: self.now)
+        monkeypatch.setattr(module, "time", clock)
+        self.stored: list[int] = []
+        self.tracker = ProgressTracker(Lsn(START))
+        record: Any = mock.Mock(acknowledged_lsn=Lsn(START))
+        self.position = StoredPosition(
+            mock.Mock(acknowledge=self._acknowledge),
+            record,
+            self.tracker,
+            HistoryCheck(None, Lsn(START)),
+            mock.Mock(arrived_seconds=None),
+        )
+
+    async def _acknowledge(self, stored_lsn: Lsn, lsn: Lsn, *others: object) -> None:
+        assert stored_lsn == (self.stored or [START])[-1]
+        self.stored.append(lsn)
+
+    async def moves_to(self, lsn: int) -> bool:
+        """Let the source be at *lsn*; return whether that is stored."""
+        self.tracker.keepalive(Lsn(lsn))
+        count = len(self.stored)
+        await self.position.store(0)
+        return len(self.stored) > count
+
+
+@pytest.fixture
+async def storing(monkeypatch: pytest.MonkeyPatch) -> Storing:
+    made = Storing(monkeypatch)
+    assert await made.moves_to(START + 1), "nothing was stored in this attempt"
+    return made
+
+
+async def test_a_position_that_moves_a_little_is_stored_every_fifteen_seconds(
+    storing: Storing,
+) -> None:
+    assert not await storing.moves_to(START + 200)
+    storing.now += STORE_SECONDS
+    assert await storing.moves_to(START + 300)
+    assert not await storing.moves_to(START + 400)
+
+
+async def test_a_position_that_somebody_waits_for_is_stored_at_once(storing: Storing) -> None:
+    storing.position.is_wanted = True
+    assert await storing.moves_to(START + 200)
+    assert not await storing.moves_to(START + 300)
+
+
+async def test_positions_are_stored_as_long_as_a_client_asks_for_them(storing: Storing) -> None:
+    """The one that it waits for can be the second to come."""
+    assert not storing.position.is_due_soon
+    storing.position.ask()
+    for lsn in (200, 300):
+        assert storing.position.is_due_soon
+        assert await storing.moves_to(START + lsn)
+    storing.now += ASKED_SECONDS
+    assert not storing.position.is_due_soon
+    assert not await storing.moves_to(START + 400)
+
+
+async def test_much_wal_without_a_change_is_acknowledged_at_once(storing: Storing) -> None:
+    assert await storing.moves_to(START + 1 + SMALL_BYTES)
+
+
+async def test_a_position_that_does_not_move_is_not_stored(storing: Storing) -> None:
+    storing.now += STORE_SECONDS
+    assert not await storing.moves_to(START + 1)
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+async def test_positions_gather_unless_commits_at_the_source_wait_for_them(
+    storing: Storing, monkeypatch: pytest.MonkeyPatch, is_awaited: bool
+) -> None:
+    waits: list[float] = []
+
+    async def wait_for_event(event: object, seconds: float) -> bool:
+        waits.append(seconds)
+        return False
+
+    monkeypatch.setattr(module, "wait_for_event", wait_for_event)
+    storing.position.is_awaited = is_awaited
+    await storing.position.pause()
+    assert bool(waits) is not is_awaited
