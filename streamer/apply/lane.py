@@ -46,7 +46,7 @@ from streamer.apply.held_counts import Held
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.mass_delete_brake import Brake
 from streamer.apply.plan import ApplyPlan
-from streamer.apply.quarantine.changes import Quarantine
+from streamer.apply.quarantine.blocked_keys import Quarantine
 from streamer.apply.sql.wide_rows import PlanStatements
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion

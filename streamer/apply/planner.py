@@ -18,7 +18,7 @@ from streamer.apply.hashed_columns import check_input_types
 from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.plan import AddedColumn, ApplyPlan, make_plan, missing_columns, missing_error
-from streamer.apply.quarantine.changes import Definition
+from streamer.apply.quarantine.stored_change import Definition
 from streamer.apply.writer import HAS_DEFERRED_SQL
 from streamer.batched import Batched
 from streamer.containment import contained

@@ -13,7 +13,7 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.apply.object_changes import Objects, Tables, translate_types
-from streamer.apply.quarantine.definition_changes import follow_changes
+from streamer.apply.quarantine.follow_definitions import follow_changes
 from streamer.apply.sql.definition_changes import DefinitionTranslator, Translation
 from streamer.apply.sql.generated import GeneratedFacts
 from streamer.apply.sql.partitions import PartitionTranslator

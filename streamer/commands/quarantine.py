@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from streamer.apply.quarantine.changes import Values, from_json
+from streamer.apply.quarantine.stored_change import Values, from_json
 from streamer.commands.requests import command_actor
 from streamer.errors import MappingError
 from streamer.mapping.rules import parse_name, parse_relation

@@ -3,7 +3,8 @@
 PostgreSQL can convert text while it sends it, but one character without an equivalent in UTF-8 then
 ends the stream of all tables. So the source sends its stored text unchanged, and this module
 converts rows. The table of characters comes from the source's own conversion
-(`streamer.source.encoding`). Python's codecs would differ from PostgreSQL in some characters.
+(`streamer.source.database_encoding`). Python's codecs would differ from PostgreSQL in some
+characters.
 
 A value with a character that has no equivalent becomes an `UnconvertedText`, which no COPY takes.
 Its change then counts as one whose value the target refuses. Pure.

@@ -54,6 +54,7 @@ from streamer.runtime.transport import ChosenTransport, choose_transport
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import SourceRelation, SourceServer, check_ready, read_server
 from streamer.source.connection import Connection, connect, translating
+from streamer.source.database_encoding import read_conversion
 from streamer.source.ddl_capture import (
     ensure_capture,
     message_table,
@@ -61,7 +62,6 @@ from streamer.source.ddl_capture import (
     send_baseline,
     uses_table,
 )
-from streamer.source.encoding import read_conversion
 from streamer.source.feedback import Feedback, FeedbackTimes
 from streamer.source.history_check import HistoryCheck
 from streamer.source.ownership import mark_publications

@@ -8,7 +8,7 @@ import pytest
 from streamer.commands import quarantine
 from streamer.commands.embedded import Server
 from streamer.commands.requests import request
-from streamer.source.encoding import conversion_sql, read_characters
+from streamer.source.database_encoding import conversion_sql, read_characters
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, drop_database
 from tests.support.streamer import MakeStreamer

@@ -5,14 +5,16 @@ import json
 import pytest
 
 from streamer.apply.fold import OrderedChange, read_changes
-from streamer.apply.quarantine.changes import (
+from streamer.apply.quarantine.blocked_keys import (
     BlockedKeys,
-    Definition,
     Quarantine,
-    from_json,
     key_names,
     keys_of_change,
     keys_of_values,
+)
+from streamer.apply.quarantine.stored_change import (
+    Definition,
+    from_json,
     payload,
     quarantined,
     to_json,

@@ -4,7 +4,7 @@ Writes the windows that sets cannot express. The writer sees to rejected changes
 rule is quarantine; a change of another table stops its transaction and all that follow.
 """
 
-from streamer.apply.drain.shares import add_context, diverts, may_divert
+from streamer.apply.drain.commit_shares import add_context, diverts, may_divert
 from streamer.apply.lane_window import LaneWindow
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.errors import ConflictError, Retry, StreamerError

@@ -6,9 +6,9 @@ from typing import Final
 from streamer.apply.commit_counts import count_changes, skipped_truncates
 from streamer.apply.conflicts import ConflictsFound
 from streamer.apply.copied_range import only_copied
+from streamer.apply.drain.commit_shares import add_context, commit, release_brake, report_quarantine
 from streamer.apply.drain.exact_order import ExactOrder
 from streamer.apply.drain.large_transaction import LargeShare
-from streamer.apply.drain.shares import add_context, commit, release_brake, report_quarantine
 from streamer.apply.fold import Counts
 from streamer.apply.lane import Lane, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction

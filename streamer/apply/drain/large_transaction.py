@@ -14,8 +14,7 @@ from typing import Final
 from streamer.apply.commit_counts import count_changes
 from streamer.apply.conflicts import ConflictsFound
 from streamer.apply.copied_range import only_copied
-from streamer.apply.drain.definition_changes import Definitions, cut
-from streamer.apply.drain.shares import (
+from streamer.apply.drain.commit_shares import (
     add_context,
     commit,
     diverts,
@@ -23,6 +22,7 @@ from streamer.apply.drain.shares import (
     release_brake,
     report_quarantine,
 )
+from streamer.apply.drain.redefinition import Definitions, cut
 from streamer.apply.fold import Counts
 from streamer.apply.lane import Lane, MappedRelation, ShareSpool, until_changed
 from streamer.apply.lane_transaction import LaneTransaction

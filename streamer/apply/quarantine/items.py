@@ -7,13 +7,8 @@ from typing import Final
 from streamer.apply.binary import TEXTUAL
 from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.plan import ApplyPlan, PlanColumn
-from streamer.apply.quarantine.changes import (
-    Keys,
-    Quarantined,
-    binary_text,
-    keys_of_change,
-    quarantined,
-)
+from streamer.apply.quarantine.blocked_keys import Keys, keys_of_change
+from streamer.apply.quarantine.stored_change import Quarantined, binary_text, quarantined
 from streamer.apply.sql.copydata import constant
 from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX
 from streamer.apply.target_transaction import TargetTransaction

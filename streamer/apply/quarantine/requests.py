@@ -15,7 +15,8 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner
-from streamer.apply.quarantine.changes import Definition, from_json, keys_of_values, payload
+from streamer.apply.quarantine.blocked_keys import keys_of_values
+from streamer.apply.quarantine.stored_change import Definition, from_json, payload
 from streamer.apply.quarantine.table import READ_ROWS
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.decode.pgoutput import from_datetime

@@ -12,7 +12,7 @@ from streamer.apply.conflict_notes import Noted
 from streamer.apply.conflicts import NOTED_MAX, QUARANTINED, Conflict
 from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import ApplyPlan
-from streamer.apply.quarantine.changes import FOLLOWS, BlockedKeys
+from streamer.apply.quarantine.blocked_keys import FOLLOWS, BlockedKeys
 from streamer.apply.quarantine.items import Item
 from streamer.apply.sql.staged_rows import OrderedRun
 from streamer.apply.sql.statements import CREATE_NOTED, CREATE_REFUSED, REFUSED, Statements

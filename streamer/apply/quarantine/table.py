@@ -3,15 +3,8 @@
 from typing import Any, Final
 
 from streamer.apply.lane import MappedRelation
-from streamer.apply.quarantine.changes import (
-    TRUNCATED,
-    BlockedKeys,
-    Emptied,
-    Quarantined,
-    from_json,
-    keys_of_values,
-    to_json,
-)
+from streamer.apply.quarantine.blocked_keys import TRUNCATED, BlockedKeys, keys_of_values
+from streamer.apply.quarantine.stored_change import Emptied, Quarantined, from_json, to_json
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.decode.pgoutput import to_datetime
 

@@ -15,9 +15,10 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
-from streamer.apply.quarantine.changes import FOLLOWS, BlockedKeys, Quarantined, key_names
+from streamer.apply.quarantine.blocked_keys import FOLLOWS, BlockedKeys, key_names
 from streamer.apply.quarantine.items import Item, ItemReader
 from streamer.apply.quarantine.segment import SegmentWriter
+from streamer.apply.quarantine.stored_change import Quarantined
 from streamer.apply.quarantine.table import QuarantineTable
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.writer import Writer
