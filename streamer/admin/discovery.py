@@ -4,7 +4,7 @@ from typing import Any
 
 from streamer.commands.check.source import check_source
 from streamer.commands.check.source_facts import SourceFacts
-from streamer.mapping.rules import RelationPattern
+from streamer.mapping.names import RelationPattern
 
 Row = dict[str, Any]
 

@@ -14,7 +14,8 @@ from streamer.config.settings import Settings, SourceSettings, explain
 from streamer.config.static import MappingBuilder
 from streamer.config.yaml_file import Location, Replaced, format_location, replace_variables
 from streamer.errors import ConfigurationError, InvalidError, SettingsError, StoreError
-from streamer.mapping.rules import Mapping, MappingFault, OnError, SourceLabel
+from streamer.mapping.options import OnError
+from streamer.mapping.rules import Mapping, MappingFault, SourceLabel
 
 Row = dict[str, Any]
 Content = dict[str, Any]

@@ -14,7 +14,7 @@ from streamer.commands.tenants.change import Changed
 from streamer.errors import InvalidError, NotFoundError
 from streamer.hints import command
 from streamer.mapping.rules import SourceLabel
-from streamer.postgres.passwords import with_password
+from streamer.postgres.url_passwords import with_password
 
 if TYPE_CHECKING:
     from streamer.admin.client import MappingClient

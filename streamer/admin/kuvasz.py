@@ -14,7 +14,7 @@ import yaml
 
 from streamer.config.yaml_file import Document, Location, format_location
 from streamer.errors import SettingsError
-from streamer.mapping.rules import OnColumnAdded
+from streamer.mapping.options import OnColumnAdded
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 _NOT_WRITTEN: Final = ("tbl_id", "db_id", "schema", "name")

@@ -18,9 +18,10 @@ from streamer.config.settings import (
 from streamer.config.yaml_file import format_location
 from streamer.errors import InvalidError, MappingError
 from streamer.mapping.expressions import EXPRESSION_BYTES_MAX
+from streamer.mapping.names import RelationPattern, parse_relation
+from streamer.mapping.options import OnError
 from streamer.mapping.resync import Mode, Resync
-from streamer.mapping.rules import OnError, RelationPattern, parse_relation
-from streamer.postgres.passwords import MASK, check_url, has_mask
+from streamer.postgres.url_passwords import MASK, check_url, has_mask
 from streamer.sync.resync_scope import parse_resync
 from streamer.target.conventions import TABLE_COLUMNS_MAX
 

@@ -19,14 +19,9 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
 from streamer.errors import StreamerError
+from streamer.mapping.options import Initial
 from streamer.mapping.recomputed import recomputed
-from streamer.mapping.rules import (
-    Initial,
-    Mapping,
-    RelationMapping,
-    SourceLabel,
-    SourceMapping,
-)
+from streamer.mapping.rules import Mapping, RelationMapping, SourceLabel, SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.progress.relations import RelationRecord, brings_columns
 from streamer.progress.sources import SourceRecord

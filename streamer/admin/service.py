@@ -53,22 +53,14 @@ from streamer.errors import (
     TargetError,
     UnreadyError,
 )
-from streamer.mapping.rules import (
-    Mapping,
-    RelationPattern,
-    SourceLabel,
-    SourceMapping,
-    TableRule,
-    find_source,
-    parse_name,
-    parse_relation,
-)
+from streamer.mapping.names import RelationPattern, parse_name, parse_relation
+from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, TableRule, find_source
 from streamer.migrations import read_migrations
 from streamer.observability.logs import redact
 from streamer.postgres.credentials import ConnectionUrl
 from streamer.postgres.password_source import PasswordSource
-from streamer.postgres.passwords import has_mask
 from streamer.postgres.secret import Secret
+from streamer.postgres.url_passwords import has_mask
 from streamer.progress.audit import Act, read_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lost_mapping import MappingTrouble

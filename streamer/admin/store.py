@@ -51,7 +51,7 @@ from streamer.admin.mapping_rows import (
 from streamer.admin.models import COLUMNS, row_settings
 from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError
 from streamer.migrations import read_migrations
-from streamer.postgres.passwords import check_url, fill_masks, has_mask, mask, secret_spans
+from streamer.postgres.url_passwords import check_url, fill_masks, has_mask, mask, secret_spans
 from streamer.progress.audit import TEARDOWN
 from streamer.progress.lost_mapping import MappingTrouble
 from streamer.progress.minutes import Minute

@@ -8,14 +8,8 @@ from typing import Any, Final
 from streamer.commands.check.command import Examination, examine
 from streamer.config.settings import Settings
 from streamer.errors import MappingError, SourceConnectionError
-from streamer.mapping.rules import (
-    Mapping,
-    RelationMapping,
-    RelationName,
-    RelationPattern,
-    SourceMapping,
-    TableRule,
-)
+from streamer.mapping.names import RelationName, RelationPattern
+from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, TableRule
 from streamer.source.catalog import SourceRelation
 from streamer.target.catalog import TargetRelation
 from streamer.target.conventions import HISTORY_COLUMNS, SID

@@ -22,7 +22,7 @@ from streamer.admin.kuvasz import from_kuvasz
 from streamer.config.settings import SourceSettings, explain
 from streamer.config.yaml_file import Document, Location, format_location, parse_document
 from streamer.errors import InvalidError, SettingsError
-from streamer.postgres.passwords import replace_secrets
+from streamer.postgres.url_passwords import replace_secrets
 
 Row = dict[str, Any]
 Content = dict[str, Any]

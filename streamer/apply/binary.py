@@ -8,7 +8,7 @@ on. Pure.
 
 from typing import Final
 
-from streamer.apply.plan import match_columns
+from streamer.apply.make_plan import match_columns
 from streamer.decode.pgoutput import Relation
 from streamer.mapping.rules import RelationMapping
 from streamer.target.catalog import TargetColumn, TargetRelation

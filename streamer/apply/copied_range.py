@@ -23,7 +23,7 @@ from streamer.decode.transactions import Changes
 from streamer.decode.tuples import KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED
 from streamer.errors import ProtocolError, SyncError
 from streamer.mapping.chunks import ChunkedCopy
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 from streamer.postgres.key_values import KeyValue, read_key_value
 
 if TYPE_CHECKING:

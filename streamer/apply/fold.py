@@ -40,7 +40,7 @@ from streamer.decode.tuples import (
     unchanged_positions,
 )
 from streamer.errors import IdentityError, ProtocolError
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 
 _STEP_MAX: Final = 256
 _TUPLE_AT: Final = 6  # behind kind, relid and the marker of the tuple

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from streamer.apply.fold import Fold
 from streamer.apply.lane_window import LaneWindow, RelationWindow
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 
 
 class Removal(enum.Enum):

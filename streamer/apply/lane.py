@@ -54,9 +54,10 @@ from streamer.decode.transactions import Transaction
 from streamer.errors import StreamerError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.mass_delete import MassDelete
+from streamer.mapping.names import RelationName
 from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.tracker import LanePending
 from streamer.source.catalog import SourceRelation
 from streamer.target.claim import Claim

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from streamer.decode.pgoutput import DELETE, TRUNCATE, to_datetime
 from streamer.decode.transactions import Changes
 from streamer.mapping.mass_delete import MassDelete
-from streamer.mapping.rules import TableRule, TableType
+from streamer.mapping.options import TableType
+from streamer.mapping.rules import TableRule
 
 if TYPE_CHECKING:
     from streamer.apply.lane import MappedRelation

@@ -21,8 +21,10 @@ from streamer.mapping.definition import (
     DefinitionMessage,
     SourceDefinition,
 )
+from streamer.mapping.names import RelationName
 from streamer.mapping.objects import DefinedObject, DefinedType, TypeChange
-from streamer.mapping.rules import DdlKind, RelationMapping, RelationName
+from streamer.mapping.options import DdlKind
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.describing import NAMED_TYPES_SQL, USED_TYPES
 from streamer.progress.planned_definitions import end_plans, put_plans, read_plans, read_taken
 from streamer.target.catalog import TargetRelation, read_relations

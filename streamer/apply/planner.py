@@ -17,7 +17,8 @@ from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.hashed_columns import check_input_types
 from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
-from streamer.apply.plan import AddedColumn, ApplyPlan, make_plan, missing_columns, missing_error
+from streamer.apply.make_plan import AddedColumn, make_plan, missing_columns, missing_error
+from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.stored_change import Definition
 from streamer.apply.writer import HAS_DEFERRED_SQL
 from streamer.batched import Batched
@@ -33,13 +34,9 @@ from streamer.errors import (
 )
 from streamer.hints import command
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.rules import (
-    OnColumnAdded,
-    RelationMapping,
-    RelationName,
-    SourceLabel,
-    TableType,
-)
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import OnColumnAdded, TableType
+from streamer.mapping.rules import RelationMapping, SourceLabel
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.definition_changes import read_definition
 from streamer.source.catalog import SourceRelation

@@ -23,7 +23,7 @@ from streamer.decode.pgoutput import (
     from_datetime,
 )
 from streamer.decode.tuples import KIND_BINARY, KIND_TEXT, KIND_UNCHANGED, MixedRow, Row, Value
-from streamer.mapping.rules import MetadataKind
+from streamer.mapping.options import MetadataKind
 
 if TYPE_CHECKING:
     from streamer.apply.fold import OrderedChange

@@ -34,8 +34,9 @@ from streamer.mapping.definition import (
     SourceDefinition,
 )
 from streamer.mapping.objects import ObjectChange, TypeChange
+from streamer.mapping.options import DdlKind, OnDdl
 from streamer.mapping.partitions import PartitionChange
-from streamer.mapping.rules import DdlKind, OnDdl, SourceMapping
+from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.progress.definition_changes import (
     SKIP,

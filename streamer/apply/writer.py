@@ -41,7 +41,7 @@ from streamer.errors import (
     TextEncodingError,
 )
 from streamer.failpoints import failpoint
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from streamer.commands.requests import command_actor
 from streamer.errors import MappingError
 from streamer.hints import command
-from streamer.mapping.rules import parse_name, parse_relation
+from streamer.mapping.names import parse_name, parse_relation
 from streamer.progress.definition_changes import DdlRecord, decide, read_ddl
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import installed

@@ -15,14 +15,9 @@ from typing import Any, Final
 from streamer.errors import MappingError, ScriptError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING
-from streamer.mapping.rules import (
-    Mapping,
-    RelationName,
-    SourceMapping,
-    TableType,
-    find_source,
-    resolve,
-)
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import TableType
+from streamer.mapping.rules import Mapping, SourceMapping, find_source, resolve
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import is_installed
 from streamer.progress.scripts import (

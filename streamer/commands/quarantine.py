@@ -15,7 +15,7 @@ from rich.table import Table
 from streamer.apply.quarantine.stored_change import Values, from_json
 from streamer.commands.requests import command_actor
 from streamer.errors import MappingError
-from streamer.mapping.rules import parse_name, parse_relation
+from streamer.mapping.names import parse_name, parse_relation
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_request

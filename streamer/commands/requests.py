@@ -11,7 +11,8 @@ from typing import Any
 from streamer.commands.scope import Scope
 from streamer.errors import MappingError, StreamerError, TargetError
 from streamer.hints import command
-from streamer.mapping.rules import SourceLabel, parse_name, parse_relation
+from streamer.mapping.names import parse_name, parse_relation
+from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records

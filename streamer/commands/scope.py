@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from streamer.errors import MappingError
-from streamer.mapping.rules import Mapping, SourceMapping, parse_name, parse_relation
+from streamer.mapping.names import parse_name, parse_relation
+from streamer.mapping.rules import Mapping, SourceMapping
 
 T = TypeVar("T")
 

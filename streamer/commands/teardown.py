@@ -6,7 +6,8 @@ Rows in the target stay. A second run is fine.
 from pathlib import Path
 
 from streamer.errors import MappingError
-from streamer.mapping.rules import Mapping, SourceMapping, parse_name
+from streamer.mapping.names import parse_name
+from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.audit import TEARDOWN, write_act
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import drop_if_empty, is_installed, read_installation

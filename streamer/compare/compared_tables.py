@@ -11,13 +11,15 @@ text of such a number is no value of the type, so no index finds a key that has 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from streamer.apply.plan import computed_cast, match_columns, missing_error, two_sids
+from streamer.apply.make_plan import match_columns, missing_error, two_sids
+from streamer.apply.plan import computed_cast
 from streamer.compare.hashes import HashKind
 from streamer.compare.tables import ComparedTable, Side
 from streamer.decode.pgoutput import Relation
 from streamer.errors import MappingError
 from streamer.mapping.expressions import Expression, over_columns
-from streamer.mapping.rules import RelationMapping, TableType
+from streamer.mapping.options import TableType
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.conventions import HISTORY_OPEN, SID, STABLE_OIDS_END

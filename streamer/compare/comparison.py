@@ -26,17 +26,10 @@ from streamer.definitions.difference import DefinitionDifference
 from streamer.errors import ComparisonError, MappingError, StreamerError
 from streamer.lsn import Lsn
 from streamer.mapping.expressions import Expression
+from streamer.mapping.names import RelationName, parse_name, parse_relation
+from streamer.mapping.options import TableType
 from streamer.mapping.resync import KeySet
-from streamer.mapping.rules import (
-    Mapping,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    TableType,
-    parse_name,
-    parse_relation,
-    resolve,
-)
+from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, resolve
 from streamer.postgres.key_ranges import KeyRange
 from streamer.postgres.quoting import quote_qualified
 from streamer.postgres.secret import Secret

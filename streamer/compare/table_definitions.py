@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from streamer.definitions.difference import (
     DefinitionDifference,
@@ -11,11 +12,14 @@ from streamer.definitions.difference import (
 from streamer.definitions.planned import TargetPlace
 from streamer.definitions.read import definition_of, definitions_sql
 from streamer.mapping.objects import DefinedType
-from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.describing import USED_TYPES
 from streamer.source.connection import Connection, fetch_all
 from streamer.target.catalog import TargetRelation
 from streamer.target.connection import TargetConnection
+
+if TYPE_CHECKING:
+    from streamer.mapping.names import RelationName
 
 _TYPES_SQL = f"select ({USED_TYPES})::text as types from pg_catalog.pg_class c where c.oid = "
 

@@ -23,7 +23,7 @@ from streamer.config.size import Size
 from streamer.config.sync import SyncSection
 from streamer.config.yaml_file import Document, Location, format_location
 from streamer.errors import SettingsError
-from streamer.mapping.rules import (
+from streamer.mapping.options import (
     Create,
     DdlCapture,
     DdlKind,

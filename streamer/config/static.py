@@ -16,15 +16,19 @@ from streamer.config.yaml_file import Document, Location, Replaced, format_locat
 from streamer.errors import MappingError, SettingsError
 from streamer.hints import command
 from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
-from streamer.mapping.rules import (
+from streamer.mapping.names import (
+    RelationName,
+    RelationPattern,
+    is_name,
+    parse_relation,
+    parse_target,
+)
+from streamer.mapping.options import (
     ON_DDL_DEFAULT,
-    ColumnHash,
     Create,
     DdlCapture,
     DdlKind,
     Initial,
-    Mapping,
-    MappingFault,
     MetadataKind,
     OnColumnAdded,
     OnDdl,
@@ -32,15 +36,15 @@ from streamer.mapping.rules import (
     OnError,
     OnMaxRetainedWal,
     OnTableDropped,
-    RelationName,
-    RelationPattern,
+    TableType,
+)
+from streamer.mapping.rules import (
+    ColumnHash,
+    Mapping,
+    MappingFault,
     SourceMapping,
     TableRule,
-    TableType,
     check_target,
-    is_name,
-    parse_relation,
-    parse_target,
     target_of,
 )
 from streamer.postgres.conninfo import parse_conninfo

@@ -26,15 +26,11 @@ from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlac
 from streamer.definitions.render import Renderer, other_name
 from streamer.definitions.table_objects import plan_partitioning
 from streamer.mapping.definition import widens
+from streamer.mapping.names import RelationName, RelationPattern
 from streamer.mapping.objects import DefinedType
+from streamer.mapping.options import TableType
 from streamer.mapping.partitions import Partition, Render
-from streamer.mapping.rules import (
-    RelationMapping,
-    RelationName,
-    RelationPattern,
-    TableRule,
-    TableType,
-)
+from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.postgres.quoting import quote_identifier
 from streamer.target.conventions import SID
 

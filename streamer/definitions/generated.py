@@ -5,7 +5,7 @@ from typing import Final
 
 from streamer.definitions.names import UnclearExpressionError, rename_columns, uses_column
 from streamer.errors import TargetSchemaError
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 
 IDENTITIES: Final = {"a": "always", "d": "by default"}
 

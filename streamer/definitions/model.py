@@ -6,8 +6,8 @@ search_path. The names of columns in them are those of the table. Pure.
 
 from dataclasses import dataclass
 
+from streamer.mapping.names import RelationName
 from streamer.mapping.partitions import Partition
-from streamer.mapping.rules import RelationName
 
 
 @dataclass(frozen=True, slots=True)

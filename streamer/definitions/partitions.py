@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from streamer.definitions.names import UnclearExpressionError, rename_columns
+from streamer.mapping.names import RelationName
 from streamer.mapping.partitions import (
     KeyItem,
     Partition,
@@ -10,7 +11,7 @@ from streamer.mapping.partitions import (
     Render,
     UnclearPartitionError,
 )
-from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 
 

@@ -4,7 +4,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_qualified
 
 

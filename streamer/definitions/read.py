@@ -19,8 +19,8 @@ from streamer.definitions.model import (
     TableDefinition,
 )
 from streamer.mapping.definition import DefinedColumn
+from streamer.mapping.names import RelationName
 from streamer.mapping.partitions import Partition
-from streamer.mapping.rules import RelationName
 from streamer.postgres.describing import (
     COLUMNS,
     CONSTRAINTS,

@@ -31,7 +31,8 @@ from streamer.definitions.model import (
 from streamer.definitions.names import UnclearExpressionError, rename_columns
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
 from streamer.definitions.table_objects import for_partitions, plan_partitioning, plan_statistics
-from streamer.mapping.rules import NAME_BYTES_MAX, Create, RelationName, TableType
+from streamer.mapping.names import NAME_BYTES_MAX, RelationName
+from streamer.mapping.options import Create, TableType
 from streamer.postgres.quoting import (
     quote_columns,
     quote_identifier,

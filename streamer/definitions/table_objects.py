@@ -15,6 +15,7 @@ from streamer.definitions.partitions import (
     partition_name,
 )
 from streamer.definitions.planned import ObjectKind, Planned, TargetPlace
+from streamer.mapping.options import TableType
 from streamer.mapping.partitions import (
     ROOT,
     KeyItem,
@@ -24,7 +25,7 @@ from streamer.mapping.partitions import (
     outside_quotes,
     split_list,
 )
-from streamer.mapping.rules import RelationMapping, TableType
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_literal, quote_qualified
 
 # ---- extended statistics -----------------------------------------------------------------------

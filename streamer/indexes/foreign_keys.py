@@ -25,7 +25,8 @@ from typing import Any, Final
 from streamer.backoff import Backoff
 from streamer.errors import Retry, StreamerError, TargetContentionError
 from streamer.failpoints import failpoint
-from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, resolve
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
 from streamer.progress.bookkeeping import Bookkeeping

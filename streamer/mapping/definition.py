@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
+from streamer.mapping.names import RelationName
 from streamer.mapping.objects import (
     DefinedObject,
     DefinedType,
@@ -22,8 +23,8 @@ from streamer.mapping.objects import (
     object_difference,
     type_difference,
 )
+from streamer.mapping.options import DdlKind
 from streamer.mapping.partitions import Partition, PartitionChange, partition_difference
-from streamer.mapping.rules import DdlKind, RelationName
 
 FORMAT: Final = 1
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from streamer.mapping.rules import DdlKind, RelationName
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import DdlKind
 from streamer.postgres.quoting import quote_identifier
 
 INDEX: Final = "i"

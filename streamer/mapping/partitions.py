@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.mapping.rules import DdlKind, RelationName
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import DdlKind
 from streamer.postgres.quoting import quote_literal
 
 ROOT: Final = 0

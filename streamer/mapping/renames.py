@@ -10,15 +10,9 @@ it by its name. It follows where a rule gives the new name a target without a de
 
 from dataclasses import dataclass
 
-from streamer.mapping.rules import (
-    DdlKind,
-    OnDdl,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    find_rules,
-    target_of,
-)
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import DdlKind, OnDdl
+from streamer.mapping.rules import RelationMapping, SourceMapping, find_rules, target_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ behind it knows which of the two it was. Rules name relations or patterns; `reso
 the relations that a source really has.
 """
 
-import enum
 import hashlib
 import json
 import re
@@ -13,306 +12,38 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import Final, Protocol, Self, TypeVar
 
 from streamer.errors import MappingError
 from streamer.mapping.expressions import Expression
+from streamer.mapping.names import (
+    NAME_BYTES_MAX,
+    PLACEHOLDER,
+    RelationName,
+    RelationPattern,
+    can_be_stored,
+)
+from streamer.mapping.options import (
+    ON_DDL_DEFAULT,
+    Create,
+    DdlCapture,
+    DdlKind,
+    Initial,
+    MetadataKind,
+    OnColumnAdded,
+    OnDdl,
+    OnDelete,
+    OnError,
+    OnMaxRetainedWal,
+    OnTableDropped,
+    TableType,
+    Transport,
+)
 from streamer.postgres.keyed_hash import KeyedHash
 from streamer.postgres.secret import Secret
 
-NAME_BYTES_MAX = 63  # NAMEDATALEN - 1
-
-
-class TableType(enum.StrEnum):
-    """The effect of source changes on the target table."""
-
-    CLONE = "clone"
-    APPEND = "append"
-    HISTORY = "history"
-
-
 BOOKKEEPING: Final = "streamer"
 """The schema of the bookkeeping in the target."""
-
-
-class OnError(enum.StrEnum):
-    """The reaction of a table when the target rejects a row."""
-
-    STOP = "stop"
-    QUARANTINE = "quarantine"
-
-
-class Initial(enum.StrEnum):
-    """How a table begins."""
-
-    COPY = "copy"
-    KEEP = "keep"
-    NONE = "none"
-
-
-class OnColumnAdded(enum.StrEnum):
-    """The reaction to a source column that the target lacks."""
-
-    STOP = "stop"
-    ADD = "add"
-    IGNORE = "ignore"
-
-
-class OnTableDropped(enum.StrEnum):
-    """The reaction when a session drops the table at the source."""
-
-    STOP = "stop"
-    KEEP = "keep"
-    CLOSE = "close"
-
-
-class Create(enum.StrEnum):
-    """How much of a source table's definition a target table gets that streamer creates."""
-
-    COLUMNS = "columns"
-    KEYS = "keys"
-    ALL = "all"
-
-
-class Transport(enum.StrEnum):
-    """How the stream brings values."""
-
-    AUTO = "auto"
-    TEXT = "text"
-    BINARY = "binary"
-
-
-class OnDelete(enum.StrEnum):
-    """The effect of a DELETE or TRUNCATE of the source."""
-
-    APPLY = "apply"
-    MARK = "mark"
-
-
-class MetadataKind(enum.StrEnum):
-    """Facts about the last change of a row that a column of the target may hold."""
-
-    COMMITTED_AT = "committed_at"
-    SYNCED_AT = "synced_at"
-    LSN = "lsn"
-    OPERATION = "operation"
-    DELETED_AT = "deleted_at"
-
-
-METADATA_TYPES: Final[AnyMapping[MetadataKind, str]] = MappingProxyType(
-    {
-        MetadataKind.COMMITTED_AT: "timestamp with time zone",
-        MetadataKind.SYNCED_AT: "timestamp with time zone",
-        MetadataKind.LSN: "pg_lsn",
-        MetadataKind.OPERATION: "text",
-        MetadataKind.DELETED_AT: "timestamp with time zone",
-    }
-)
-"""The types of these columns, as PostgreSQL names them."""
-
-
-class DdlKind(enum.StrEnum):
-    """The kinds of changes of a definition that streamer understands."""
-
-    ADD_COLUMN = "add_column"
-    DROP_COLUMN = "drop_column"
-    RENAME_COLUMN = "rename_column"
-    WIDEN_TYPE = "widen_type"
-    CHANGE_TYPE = "change_type"
-    SET_NOT_NULL = "set_not_null"
-    DROP_NOT_NULL = "drop_not_null"
-    SET_DEFAULT = "set_default"
-    SET_EXPRESSION = "set_expression"
-    RENAME_TABLE = "rename_table"
-    ATTACH_PARTITION = "attach_partition"
-    DETACH_PARTITION = "detach_partition"
-    ADD_INDEX = "add_index"
-    DROP_INDEX = "drop_index"
-    RENAME_INDEX = "rename_index"
-    ADD_CONSTRAINT = "add_constraint"
-    DROP_CONSTRAINT = "drop_constraint"
-    RENAME_CONSTRAINT = "rename_constraint"
-    VALIDATE_CONSTRAINT = "validate_constraint"
-    CREATE_TYPE = "create_type"
-    RENAME_TYPE = "rename_type"
-    ADD_ENUM_VALUE = "add_enum_value"
-    RENAME_ENUM_VALUE = "rename_enum_value"
-    CHANGE_DOMAIN = "change_domain"
-    ADD_ATTRIBUTE = "add_attribute"
-    DROP_ATTRIBUTE = "drop_attribute"
-    RENAME_ATTRIBUTE = "rename_attribute"
-    CHANGE_ATTRIBUTE = "change_attribute"
-
-
-class DdlCapture(enum.StrEnum):
-    """Whether the source reports changes of definitions in its stream."""
-
-    OFF = "off"
-    CAPTURE = "capture"
-
-
-class OnDdl(enum.StrEnum):
-    """The reaction to a change of a definition."""
-
-    APPLY = "apply"
-    STOP = "stop"
-    IGNORE = "ignore"
-
-
-ON_DDL_DEFAULT: Final[AnyMapping[DdlKind, OnDdl]] = MappingProxyType(
-    dict.fromkeys(DdlKind, OnDdl.APPLY)
-    | dict.fromkeys(
-        (
-            *(DdlKind.DROP_COLUMN, DdlKind.CHANGE_TYPE),
-            *(DdlKind.DROP_ATTRIBUTE, DdlKind.CHANGE_ATTRIBUTE),
-            DdlKind.DETACH_PARTITION,
-        ),
-        OnDdl.STOP,
-    )
-)
-"""These lose values, so an operator decides. An index or a constraint holds none."""
-
-
-class OnMaxRetainedWal(enum.StrEnum):
-    """The reaction when a source retains more WAL than `max_retained_wal`."""
-
-    WARN = "warn"
-    SPOOL = "spool"
-    DROP = "drop"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class RelationName:
-    """A schema-qualified relation name, as PostgreSQL stores it."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{_written(self.namespace)}.{_written(self.name)}"
-
-
-def _written(part: str) -> str:
-    """Write one part of a name so that `parse_relation` reads it back."""
-    if part and "." not in part and not part.startswith('"') and "*" not in part:
-        return part
-    return '"' + part.replace('"', '""') + '"'
-
-
-_QUOTED_PART = re.compile(r'"((?:[^"]|"")+)"')
-
-
-@dataclass(frozen=True, slots=True)
-class RelationPattern:
-    """A relation name of a rule: each part exact, or with ``*`` standing for any characters."""
-
-    namespace: str
-    name: str
-    namespace_is_pattern: bool = False
-    name_is_pattern: bool = False
-
-    @property
-    def is_pattern(self) -> bool:
-        return self.namespace_is_pattern or self.name_is_pattern
-
-    def matches(self, relation: RelationName) -> bool:
-        return _part_matches(
-            self.namespace, relation.namespace, self.namespace_is_pattern
-        ) and _part_matches(self.name, relation.name, self.name_is_pattern)
-
-    @property
-    def written_namespace(self) -> str:
-        return self.namespace if self.namespace_is_pattern else _written(self.namespace)
-
-    @property
-    def written_name(self) -> str:
-        return self.name if self.name_is_pattern else _written(self.name)
-
-    def __str__(self) -> str:
-        return f"{self.written_namespace}.{self.written_name}"
-
-
-def _part_matches(wanted: str, name: str, is_pattern: bool) -> bool:
-    if not is_pattern:
-        return wanted == name
-    return re.fullmatch(".*".join(map(re.escape, wanted.split("*"))), name, re.DOTALL) is not None
-
-
-_PLACEHOLDER: Final = re.compile(r"\*|\{(?:database|sid|schema|table)\}")
-
-
-def parse_target(text: str, default_namespace: str) -> RelationPattern:
-    """Read the ``target`` of a rule: as `parse_relation`, and a part without double quotes may hold
-    ``{database}``, ``{sid}``, ``{schema}`` and ``{table}``. Raises MappingError.
-    """
-    return parse_relation(text, default_namespace, special=_PLACEHOLDER)
-
-
-_STAR: Final = re.compile(r"\*")
-
-
-def parse_relation(
-    text: str, default_namespace: str, special: re.Pattern[str] = _STAR
-) -> RelationPattern:
-    """Read ``table``, ``schema.table`` or either with ``*`` in it.
-
-    A part with a dot or a literal ``*``, or with a double quote at its beginning, needs double
-    quotes, and doubled ones inside it. Raises MappingError for anything else. Half a quote is an
-    error, too: as a pattern it would silently match nothing.
-    """
-    parts: list[tuple[str, bool]] = []
-    position = 0
-    while True:
-        quoted = _QUOTED_PART.match(text, position)
-        if quoted and (quoted.end() == len(text) or text[quoted.end()] == "."):
-            parts.append((quoted[1].replace('""', '"'), False))
-            position = quoted.end()
-        else:
-            end = text.find(".", position)
-            end = len(text) if end < 0 else end
-            part = text[position:end]
-            # The check below refuses an empty part.
-            is_pattern = special.search(part) is not None
-            parts.append(("" if part.startswith('"') else part, is_pattern))
-            position = end
-        if position >= len(text):
-            break
-        position += 1
-    if len(parts) > 2 or not all(part for part, _ in parts):
-        raise MappingError(
-            f"{text!r} is not a table name",
-            hint="write table or schema.table; a part that contains a dot or begins with a double "
-            'quote goes in double quotes: "a.b", """a"',
-        )
-    for part, _ in parts:
-        if not _can_be_stored(part):
-            raise MappingError(
-                f"{text!r} is not a table name",
-                hint="a name has at most 63 bytes of UTF-8, none of them zero",
-            )
-    if len(parts) == 1:
-        parts.insert(0, (default_namespace, False))
-    (namespace, namespace_is_pattern), (name, name_is_pattern) = parts
-    return RelationPattern(namespace, name, namespace_is_pattern, name_is_pattern)
-
-
-def is_name(text: str) -> bool:
-    """Return whether PostgreSQL can store *text* as a name."""
-    return bool(text) and _can_be_stored(text)
-
-
-def _can_be_stored(part: str) -> bool:
-    try:
-        return len(part.encode()) <= NAME_BYTES_MAX and "\0" not in part
-    except UnicodeEncodeError:  # half of a surrogate pair, which YAML can write
-        return False
-
-
-def parse_name(text: str) -> RelationName:
-    """Read a name as `RelationName` prints it."""
-    pattern = parse_relation(text, "public")
-    return RelationName(pattern.namespace, pattern.name)
 
 
 @dataclass(frozen=True)
@@ -687,8 +418,8 @@ def target_of(
     }
 
     def fill(part: str, star: str) -> str:
-        filled = _PLACEHOLDER.sub(lambda found: {**words, "*": star}[found[0]] or "", part)
-        if not filled or not _can_be_stored(filled):
+        filled = PLACEHOLDER.sub(lambda found: {**words, "*": star}[found[0]] or "", part)
+        if not filled or not can_be_stored(filled):
             raise MappingError(
                 f'target "{filled}" of table "{relation}" of source "{source.label}" is no name: '
                 "PostgreSQL allows 1 to 63 bytes",
@@ -717,7 +448,7 @@ def _placeholders(target: RelationPattern) -> set[str]:
             (target.name, target.name_is_pattern),
         )
         if is_pattern
-        for found in _PLACEHOLDER.findall(part)
+        for found in PLACEHOLDER.findall(part)
     }
 
 
@@ -728,10 +459,10 @@ def check_target(pattern: RelationPattern, target: RelationPattern) -> None:
         raise MappingError(
             f"target {target} has a * but the rule names one table", hint="write the name out"
         )
-    has_table = target.name_is_pattern and "*" in _PLACEHOLDER.findall(target.name)
+    has_table = target.name_is_pattern and "*" in PLACEHOLDER.findall(target.name)
     has_table |= "{table}" in found
     has_schema = "{schema}" in found or (
-        target.namespace_is_pattern and "*" in _PLACEHOLDER.findall(target.namespace)
+        target.namespace_is_pattern and "*" in PLACEHOLDER.findall(target.namespace)
     )
     is_named = has_table if pattern.name_is_pattern else has_table or has_schema
     if pattern.is_pattern and not is_named:

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from streamer.mapping.rules import RelationMapping, RelationName, TableType
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import TableType
+from streamer.mapping.rules import RelationMapping
 
 MARGIN_STEPS: Final = 1000
 """How many values ahead a target sequence is set, at least."""

@@ -12,7 +12,7 @@ from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
 from streamer.mapping.chunks import GROWTH, ChunkedCopy
 from streamer.mapping.definition import SourceDefinition
-from streamer.mapping.rules import parse_name
+from streamer.mapping.names import parse_name
 from streamer.target.connection import TargetConnection
 
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.former_label_columns import FormerColumns, follow_labels, former_columns
+from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import RelationName, parse_name
 from streamer.progress.audit import write_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import CHANNEL

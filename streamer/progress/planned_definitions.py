@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from streamer.definitions.planned import ObjectKind, Planned
-from streamer.mapping.rules import RelationName, parse_name
+from streamer.mapping.names import RelationName, parse_name
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.target.connection import TargetConnection, transaction
 

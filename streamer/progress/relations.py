@@ -12,9 +12,11 @@ from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.mass_delete import MassDelete
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import Initial
 from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import Initial, RelationMapping, RelationName
+from streamer.mapping.rules import RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.unmapped_relations import bring_back, keep_former
 from streamer.source.catalog import SourceRelation

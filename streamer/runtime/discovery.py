@@ -12,7 +12,8 @@ from typing import Final
 import structlog
 
 from streamer.errors import MappingError
-from streamer.mapping.rules import RelationName, find_rules
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import find_rules
 from streamer.runtime.table_events import TableEvents
 from streamer.source.catalog import read_relation_names
 from streamer.source.connection import Connection, translating

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -32,7 +32,7 @@ from streamer.containment import enduring
 from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.indexes.builder import IndexBuilder
 from streamer.lsn import EVERYTHING, Lsn
-from streamer.mapping.rules import Mapping, RelationName, SourceMapping, find_source
+from streamer.mapping.rules import Mapping, SourceMapping, find_source
 from streamer.observability.metrics import Metrics
 from streamer.postgres.credentials import (
     password_generation,
@@ -76,6 +76,9 @@ from streamer.sync.context import SyncSettings
 from streamer.sync.source_turns import CopyTurns
 from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
+
+if TYPE_CHECKING:
+    from streamer.mapping.names import RelationName
 
 log = structlog.get_logger()
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.expressions import read_expressions

@@ -33,8 +33,10 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.hints import command, resync_source
 from streamer.lsn import EVERYTHING
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import OnTableDropped
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import OnTableDropped, RelationName, SourceMapping
+from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import (

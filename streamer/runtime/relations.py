@@ -17,14 +17,10 @@ from streamer.error_reports import ErrorReport
 from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.chunks import ChunkedCopy
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import OnTableDropped
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import (
-    OnTableDropped,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    resolve,
-)
+from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, forget_relation, read_relation_records
 from streamer.runtime.lag import lane_lag_seconds

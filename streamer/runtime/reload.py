@@ -10,7 +10,9 @@ from dataclasses import replace
 from streamer.apply.lane import MappedRelation
 from streamer.errors import StreamerError
 from streamer.failpoints import failpoint
-from streamer.mapping.rules import DdlCapture, Initial, RelationMapping, RelationName, SourceMapping
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import DdlCapture, Initial
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.relations import brings_columns, forget_relation, register_relations
 from streamer.runtime.relations import Relations, forget_unmapped, resolve_at
 from streamer.runtime.session import Session, remove_relation

@@ -21,15 +21,10 @@ import structlog
 
 from streamer.errors import MappingError, Retry, StreamerError, TableRenamedError
 from streamer.failpoints import failpoint
+from streamer.mapping.names import RelationName, parse_name
+from streamer.mapping.options import DdlCapture
 from streamer.mapping.renames import Obstacle, follow
-from streamer.mapping.rules import (
-    BOOKKEEPING,
-    DdlCapture,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    parse_name,
-)
+from streamer.mapping.rules import BOOKKEEPING, RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, forget_relation

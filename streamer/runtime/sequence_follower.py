@@ -7,12 +7,12 @@ streamer follows none: that gives them their exact values.
 """
 
 import asyncio
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from streamer.errors import SourceContentionError, StreamerError, TargetConnectionError, TargetError
-from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.mapping.rules import SourceMapping
 from streamer.mapping.sequences import places, value_ahead
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.cutovers import is_cutting_over
@@ -22,6 +22,9 @@ from streamer.runtime.relations import Relations
 from streamer.source.connection import Connection, translating
 from streamer.source.sequences import SourceSequence, read_sequences
 from streamer.target.sequences import TargetSequence, find_sequences, set_ahead
+
+if TYPE_CHECKING:
+    from streamer.mapping.names import RelationName
 
 log = structlog.get_logger()
 

@@ -18,14 +18,9 @@ from streamer.decode.transactions import TransactionAssembler
 from streamer.error_reports import ErrorReport
 from streamer.errors import SourceContentionError
 from streamer.lsn import NOTHING, Lsn
-from streamer.mapping.rules import (
-    DdlCapture,
-    Initial,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    parse_name,
-)
+from streamer.mapping.names import RelationName, parse_name
+from streamer.mapping.options import DdlCapture, Initial
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.definition_changes import read_unknown
 from streamer.progress.lock import SourceLock
 from streamer.progress.relations import (

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -18,9 +18,10 @@ from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.errors import TableRenamedError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.options import OnTableDropped
 from streamer.mapping.renames import Obstacle
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import OnTableDropped, RelationName, SourceMapping
+from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.dropped_tables import forget_dropped
 from streamer.progress.relations import (
@@ -41,6 +42,9 @@ from streamer.source.slot import Slot, check_slot
 from streamer.source.timeline import check_same_server_plainly
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.states import State
+
+if TYPE_CHECKING:
+    from streamer.mapping.names import RelationName
 
 log = structlog.get_logger()
 

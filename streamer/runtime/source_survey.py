@@ -11,7 +11,8 @@ from typing import Final
 import structlog
 
 from streamer.errors import SourceContentionError
-from streamer.mapping.rules import DdlCapture, DdlKind, OnDdl, SourceMapping
+from streamer.mapping.options import DdlCapture, DdlKind, OnDdl
+from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker

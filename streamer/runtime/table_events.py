@@ -24,14 +24,9 @@ from streamer.hints import command
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.mass_delete import MassDelete
+from streamer.mapping.names import RelationName
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import (
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    find_rules,
-    target_of,
-)
+from streamer.mapping.rules import RelationMapping, SourceMapping, find_rules, target_of
 from streamer.progress.relations import (
     request_still_unfilled,
     set_brake,

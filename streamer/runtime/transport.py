@@ -13,7 +13,9 @@ from typing import Final
 import structlog
 
 from streamer.apply.binary import VERSION_MIN, binary_obstacle, binary_types
-from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping, Transport
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import Transport
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.sync.create_tables import published_relation

@@ -21,7 +21,8 @@ import structlog
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
 from streamer.compare.local_launcher import LocalProcess
 from streamer.errors import StreamerError
-from streamer.mapping.rules import Mapping, SourceMapping, find_rules, parse_name
+from streamer.mapping.names import parse_name
+from streamer.mapping.rules import Mapping, SourceMapping, find_rules
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records

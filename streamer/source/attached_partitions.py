@@ -15,7 +15,7 @@ from typing import Final
 
 import psycopg
 
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.postgres.quoting import quote_qualified
 from streamer.source.connection import Connection, fetch_all
 

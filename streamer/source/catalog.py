@@ -19,9 +19,10 @@ from streamer.errors import (
 )
 from streamer.lsn import Lsn
 from streamer.mapping.definition import DefinedColumn, SourceDefinition
+from streamer.mapping.names import RelationName
 from streamer.mapping.objects import DefinedObject, DefinedType
 from streamer.mapping.partitions import Partition
-from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.mapping.rules import SourceMapping
 from streamer.postgres.describing import MARKED_OBJECTS, PARTITIONS, USED_TYPES, USER_OIDS_BEGIN
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
 from streamer.source.guarded_identities import read_identities

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from streamer.errors import UnpublishedError
-from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import RelationMapping
 from streamer.source.replica_identity import FULL, RelationIdentity
 
 if TYPE_CHECKING:

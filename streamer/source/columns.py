@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.source.connection import Connection, fetch_all
 
 _COLUMNS_SQL: Final = """

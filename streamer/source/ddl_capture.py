@@ -24,7 +24,9 @@ import structlog
 from streamer.decode.pgoutput import DDL_PREFIX
 from streamer.errors import SyncError
 from streamer.mapping.definition import BASELINE, DefinitionMessage
-from streamer.mapping.rules import DdlCapture, RelationName, SourceMapping, source_object_name
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import DdlCapture
+from streamer.mapping.rules import SourceMapping, source_object_name
 from streamer.postgres.describing import (
     CONSTRAINTS,
     INDEXES,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamer.lsn import Lsn
-from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import SourceMapping
 from streamer.source.connection import Connection, fetch_one
 from streamer.source.guarded_identities import IDENTITIES_SQL
 from streamer.source.publication import publications_sql

@@ -19,7 +19,8 @@ import psycopg
 import structlog
 
 from streamer.errors import SourceContentionError, SourceRejectedError, UnpublishedError
-from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.source.column_lists import NO_LISTS, ColumnLists
 from streamer.source.connection import Connection, fetch_all, first_line

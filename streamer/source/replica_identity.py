@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 
 NONE: Final = "none"
 """The value of `RelationIdentity.published` if only inserts may be published."""

@@ -13,7 +13,8 @@ import psycopg
 
 from streamer.decode.pgoutput import EXECUTE_PREFIX
 from streamer.errors import ScriptError, SourceError, StreamerError
-from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_literal
 from streamer.postgres.scripts import AFTER_SCRIPT_SQL, line_of, script_sql
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one, translate

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.postgres.quoting import grant_on_sequence, quote_qualified
 from streamer.source.connection import Connection, fetch_all, fetch_one
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.source.connection import Connection, fetch_all
 

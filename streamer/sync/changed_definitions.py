@@ -20,15 +20,16 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.apply.make_plan import missing_columns
 from streamer.apply.object_changes import read_used_types
-from streamer.apply.plan import missing_columns
 from streamer.apply.sql.joining_source import part_of_target
 from streamer.apply.table_change import TableChange, store_waiting
 from streamer.errors import DefinitionStopError, SyncError, TargetContentionError
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition, all_differences
 from streamer.mapping.objects import TypeChange
-from streamer.mapping.rules import DdlKind, SourceMapping
+from streamer.mapping.options import DdlKind
+from streamer.mapping.rules import SourceMapping
 from streamer.progress.definition_changes import (
     place_of_copy,
     read_definition,

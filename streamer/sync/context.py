@@ -11,8 +11,9 @@ from streamer.error_reports import ErrorReport
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
 from streamer.mapping.chunks import ChunkedCopy
+from streamer.mapping.names import RelationName
 from streamer.mapping.resync import FoundRows
-from streamer.mapping.rules import RelationMapping, RelationName, SourceMapping
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping

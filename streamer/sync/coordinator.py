@@ -23,7 +23,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport
 from streamer.errors import Retry, StreamerError, TargetError
-from streamer.mapping.rules import parse_name
+from streamer.mapping.names import parse_name
 from streamer.progress.sources import set_copy_rounds
 from streamer.source.slot import ExportedSnapshot
 from streamer.sync.context import CopyContext

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 from streamer.apply.binary import binary_types
 from streamer.apply.plan import computed_cast
-from streamer.mapping.rules import MetadataKind, RelationMapping, TableType
+from streamer.mapping.options import MetadataKind, TableType
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
 from streamer.sync.ctid_ranges import PART_BYTES, CopySource, Heap
 from streamer.target.catalog import TargetRelation

@@ -17,18 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.apply.plan import two_sids
+from streamer.apply.make_plan import two_sids
 from streamer.decode.pgoutput import Column, Relation
 from streamer.definitions.generated import generation_expression
 from streamer.definitions.table_objects import create_partitions_sql, obstacle_to_partitions
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
-from streamer.mapping.rules import (
-    METADATA_TYPES,
-    Create,
-    RelationMapping,
-    RelationName,
-    TableType,
-)
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import METADATA_TYPES, Create, TableType
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.user_defined_types import SourceType

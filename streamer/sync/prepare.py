@@ -22,22 +22,17 @@ import structlog
 
 from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.lane import MappedRelation
-from streamer.apply.plan import ApplyPlan, Identity, make_plan, missing_columns
+from streamer.apply.make_plan import make_plan, missing_columns
+from streamer.apply.plan import ApplyPlan, Identity
 from streamer.backoff import Backoff
 from streamer.errors import SyncError, TargetFencedError, TargetSchemaError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.chunks import ChunkedCopy, beyond, in_bytes
 from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.options import Initial, MetadataKind, OnColumnAdded, TableType
 from streamer.mapping.resync import Mode, Resync, RowScope
-from streamer.mapping.rules import (
-    Initial,
-    MetadataKind,
-    OnColumnAdded,
-    RelationMapping,
-    SourceMapping,
-    TableType,
-)
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.progress.copies import begin_chunk, begin_copies, begin_part, read_filling
 from streamer.source.catalog import SourceRelation, SourceServer

@@ -38,8 +38,8 @@ from streamer.errors import (
     TargetFencedError,
 )
 from streamer.failpoints import failpoint
+from streamer.mapping.names import RelationName
 from streamer.mapping.resync import RowScope
-from streamer.mapping.rules import RelationName
 from streamer.progress.relations import set_waiting
 from streamer.source.bytewise_columns import read_bytewise
 from streamer.source.catalog import SourceRelation, read_relations

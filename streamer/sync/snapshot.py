@@ -20,7 +20,8 @@ from psycopg.rows import DictRow
 
 from streamer.errors import SnapshotExpiredError, SourceConnectionError
 from streamer.lsn import Lsn
-from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.source.catalog import SourceRelation, SourceServer, read_relations
 from streamer.source.connection import (

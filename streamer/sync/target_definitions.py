@@ -29,12 +29,8 @@ from streamer.errors import (
     TargetSchemaError,
 )
 from streamer.failpoints import failpoint
-from streamer.mapping.rules import (
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    resolve,
-)
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
 from streamer.progress.planned_definitions import (

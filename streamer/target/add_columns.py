@@ -13,7 +13,7 @@ import structlog
 
 from streamer.decode.pgoutput import Relation
 from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.postgres.quoting import (
     add_columns_clause,
     quote_identifier,

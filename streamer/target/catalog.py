@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from streamer.mapping.names import RelationName
 from streamer.mapping.partitions import Partition
-from streamer.mapping.rules import RelationName
 from streamer.postgres.describing import PARTITIONS
 from streamer.postgres.quoting import quote_qualified
 

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from typing import Final
 
 from streamer.failpoints import failpoint
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.postgres.quoting import quote_qualified
 from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
 from streamer.target.connection import TargetConnection, transaction

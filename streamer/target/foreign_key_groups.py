@@ -7,7 +7,7 @@ would wait for rows that the other one cannot write before it.
 from collections.abc import Iterable
 from typing import Final
 
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.target.connection import TargetConnection, may_replace_role
 
 _KEYS_SQL: Final = """

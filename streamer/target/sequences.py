@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.mapping.sequences import Range, SequencePlace
 from streamer.postgres.quoting import grant_on_sequence
 from streamer.target.connection import TargetConnection

@@ -14,7 +14,7 @@ import pytest
 from streamer.commands.demo import shop
 from streamer.commands.demo.stage import DemoError, check_java
 from streamer.config import static
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]

@@ -13,7 +13,8 @@ from streamer.commands.check.command import examine
 from streamer.commands.check.source_facts import read_source
 from streamer.config import static
 from streamer.errors import SourceRejectedError, SourceStandbyError, SourceUnreadyError
-from streamer.mapping.rules import DdlCapture, SourceMapping
+from streamer.mapping.options import DdlCapture
+from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.runtime import timeline_watch
 from streamer.source.catalog import check_ready, read_server

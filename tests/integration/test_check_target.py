@@ -1,9 +1,7 @@
 """`streamer check` at the target: role, bookkeeping, origins, foreign keys. Running its SQL is the remedy."""
 
 from streamer.config import static
-from streamer.mapping.rules import (
-    RelationName,
-)
+from streamer.mapping.names import RelationName
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.target.deferred_indexes import defer_indexes
 from tests.support.checking import (

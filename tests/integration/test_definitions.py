@@ -7,14 +7,9 @@ import pytest
 from streamer.definitions.model import TableDefinition
 from streamer.definitions.planned import ObjectKind, Planned, TargetPlace
 from streamer.definitions.render import Renderer
-from streamer.mapping.rules import (
-    Create,
-    RelationMapping,
-    RelationName,
-    RelationPattern,
-    TableRule,
-    TableType,
-)
+from streamer.mapping.names import RelationName, RelationPattern
+from streamer.mapping.options import Create, TableType
+from streamer.mapping.rules import RelationMapping, TableRule
 from tests.support.definitions import described, read_definition
 from tests.support.postgres import Database
 

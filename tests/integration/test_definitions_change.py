@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from streamer.mapping.rules import RelationName, SourceMapping
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.attached_partitions import brought_rows, read_leaves
 from streamer.source.connection import connection

@@ -6,7 +6,8 @@ from streamer.commands.compare import summarize
 from streamer.compare.comparison import TableResult
 from streamer.compare.table_definitions import read_differences
 from streamer.config import static
-from streamer.mapping.rules import RelationName, resolve
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import resolve
 from streamer.source.catalog import read_relations
 from streamer.source.connection import connection
 from streamer.target.catalog import read_relation

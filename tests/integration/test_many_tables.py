@@ -5,13 +5,8 @@ from typing import Any
 
 import pytest
 
-from streamer.mapping.rules import (
-    RelationMapping,
-    RelationName,
-    RelationPattern,
-    SourceMapping,
-    TableRule,
-)
+from streamer.mapping.names import RelationName, RelationPattern
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import register_relations

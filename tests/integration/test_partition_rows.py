@@ -5,8 +5,9 @@ import json
 import pytest
 
 from streamer.definitions.partitions import key_renderer
+from streamer.mapping.names import RelationName, parse_relation
 from streamer.mapping.partitions import Partition, UnclearPartitionError, rows_of
-from streamer.mapping.rules import RelationMapping, RelationName, TableRule, parse_relation
+from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.postgres.describing import PARTITIONS
 from streamer.postgres.quoting import quote_qualified
 from tests.support.postgres import Database

@@ -11,7 +11,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from streamer.mapping.chunks import ChunkedCopy
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.sync.chunks import ChunkSize, RewrittenError, find_chunk
 from streamer.sync.ctid_ranges import Heap
 from streamer.sync.snapshot import look

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.source import wait_limits
 from streamer.source.slot import create_slot
 from streamer.sync import copy_parts, round

@@ -11,7 +11,8 @@ import pytest
 from streamer.commands.check.command import check
 from streamer.commands.check.findings import Finding, Severity
 from streamer.config import static
-from streamer.mapping.rules import RelationMapping, RelationPattern, TableRule, parse_name
+from streamer.mapping.names import RelationPattern, parse_name
+from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import forget_relation, read_relation_records, register_relations

@@ -10,7 +10,8 @@ from streamer.apply.conflicts import Conflict
 from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.lane_window import LaneWindow
-from streamer.apply.plan import ApplyPlan, make_plan
+from streamer.apply.make_plan import make_plan
+from streamer.apply.plan import ApplyPlan
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.commands.embedded import Server
@@ -18,7 +19,8 @@ from streamer.decode.pgoutput import Column, Relation
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
-from streamer.mapping.rules import RelationName, TableType
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import TableType
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.target.catalog import read_relations

@@ -8,7 +8,8 @@ import psycopg
 import pytest
 
 from streamer.errors import SourceContentionError
-from streamer.mapping.rules import RelationPattern, SourceMapping, TableRule
+from streamer.mapping.names import RelationPattern
+from streamer.mapping.rules import SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.source import wait_limits
 from streamer.source.catalog import SourceServer, read_server_plainly

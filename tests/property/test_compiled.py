@@ -18,7 +18,7 @@ from streamer.apply.sql.statements import Statements
 from streamer.compiled import choice
 from streamer.decode.tuples import NULL, NULL_BINARY, PendingRow
 from streamer.errors import IdentityError, ProtocolError
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 from tests.property import encode
 from tests.support.compiled import compiled, needs_compiled
 from tests.unit.build import apply_plan

@@ -19,7 +19,7 @@ from streamer.apply.plan import ApplyPlan
 from streamer.decode.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
 from streamer.decode.tuples import NULL, NULL_BINARY, UNCHANGED, Row, read_rows
 from streamer.errors import IdentityError, ProtocolError
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 from tests.property import encode
 from tests.property.encode import TOAST, Cell
 from tests.support.implementations import implementation  # noqa: F401

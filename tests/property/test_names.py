@@ -8,13 +8,8 @@ from hypothesis import strategies as st
 
 from streamer.errors import MappingError
 from streamer.lsn import Lsn
-from streamer.mapping.rules import (
-    RelationName,
-    RelationPattern,
-    parse_name,
-    parse_relation,
-    source_object_name,
-)
+from streamer.mapping.names import RelationName, RelationPattern, parse_name, parse_relation
+from streamer.mapping.rules import source_object_name
 from streamer.postgres.quoting import quote_identifier, quote_literal
 
 hostile = st.lists(

@@ -4,19 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from streamer.apply.lane import MappedRelation, RelationSource
-from streamer.apply.plan import ApplyPlan, make_plan
+from streamer.apply.make_plan import make_plan
+from streamer.apply.plan import ApplyPlan
 from streamer.decode.pgoutput import Column, Relation
 from streamer.lsn import Lsn
-from streamer.mapping.rules import (
-    OnColumnAdded,
-    RelationMapping,
-    SourceMapping,
-    TableRule,
-    TableType,
-    Transport,
-    parse_name,
-    parse_relation,
-)
+from streamer.mapping.names import parse_name, parse_relation
+from streamer.mapping.options import OnColumnAdded, TableType, Transport
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.replica_identity import RelationIdentity, TableIdentity

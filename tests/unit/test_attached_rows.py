@@ -2,8 +2,9 @@
 
 import pytest
 
+from streamer.mapping.names import RelationName, parse_relation
 from streamer.mapping.resync import Mode, Resync, RowScope
-from streamer.mapping.rules import RelationMapping, RelationName, TableRule, parse_relation
+from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.sync.attached_rows import resync_of
 
 NAME = RelationName("public", "p")

@@ -6,7 +6,8 @@ import pytest
 
 from streamer.apply.binary import BINARY_TYPES, binary_obstacle, binary_types
 from streamer.decode.pgoutput import Relation
-from streamer.mapping.rules import OnColumnAdded, RelationMapping
+from streamer.mapping.options import OnColumnAdded
+from streamer.mapping.rules import RelationMapping
 from streamer.source.stream import StreamOptions
 from streamer.target.catalog import TargetColumn, TargetRelation
 from tests.unit.build import (

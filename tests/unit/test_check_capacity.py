@@ -9,14 +9,9 @@ from streamer.commands.check.source_facts import SourceFacts, Usage
 from streamer.config.settings import Settings
 from streamer.config.sync import SyncSection
 from streamer.lsn import Lsn
-from streamer.mapping.rules import (
-    Initial,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    TableRule,
-    parse_relation,
-)
+from streamer.mapping.names import RelationName, parse_relation
+from streamer.mapping.options import Initial
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.source.catalog import SourceServer
 from streamer.source.slot import Slot

@@ -5,7 +5,8 @@ from dataclasses import replace
 from streamer.commands.check.source import check_expressions
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.mapping.expressions import parse_expression
-from streamer.mapping.rules import OnError, RelationMapping
+from streamer.mapping.options import OnError
+from streamer.mapping.rules import RelationMapping
 from tests.unit.build import relation_mapping, source_mapping, source_relation
 
 

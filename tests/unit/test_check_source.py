@@ -21,14 +21,9 @@ from streamer.commands.check.source_facts import (
     SourceFacts,
     Usage,
 )
-from streamer.mapping.rules import (
-    Initial,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    TableRule,
-    parse_relation,
-)
+from streamer.mapping.names import RelationName, parse_relation
+from streamer.mapping.options import Initial
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from tests.unit.test_check_capacity import SERVER, SLOT
 

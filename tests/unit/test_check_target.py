@@ -19,7 +19,7 @@ from streamer.commands.check.target_facts import (
     TargetFacts,
     TargetServer,
 )
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.migrations import read_migrations
 from tests.support.checking import ERROR, INFO, WARNING, matching
 from tests.unit.test_check_capacity import SERVER as SOURCE

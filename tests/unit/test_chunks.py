@@ -6,7 +6,7 @@ import pytest
 
 from streamer.commands.check.copies import copy_lines
 from streamer.mapping.chunks import ChunkedCopy, in_bytes
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.source.catalog import SourceRelation
 from streamer.source.chunk_columns import chunk_columns
 from streamer.sync.chunks import chunk_bytes

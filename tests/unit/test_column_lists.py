@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import RelationMapping
 from streamer.source.column_lists import column_lists, sent_columns, unlisted
 from streamer.source.publication import (
     Member,

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from streamer.mapping.rules import RelationMapping, TableType
+from streamer.mapping.options import TableType
+from streamer.mapping.rules import RelationMapping
 from streamer.sync.copy_query import PART_BYTES_MIN, CopyOrder, copy_source, part_bytes
 from streamer.sync.ctid_ranges import PART_BYTES, Heap
 from streamer.sync.round import DEFER_BYTES_MIN, is_large

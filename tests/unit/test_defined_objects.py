@@ -18,19 +18,15 @@ from streamer.definitions.model import (
 from streamer.definitions.planned import TargetPlace
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import DefinedColumn, SourceDefinition, all_differences
+from streamer.mapping.names import RelationName, RelationPattern
 from streamer.mapping.objects import (
     DefinedObject,
     DefinedType,
     object_difference,
     type_difference,
 )
-from streamer.mapping.rules import (
-    Create,
-    RelationMapping,
-    RelationName,
-    RelationPattern,
-    TableRule,
-)
+from streamer.mapping.options import Create
+from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.target.catalog import TargetColumn, TargetRelation
 
 INDEX = DefinedObject(1, "i", "by_name", "m")

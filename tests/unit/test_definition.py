@@ -10,14 +10,9 @@ from streamer.apply.sql.generated import GeneratedFacts
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import DefinedColumn, SourceDefinition, difference, widens
 from streamer.mapping.expressions import parse_expression
-from streamer.mapping.rules import (
-    Create,
-    RelationMapping,
-    RelationName,
-    RelationPattern,
-    TableRule,
-    TableType,
-)
+from streamer.mapping.names import RelationName, RelationPattern
+from streamer.mapping.options import Create, TableType
+from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.target.catalog import TargetColumn, TargetRelation
 
 ID = DefinedColumn(1, "id", "integer", not_null=True)

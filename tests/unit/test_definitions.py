@@ -15,15 +15,9 @@ from streamer.definitions.names import UnclearExpressionError, rename_columns
 from streamer.definitions.planned import Planned, TargetPlace
 from streamer.definitions.render import Renderer, other_name
 from streamer.mapping.expressions import parse_expression
-from streamer.mapping.rules import (
-    ColumnHash,
-    Create,
-    RelationMapping,
-    RelationName,
-    RelationPattern,
-    TableRule,
-    TableType,
-)
+from streamer.mapping.names import RelationName, RelationPattern
+from streamer.mapping.options import Create, TableType
+from streamer.mapping.rules import ColumnHash, RelationMapping, TableRule
 from streamer.postgres.secret import Secret
 
 NAMES = {"year": "Y", "at": "when", "name": "n", "a b": "c", "text": "t", "zone": "z"}

@@ -10,7 +10,7 @@ from streamer.indexes.foreign_keys import (
     index_name,
     serves,
 )
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 
 T = RelationName("public", "t")
 

@@ -10,7 +10,7 @@ from streamer.decode.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
 from streamer.decode.tuples import NULL, UNCHANGED, Row, read_rows
 from streamer.errors import IdentityError, ProtocolError
 from streamer.mapping.expressions import parse_expression
-from streamer.mapping.rules import MetadataKind, OnDelete, TableType
+from streamer.mapping.options import MetadataKind, OnDelete, TableType
 from tests.property import encode
 from tests.property.encode import TOAST, Cell
 from tests.support.implementations import implementation  # noqa: F401

@@ -5,7 +5,7 @@ from dataclasses import replace
 from streamer.apply.fold import Fold
 from streamer.apply.key_order import Removal, in_key_order, is_connected, removal_of
 from streamer.apply.lane_window import LaneWindow, RelationWindow
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.target.foreign_key_groups import connect
 from tests.unit import build
 

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from streamer.apply.binary import binary_obstacle, binary_types
 from streamer.apply.hashed_columns import check_input_types, hashed_message
-from streamer.apply.plan import make_plan
+from streamer.apply.make_plan import make_plan
 from streamer.config.static import load
 from streamer.decode.pgoutput import Column, Relation
 from streamer.errors import ConfigurationError, MappingError
 from streamer.mapping.fingerprint import fingerprint
+from streamer.mapping.names import RelationName
 from streamer.mapping.recomputed import recomputed
-from streamer.mapping.rules import Mapping, RelationMapping, RelationName, resolve
+from streamer.mapping.rules import Mapping, RelationMapping, resolve
 from streamer.postgres.keyed_hash import KeyedHash, hashed_line, key_check
 from streamer.sync.copy_parts import CopyEnds
 from streamer.sync.copy_query import CopyOrder, copy_source

@@ -7,16 +7,18 @@ import pickle
 import pytest
 
 from streamer.errors import MappingError, Retry
-from streamer.mapping.rules import (
+from streamer.mapping.names import (
     RelationName,
     RelationPattern,
+    parse_name,
+    parse_relation,
+    parse_target,
+)
+from streamer.mapping.rules import (
     SourceMapping,
     TableRule,
     check_target,
     find_source,
-    parse_name,
-    parse_relation,
-    parse_target,
     resolve,
     source_object_name,
     target_of,

@@ -5,13 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from streamer.mapping.fingerprint import fingerprint
-from streamer.mapping.rules import (
-    Mapping,
-    MappingFault,
-    RelationPattern,
-    SourceMapping,
-    TableRule,
-)
+from streamer.mapping.names import RelationPattern
+from streamer.mapping.rules import Mapping, MappingFault, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.progress.replicas import ReplicaRecord, find_newest_mapping
 from streamer.runtime.replicas.mapping_follower import MOST_SECONDS, MappingFollower

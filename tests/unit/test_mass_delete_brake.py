@@ -7,7 +7,7 @@ from streamer.apply.lane_transaction import LaneBlock, LaneTransaction
 from streamer.apply.mass_delete_brake import Brake
 from streamer.decode.transactions import Changes, Transaction, TransactionBlock
 from streamer.lsn import Lsn
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 from tests.unit.build import mapped_relation, relation
 
 RELATION = relation(["a"], ["a"])

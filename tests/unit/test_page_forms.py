@@ -17,7 +17,7 @@ from streamer.admin.page.view import is_queued, rule_of, source_view, summary, w
 from streamer.error_reports import ErrorReport
 from streamer.errors import InvalidError
 from streamer.postgres.conninfo import parse_conninfo
-from streamer.postgres.passwords import with_password
+from streamer.postgres.url_passwords import with_password
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(
     lambda name: name.strip() == name

@@ -7,14 +7,16 @@ import pytest
 from streamer.apply.sql.partitions import PartitionTranslator
 from streamer.definitions.table_objects import obstacle_to_partitions
 from streamer.errors import TargetSchemaError
+from streamer.mapping.names import RelationName
+from streamer.mapping.names import RelationPattern as Pattern
+from streamer.mapping.options import DdlKind, TableType
 from streamer.mapping.partitions import (
     Partition,
     PartitionChange,
     PartitionKey,
     partition_difference,
 )
-from streamer.mapping.rules import DdlKind, RelationMapping, RelationName, TableRule, TableType
-from streamer.mapping.rules import RelationPattern as Pattern
+from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.target.catalog import TargetColumn, TargetRelation
 
 T, W = RelationName("public", "t"), RelationName("dw", "w")

@@ -2,9 +2,10 @@
 
 import pytest
 
-from streamer.apply.plan import ApplyPlan, Identity, make_plan
+from streamer.apply.make_plan import make_plan
+from streamer.apply.plan import ApplyPlan, Identity
 from streamer.errors import Retry, TargetSchemaError
-from streamer.mapping.rules import OnColumnAdded, TableType
+from streamer.mapping.options import OnColumnAdded, TableType
 from streamer.target.catalog import TargetColumn
 from tests.unit.build import (
     apply_plan,

@@ -1,8 +1,9 @@
 """Which columns of existing rows another `set` makes wrong."""
 
 from streamer.mapping.expressions import parse_expression
+from streamer.mapping.names import RelationName, RelationPattern
 from streamer.mapping.recomputed import Recomputed, recomputed
-from streamer.mapping.rules import RelationMapping, RelationName, RelationPattern, TableRule
+from streamer.mapping.rules import RelationMapping, TableRule
 
 NAME = RelationName("public", "t")
 COLUMNS = ("id", "email", "name")

@@ -4,19 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from streamer.mapping.names import RelationName, parse_name, parse_relation, parse_target
+from streamer.mapping.options import ON_DDL_DEFAULT, DdlKind, OnDdl
 from streamer.mapping.renames import Obstacle, follow
-from streamer.mapping.rules import (
-    ON_DDL_DEFAULT,
-    DdlKind,
-    OnDdl,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    TableRule,
-    parse_name,
-    parse_relation,
-    parse_target,
-)
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.runtime.renames import (
     Following,

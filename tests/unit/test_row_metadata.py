@@ -14,7 +14,7 @@ from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, is_partial, read_binary_row, read_text_row
 from streamer.errors import MappingError
 from streamer.lsn import Lsn
-from streamer.mapping.rules import MetadataKind
+from streamer.mapping.options import MetadataKind
 from tests.support.compiled import compiled, needs_compiled
 
 TRANSACTION = Transaction(7, Lsn(0x1_0000_0010), 123_456_789)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.mapping.rules import RelationName, TableType
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import TableType
 from streamer.mapping.sequences import MARGIN_STEPS, Range, SequencePlace, places, value_ahead
 from tests.unit.build import relation_mapping
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.plan import ApplyPlan, make_plan
+from streamer.apply.make_plan import make_plan
+from streamer.apply.plan import ApplyPlan
 from streamer.apply.sql.statements import (
     OP_FIRST_MOVED,
     OP_FIRST_UPDATED,
     Statements,
 )
 from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX, SplitStatements, statements_in_order
-from streamer.mapping.rules import RelationMapping, RelationName, TableType
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import TableType
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 from tests.unit.build import (
     EQUALS,

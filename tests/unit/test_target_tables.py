@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 from streamer.sync.create_tables import create_table_sql
 from tests.unit.build import relation_mapping, source_relation
 

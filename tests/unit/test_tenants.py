@@ -4,12 +4,8 @@ from streamer.commands.tenants.change import urls_of
 from streamer.commands.tenants.drift import Drift, TenantTable, deviations, judge
 from streamer.commands.tenants.purge import CHUNK_BLOCKS, PurgedLeaf, steps
 from streamer.definitions.model import ColumnDefinition, ConstraintDefinition, TableDefinition
-from streamer.mapping.rules import (
-    RelationMapping,
-    RelationName,
-    RelationPattern,
-    TableRule,
-)
+from streamer.mapping.names import RelationName, RelationPattern
+from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.target.catalog import TargetColumn, TargetRelation
 
 T = RelationName("public", "t")

@@ -1,6 +1,6 @@
 """The transport of each table, and the reason that status shows."""
 
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.runtime.transport import TEXT, ChosenTransport
 
 T, OTHER = RelationName("public", "t"), RelationName("public", "other")

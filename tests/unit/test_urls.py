@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
-from streamer.postgres.passwords import check_url, fill_masks, has_mask, mask, secret_spans
+from streamer.postgres.url_passwords import check_url, fill_masks, has_mask, mask, secret_spans
 
 
 @pytest.mark.parametrize(

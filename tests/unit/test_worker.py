@@ -15,7 +15,7 @@ from streamer.apply.queue_budget import Budget
 from streamer.apply.worker import Window, Worker
 from streamer.decode.transactions import Changes, Transaction
 from streamer.lsn import Lsn
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 from streamer.observability.metrics import Metrics
 from tests.property import encode
 from tests.unit import build

@@ -15,7 +15,7 @@ from streamer.admin.page.frame import Frame, Row, form_text
 from streamer.admin.store import Query
 from streamer.errors import AdminError, InvalidError, StreamerError
 from streamer.observability.logs import redact
-from streamer.postgres.passwords import MASK, mask, with_password
+from streamer.postgres.url_passwords import MASK, mask, with_password
 
 Number = Annotated[int, Path(ge=1, le=models.ID_MAX)]
 

@@ -12,7 +12,8 @@ from streamer.commands.conflicts import words
 from streamer.commands.quarantine import Choice
 from streamer.commands.scope import Scope
 from streamer.errors import InvalidError, StreamerError
-from streamer.mapping.rules import SourceLabel, parse_name
+from streamer.mapping.names import parse_name
+from streamer.mapping.rules import SourceLabel
 
 EVENTS_PER_PAGE: Final = 100
 QUARANTINE_MAX: Final = 200

@@ -20,8 +20,8 @@ from streamer.admin.page.overview import find_source
 from streamer.admin.status_reader import StatusReader
 from streamer.commands.quarantine import Choice
 from streamer.errors import InvalidError, MappingError, NotFoundError, StreamerError
+from streamer.mapping.names import parse_name
 from streamer.mapping.resync import Mode, Resync
-from streamer.mapping.rules import parse_name
 from streamer.sync.resync_scope import read_names
 
 QUARANTINE_MAX: Final = 100

@@ -7,7 +7,8 @@ from urllib.parse import urlencode
 from streamer.admin.activity import TableActivity
 from streamer.error_reports import ErrorReport, runbook_address
 from streamer.errors import MappingError
-from streamer.mapping.rules import SourceLabel, parse_name, parse_relation
+from streamer.mapping.names import parse_name, parse_relation
+from streamer.mapping.rules import SourceLabel
 from streamer.sync.states import STARTING_SPARK, is_turn
 
 Row = dict[str, Any]

@@ -12,7 +12,7 @@ from streamer.apply.rejection_advice import advise
 from streamer.backoff import Backoff
 from streamer.errors import StreamerError, TargetConnectionError, TargetMovedError
 from streamer.lsn import Lsn
-from streamer.mapping.rules import OnError
+from streamer.mapping.options import OnError
 from streamer.observability.metrics import Metrics
 
 log = structlog.get_logger()

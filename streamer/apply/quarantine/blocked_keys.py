@@ -25,7 +25,7 @@ from streamer.decode.tuples import (
     NULL,
     UNCHANGED,
 )
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 
 FOLLOWS: Final = "an earlier change of this row is in quarantine"
 TRUNCATED: Final = "a TRUNCATE came while changes of this row were in quarantine"

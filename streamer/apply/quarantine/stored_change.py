@@ -34,7 +34,7 @@ from streamer.decode.tuples import (
     Row,
     Value,
 )
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 
 OPERATIONS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
 _KINDS: Final = {operation: kind for kind, operation in OPERATIONS.items()}

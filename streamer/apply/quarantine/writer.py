@@ -23,7 +23,8 @@ from streamer.apply.quarantine.table import QuarantineTable
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.decode.pgoutput import TRUNCATE
-from streamer.mapping.rules import OnError, SourceLabel
+from streamer.mapping.options import OnError
+from streamer.mapping.rules import SourceLabel
 from streamer.observability.metrics import Metrics
 from streamer.target.connection import TargetAddress, TargetConnection
 

@@ -21,7 +21,8 @@ from streamer.mapping.definition import (
     SourceDefinition,
     widens,
 )
-from streamer.mapping.rules import Create, DdlKind, RelationMapping, TableType
+from streamer.mapping.options import Create, DdlKind, TableType
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.target.catalog import TargetRelation
 from streamer.target.conventions import SID

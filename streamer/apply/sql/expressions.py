@@ -25,7 +25,7 @@ from typing import ClassVar
 from streamer.apply.plan import ApplyPlan, Identity, PlanColumn, PlanInput
 from streamer.apply.sql.statements import OP_DELETE, Statements
 from streamer.mapping.expressions import Conjunct, Expression, over_row
-from streamer.mapping.rules import MetadataKind, TableType
+from streamer.mapping.options import MetadataKind, TableType
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 
 

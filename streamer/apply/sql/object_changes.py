@@ -20,8 +20,9 @@ from streamer.definitions.model import ConstraintDefinition, IndexDefinition, Ta
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
 from streamer.definitions.render import Renderer, other_name, without_acting
 from streamer.mapping.definition import SourceDefinition
+from streamer.mapping.names import RelationName
 from streamer.mapping.objects import INDEX, DefinedObject, ObjectChange
-from streamer.mapping.rules import Create, DdlKind, RelationName, TableType
+from streamer.mapping.options import Create, DdlKind, TableType
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 
 KINDS: Final = {

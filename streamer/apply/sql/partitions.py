@@ -11,6 +11,8 @@ from dataclasses import replace
 from streamer.definitions.partitions import create_partition_sql, key_renderer, partition_name
 from streamer.errors import TargetSchemaError
 from streamer.hints import command
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import DdlKind, MetadataKind, TableType
 from streamer.mapping.partitions import (
     ROOT,
     Partition,
@@ -18,7 +20,7 @@ from streamer.mapping.partitions import (
     UnclearPartitionError,
     rows_of,
 )
-from streamer.mapping.rules import DdlKind, MetadataKind, RelationMapping, RelationName, TableType
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.target.catalog import TargetRelation
 from streamer.target.conventions import HISTORY_OPEN, SID

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import ClassVar, Final
 
 from streamer.apply.plan import ApplyPlan, Identity, PlanColumn
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.postgres.sqlstate import NOT_ROW_SPECIFIC
 from streamer.target.conventions import (

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
+from streamer.mapping.names import RelationName
 from streamer.mapping.objects import DefinedType, TypeChange
-from streamer.mapping.rules import DdlKind, RelationName
+from streamer.mapping.options import DdlKind
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 
 

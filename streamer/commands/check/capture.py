@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from streamer.commands.check.findings import Finding, Place, at_source, warning
 from streamer.commands.check.source_facts import SourceFacts
-from streamer.mapping.rules import DdlCapture
+from streamer.mapping.options import DdlCapture
 from streamer.source.ddl_capture import create_sql
 
 

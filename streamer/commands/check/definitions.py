@@ -7,7 +7,8 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.definitions.planned import TargetPlace
 from streamer.definitions.render import Renderer
-from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import RelationMapping
 
 
 def check_definitions(

@@ -16,7 +16,7 @@ from streamer.errors import (
     TargetSchemaError,
     UnpublishedError,
 )
-from streamer.mapping.rules import RelationName
+from streamer.mapping.names import RelationName
 from streamer.observability.logs import redact
 from streamer.postgres.quoting import quote_qualified
 

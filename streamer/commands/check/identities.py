@@ -18,7 +18,8 @@ from streamer.commands.check.findings import (
     warning,
 )
 from streamer.commands.check.source_facts import IdentityDetails
-from streamer.mapping.rules import RelationMapping, TableType
+from streamer.mapping.options import TableType
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.catalog import SourceRelation
 from streamer.source.replica_identity import FULL, TableIdentity, key_identity

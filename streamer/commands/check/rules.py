@@ -21,13 +21,8 @@ from streamer.commands.check.findings import (
     warning,
 )
 from streamer.errors import MappingError
-from streamer.mapping.rules import (
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    TableRule,
-    resolve,
-)
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule, resolve
 
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 

@@ -33,7 +33,8 @@ from streamer.errors import (
 )
 from streamer.hints import command, need_resync
 from streamer.lsn import NOTHING
-from streamer.mapping.rules import Initial, OnError, RelationMapping, SourceMapping
+from streamer.mapping.options import Initial, OnError
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.progress.sources import SourceRecord
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history

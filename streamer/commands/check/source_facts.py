@@ -12,7 +12,9 @@ from streamer.definitions.model import TableDefinition
 from streamer.definitions.read import definition_of, definitions_sql
 from streamer.errors import MappingError, SourceConnectionError, StreamerError
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.rules import DdlCapture, RelationMapping, RelationName, SourceMapping
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import DdlCapture
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.mapping.sequences import SequencePlace, places
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.bytewise_columns import read_bytewise

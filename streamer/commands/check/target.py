@@ -22,7 +22,8 @@ from streamer.commands.check.target_facts import (
     TargetServer,
     written_sid,
 )
-from streamer.mapping.rules import RelationMapping, RelationName
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import RelationMapping
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal

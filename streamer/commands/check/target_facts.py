@@ -6,7 +6,9 @@ from typing import Final
 
 from streamer.commands.check.source_facts import CONNECTIONS_SQL, SourceFacts
 from streamer.errors import StreamerError, TargetSchemaError
-from streamer.mapping.rules import Initial, RelationMapping, RelationName, SourceMapping
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import Initial
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.progress.bookkeeping import Bookkeeping

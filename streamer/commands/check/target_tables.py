@@ -8,14 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamer.apply.plan import (
-    AddedColumn,
-    ApplyPlan,
-    Identity,
-    make_plan,
-    missing_columns,
-    missing_remedy,
-)
+from streamer.apply.make_plan import AddedColumn, make_plan, missing_columns, missing_remedy
+from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.planner import judge_added
 from streamer.commands.check.conversion import type_risk
 from streamer.commands.check.findings import (
@@ -34,7 +28,9 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.errors import MappingError, TargetSchemaError
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.rules import Initial, OnColumnAdded, RelationMapping, RelationName, TableType
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import Initial, OnColumnAdded, TableType
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import (
     add_columns_clause,
     quote_columns,

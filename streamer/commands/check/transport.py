@@ -6,7 +6,7 @@ from streamer.apply.binary import VERSION_MIN, binary_obstacle, binary_types
 from streamer.commands.check.findings import Finding, Place, in_words, info
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
-from streamer.mapping.rules import Transport
+from streamer.mapping.options import Transport
 from streamer.sync.create_tables import published_relation
 
 

@@ -24,7 +24,8 @@ from streamer.compare.change_marks import (
 )
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
 from streamer.config.settings import Settings
-from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, TableType, resolve
+from streamer.mapping.options import TableType
+from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, resolve
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records

@@ -17,7 +17,8 @@ from streamer.commands import teardown as teardown_command
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.errors import CutoverError
-from streamer.mapping.rules import RelationMapping, SourceMapping, TableType
+from streamer.mapping.options import TableType
+from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.credentials import ConnectionUrl
 from streamer.postgres.secret import Secret
 from streamer.runtime.engine import Engine, StopCondition

@@ -31,12 +31,7 @@ from streamer.errors import CutoverError, MappingError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.hints import command
 from streamer.lsn import NOTHING, Lsn
-from streamer.mapping.rules import (
-    Mapping,
-    RelationMapping,
-    SourceMapping,
-    find_source,
-)
+from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, find_source
 from streamer.mapping.sequences import places
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping

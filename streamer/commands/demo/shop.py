@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.mapping.rules import TableType
+from streamer.mapping.options import TableType
 
 DATABASE: Final = "shop"
 WAREHOUSE: Final = "warehouse"

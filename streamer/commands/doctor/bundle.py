@@ -31,8 +31,8 @@ from streamer.errors import SettingsError, SourceError, StreamerError, TargetErr
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.observability.logs import redact
 from streamer.postgres.conninfo import parse_conninfo
-from streamer.postgres.passwords import MASK, SECRET_PARAMETERS, mask, secret_spans
 from streamer.postgres.secret import Secret
+from streamer.postgres.url_passwords import MASK, SECRET_PARAMETERS, mask, secret_spans
 from streamer.source.connection import connection, fetch_all
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.waiting import in_thread

@@ -20,13 +20,9 @@ from streamer.definitions.model import TableDefinition
 from streamer.definitions.read import definition_of, definitions_sql
 from streamer.errors import MappingError, SourceError
 from streamer.hints import command
-from streamer.mapping.rules import (
-    Mapping,
-    RelationMapping,
-    RelationName,
-    SourceMapping,
-    TableType,
-)
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import TableType
+from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.purges import LeftColumn, read_left_columns
 from streamer.runtime.relations import resolve_at

@@ -17,14 +17,8 @@ from typing import Final
 from streamer.errors import MappingError, TargetFencedError, TargetRejectedError
 from streamer.failpoints import failpoint
 from streamer.hints import command
-from streamer.mapping.rules import (
-    Mapping,
-    RelationName,
-    SourceLabel,
-    SourceMapping,
-    find_source,
-    parse_name,
-)
+from streamer.mapping.names import RelationName, parse_name
+from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, find_source
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.postgres.secret import Secret
 from streamer.progress.audit import write_act

@@ -21,7 +21,8 @@ from streamer.error_reports import ErrorReport
 from streamer.errors import SourceError, SourceTakenError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
-from streamer.mapping.rules import OnMaxRetainedWal, SourceMapping
+from streamer.mapping.options import OnMaxRetainedWal
+from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import set_backlog
 from streamer.runtime.readiness import Reason, reason_fields
