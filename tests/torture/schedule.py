@@ -178,7 +178,9 @@ def torture(options: Options, directory: Path) -> World:
                 time.sleep(world.random.choice((1, 10)))  # tables of 10 s have several chunks
                 world.start()
                 if options.seed % 3:
-                    world.wait()  # otherwise the first copies are made in the storm
+                    # Otherwise the first copies are made in the storm. Their tables grow: a copy in
+                    # chunks follows until a chunk is larger than the rows that came meanwhile.
+                    world.wait(3)
                 world.note("the storm begins")
                 deadline = time.monotonic() + options.seconds
                 deck = _Deck(options, world.random)

@@ -372,9 +372,10 @@ class World:
         self.stop()
         check_nothing_left(self.sources, self.source_server, self.target)
 
-    def wait(self) -> None:
+    def wait(self, times: float = 1) -> None:
+        """Wait until everything is visible, for *times* as long as the program may take at rest."""
         self._assert_alive()
-        patience = self.options.patience
+        patience = times * self.options.patience
         result = command(self.config, "wait", "--timeout", str(patience), seconds=patience + 60)
         process = self._assert_alive()
         if result.returncode:
