@@ -51,12 +51,8 @@ from streamer.target.add_columns import (
 )
 from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.claim import Claim
-from streamer.target.connection import (
-    KeptConnection,
-    TargetAddress,
-    TargetConnection,
-    may_replace_role,
-)
+from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
+from streamer.target.kept_connection import KeptConnection
 
 log = structlog.get_logger()
 

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 
 from streamer.errors import TargetConnectionError
 from streamer.target.claim import Claim
-from streamer.target.connection import KeptConnection, TargetAddress, TargetConnection
+from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.kept_connection import KeptConnection
 
 
 class Bookkeeping:

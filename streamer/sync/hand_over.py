@@ -48,8 +48,9 @@ from streamer.sync.prepare import TableCopy, add_parts, exchange_of
 from streamer.sync.resync_scope import cut_keys, source_condition
 from streamer.sync.staging_tables import LOCK_SECONDS, drop_stages, exchange_rows
 from streamer.sync.target_definitions import make_before_hand_over
-from streamer.target.connection import KeptConnection, TargetConnection, transaction
+from streamer.target.connection import TargetConnection, transaction
 from streamer.target.deferred_indexes import restore_indexes
+from streamer.target.kept_connection import KeptConnection
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from typing import Final, Self
 from streamer.sync.context import CopyContext
 from streamer.sync.hand_over import Finisher
 from streamer.sync.prepare import TableCopy
-from streamer.target.connection import KeptConnection
+from streamer.target.kept_connection import KeptConnection
 
 AT_ONCE_MAX: Final = 4
 """Each may build an index, with the memory that PostgreSQL takes for that."""

@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -331,6 +331,7 @@ class TargetConnection:
         self._connection = connection
         self._before = ""
         self._has_origin = False
+        self._is_lost = False
         self.checks_foreign_keys = True
         """Whether the server checks foreign keys for rows written here."""
         self._proven: dict[int, Claim] = {}
@@ -338,9 +339,11 @@ class TargetConnection:
         self._password_generation = password_generation(address.url)
         # A pooler in between has numbers of its own, so this query comes with the pinned settings.
         self.backend_pid = int(connection.get_server_pid())
+        self._protocol = connection._protocol
+        connection.add_termination_listener(lambda _: self._lost())
         self._watch = Watch(
             lambda: _read_activity(address, self.backend_pid),
-            connection.terminate,
+            self.terminate,
             self._unsent_bytes,
         )
 
@@ -490,7 +493,7 @@ class TargetConnection:
 
     @property
     def is_closed(self) -> bool:
-        return bool(self._connection.is_closed())
+        return self._is_lost or bool(self._connection.is_closed())
 
     async def execute(self, sql: str, *parameters: Any) -> int:
         """Run a statement, or several without parameters; return how many rows the last touched."""
@@ -558,6 +561,8 @@ class TargetConnection:
 
         async def watched() -> AsyncIterator[bytes]:
             async for chunk in chunks:
+                if self._is_lost:
+                    return  # nothing more is sent, and asyncpg raises the error of the connection
                 self._watch.progress += 1
                 yield chunk
 
@@ -575,9 +580,20 @@ class TargetConnection:
         with translating():
             await self._connection.add_listener(channel, lambda *args: callback(args[-1]))
 
+    def _lost(self) -> None:
+        """Wake a COPY that waits until it may send: asyncpg leaves it waiting without an end."""
+        self._is_lost = True
+        self._protocol.resume_writing()
+
     def terminate(self) -> None:
-        """Close at once, without a word to the server."""
-        self._connection.terminate()
+        """Close at once, without a word to the server; a statement under way fails.
+
+        asyncpg's own way takes the transport from a COPY, which then fails with a foreign error.
+        """
+        self._is_lost = True
+        transport = self._connection._transport
+        if transport is not None:
+            transport.abort()
 
     async def close(self, seconds: float = 5.0) -> None:
         """Close in order; at once if that takes over *seconds* or the connection is broken."""
@@ -709,48 +725,6 @@ async def target_connection(
         yield connection
     finally:
         await connection.close()
-
-
-class KeptConnection:
-    """A connection that stays open between uses, and opens again after a failure.
-
-    Its owner ensures that one task at a time uses it.
-    """
-
-    def __init__(self, address: TargetAddress, name: str) -> None:
-        self._address = address
-        self._name = name
-        self._connection: TargetConnection | None = None
-
-    async def get(self, claim: Claim | None = None) -> TargetConnection:
-        """Return the connection, on the server of *claim*.
-
-        Raises TargetConnectionError, TargetRejectedError.
-        """
-        connection = self._connection
-        if connection is not None and not connection.is_closed and connection.is_outdated:
-            await connection.close()
-        if connection is not None and not connection.is_closed and claim is not None:
-            try:
-                await connection.prove(claim)
-            except TargetMovedError:
-                connection.terminate()
-        if connection is None or connection.is_closed:
-            address = self._address if claim is None else replace(self._address, claim=claim)
-            connection = await TargetConnection.connect(address, self._name)
-            self._connection = connection
-        return connection
-
-    async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
-
-    def terminate(self) -> None:
-        """Close the connection without waiting for the server."""
-        if self._connection is not None:
-            self._connection.terminate()
-            self._connection = None
 
 
 _NESTED: Final = "streamer_nested"

@@ -4,19 +4,22 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from streamer.errors import TargetConnectionError
+from streamer.postgres.secret import Secret
 from streamer.source import feedback
 from streamer.target import liveness as watch
+from streamer.target.connection import TargetAddress, TargetConnection
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database
 from tests.support.process import Process, status
 from tests.support.proxy import Proxy, Way
 from tests.support.streamer import MakeStreamer, Streamer, write_config
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, until
 
 pytestmark = pytest.mark.usefixtures("short_backoffs")
 
@@ -135,6 +138,37 @@ async def test_a_target_that_swallows_everything_is_noticed(
         write(source, 10, 20)
         await streamer.caught_up(40)
     assert_equal(source, target)
+
+
+@pytest.mark.parametrize("end", ["terminate", "reset"])
+async def test_a_copy_that_waits_to_send_ends_with_its_connection(
+    target: Database, target_proxy: Proxy, end: str
+) -> None:
+    """A worker breaks off a slow window, or the network does. Neither leaves the worker waiting."""
+    target.execute("create table filled (v text)")
+    connection = await TargetConnection.connect(TargetAddress.parse(Secret(target.url)), "copy")
+
+    async def chunks() -> AsyncIterator[bytes]:
+        while True:
+            yield b"v" * 65536 + b"\n"
+
+    target_proxy.blackhole()
+    copying = asyncio.create_task(connection.copy_in("filled", ["v"], chunks(), namespace="public"))
+    seen = 0
+
+    def is_waiting() -> bool:
+        nonlocal seen
+        before, seen = seen, connection._watch.progress
+        return bool(seen) and seen == before and connection._unsent_bytes() > 0
+
+    await until(is_waiting, "the connection waits")
+    if end == "terminate":
+        connection.terminate()
+    else:
+        target_proxy.cut(reset=True)
+    async with asyncio.timeout(10):
+        with pytest.raises(TargetConnectionError):
+            await copying
 
 
 async def test_keepalives_are_answered_while_the_target_does_not_answer(

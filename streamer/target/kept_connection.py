@@ -1,0 +1,51 @@
+"""A connection to the target that stays open between uses, and is opened again after a loss."""
+
+from dataclasses import replace
+
+from streamer.errors import (
+    TargetMovedError,
+)
+from streamer.target.claim import Claim
+from streamer.target.connection import TargetAddress, TargetConnection
+
+
+class KeptConnection:
+    """A connection that stays open between uses, and opens again after a failure.
+
+    Its owner ensures that one task at a time uses it.
+    """
+
+    def __init__(self, address: TargetAddress, name: str) -> None:
+        self._address = address
+        self._name = name
+        self._connection: TargetConnection | None = None
+
+    async def get(self, claim: Claim | None = None) -> TargetConnection:
+        """Return the connection, on the server of *claim*.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        connection = self._connection
+        if connection is not None and not connection.is_closed and connection.is_outdated:
+            await connection.close()
+        if connection is not None and not connection.is_closed and claim is not None:
+            try:
+                await connection.prove(claim)
+            except TargetMovedError:
+                connection.terminate()
+        if connection is None or connection.is_closed:
+            address = self._address if claim is None else replace(self._address, claim=claim)
+            connection = await TargetConnection.connect(address, self._name)
+            self._connection = connection
+        return connection
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    def terminate(self) -> None:
+        """Close the connection without waiting for the server."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
