@@ -48,7 +48,7 @@ Values = tuple[KeyValue, ...]
 
 
 class RewrittenError(Exception):
-    """A table is not the one of the snapshot any more, so its rows cannot be read."""
+    """A name or a table is not that of the snapshot any more, so the rows cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +228,8 @@ def cut_into_parts(
 async def _read_first(plain: Connection, heap: Heap, before: ChunkedCopy) -> Key | None:
     """Return the first key of *heap* behind the border; None if it has none.
 
-    An old snapshot sees no row of a table that was rewritten since. No part would notice that, if
-    the heap had none.
+    An old snapshot sees no row of a table that was rewritten since, or that took the name since. No
+    part would notice that, if the heap had none.
     """
     if not heap.stores:
         return None  # a table without partitions
@@ -238,10 +238,11 @@ async def _read_first(plain: Connection, heap: Heap, before: ChunkedCopy) -> Key
     query = (
         f"select (select array[{texts}] from {_escaped(heap.relation_sql)} t"
         f" where {_behind(before)} order by {listed} limit 1) as k,"
-        " pg_catalog.pg_relation_filenode(%s::oid) is distinct from %s::oid as is_rewritten"
+        " pg_catalog.pg_relation_filenode(%s::oid) is distinct from %s::oid"
+        " or pg_catalog.to_regclass(%s)::oid is distinct from %s::int8::oid as is_another"
     )
-    (row,) = await _fetch(plain, query, *store)
-    if row["is_rewritten"]:
+    (row,) = await _fetch(plain, query, *store, *heap.named)
+    if row["is_another"]:
         raise RewrittenError(heap.relation_sql)
     return None if row["k"] is None else tuple(row["k"])
 
@@ -263,7 +264,7 @@ async def _read_keys(
     return tuple(tuple(row["k"]) for row in rows)
 
 
-async def _fetch(plain: Connection, query: str, *parameters: int) -> list[DictRow]:
+async def _fetch(plain: Connection, query: str, *parameters: int | str) -> list[DictRow]:
     await plain.execute("savepoint chunk")
     try:
         return await fetch_all(plain, query, *parameters)

@@ -302,14 +302,16 @@ class PartCopier:
     def _hold(self, part: dict[str, Any]) -> None:
         """Lock a part's table, and make sure that it is still the one of the plan.
 
-        Under the snapshot the catalogs show the past; `pg_relation_filenode` and the columns of a
-        query show the present.
+        Under the snapshot the catalogs show the past; `pg_relation_filenode`, `to_regclass` and the
+        columns of a query show the present. Another table may have the name by now, and the
+        snapshot sees no row of a table that is newer.
         """
         try:
             self._source.execute(part["lock"].encode())
+            stores = part["stores"]
             row = self._source.execute(
-                _IS_REWRITTEN_SQL,
-                ([oid for oid, _ in part["stores"]], [filenode for _, filenode in part["stores"]]),
+                _IS_ANOTHER_SQL,
+                (*part["named"], [oid for oid, _ in stores], [filenode for _, filenode in stores]),
             ).fetchone()
             result = self._source.execute(part["look"].encode()).pgresult
         except psycopg.errors.LockNotAvailable:
@@ -321,7 +323,7 @@ class PartCopier:
         assert result is not None
         numbers = [result.ftablecol(column) for column in range(result.nfields)]
         if row is None or row[0] or numbers != list(part["numbers"]):
-            raise NotCopiedError("changed", "the table was rewritten or altered")
+            raise NotCopiedError("changed", "the table was rewritten, renamed or altered")
 
     def _pass_through(self, part: dict[str, Any]) -> tuple[int, int]:
         source, target = self._source.pgconn, self._target.pgconn
@@ -484,9 +486,10 @@ from streamer.sync_partition p join streamer.relation r on r.id = relation_id
 join streamer.source s on s.id = r.source_id
 where relation_id = %s and part = %s and p.attempt = %s for update of p
 """
-_IS_REWRITTEN_SQL: Final = """
-select coalesce(pg_catalog.bool_or(
-    pg_catalog.pg_relation_filenode(s.oid) is distinct from s.filenode::oid), false)
+_IS_ANOTHER_SQL: Final = """
+select pg_catalog.to_regclass(%s)::oid is distinct from %s::int8::oid
+    or coalesce(pg_catalog.bool_or(
+        pg_catalog.pg_relation_filenode(s.oid) is distinct from s.filenode::oid), false)
 from rows from (pg_catalog.unnest(%s::oid[]), pg_catalog.unnest(%s::int8[])) as s (oid, filenode)
 """
 # Only a block can continue after a row that it cannot convert; a setting takes its result.

@@ -27,7 +27,8 @@ class Heap:
 
     ``size_bytes``: with its TOAST table; ``page_count``: without. ``stores``: OID and filenode of
     each table to read, as planned. ``numbers``: those of the columns, in the order of
-    `CopySource.columns`. ``row_count``: an estimate by the statistics; 0 without them.
+    `CopySource.columns`. ``row_count``: an estimate by the statistics; 0 without them. ``named``:
+    the table's name, quoted, and the OID of the table that had it.
     """
 
     relation_sql: str
@@ -36,14 +37,15 @@ class Heap:
     stores: tuple[tuple[int, int], ...] = ()
     numbers: tuple[int, ...] = ()
     row_count: int = 0
+    named: tuple[str, int] = ("", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPart:
     """One piece of work, small and free of secrets.
 
-    ``lock``: the lock that keeps the table unchanged during the COPY. ``stores`` and
-    ``numbers``: its storage and columns at the time of the plan, see `Heap`; ``look``: a query
+    ``lock``: the lock that keeps the table unchanged during the COPY. ``stores``, ``numbers`` and
+    ``named``: its storage, columns and name at the time of the plan, see `Heap`; ``look``: a query
     without rows whose columns have these numbers.
 
     ``types_out`` and ``types_in``: queries without rows whose columns show the types on both sides,
@@ -65,6 +67,7 @@ class CopyPart:
     numbers: tuple[int, ...]
     locate: str
     """A query of the part's rows and, first, where each is."""
+    named: tuple[str, int] = ("", 0)
     hashes: tuple[tuple[int, str], ...] = ()
     """Fields whose values the task hashes, with the checks of the keys."""
 
@@ -135,6 +138,7 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
                     stores=heap.stores,
                     numbers=heap.numbers,
                     locate=f"select ctid, {rows}" if source.select_list else "",
+                    named=heap.named,
                     hashes=source.hashes,
                 )
             )

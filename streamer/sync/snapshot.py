@@ -251,6 +251,7 @@ def _heaps(relation: SourceRelation, rows: list[DictRow]) -> tuple[tuple[Heap, .
                 ((row["oid"], row["filenode"]),),
                 tuple(row["numbers"]),
                 int(row["rows_per_page"] * row["page_count"]),
+                (row["quoted"], row["oid"]),
             )
             for row in rows
         )
@@ -260,10 +261,12 @@ def _heaps(relation: SourceRelation, rows: list[DictRow]) -> tuple[tuple[Heap, .
 
 def _whole(relation: SourceRelation, tables: list[DictRow]) -> Heap:
     """A partitioned table that is read by its own name."""
+    quoted = quote_qualified(relation.name.namespace, relation.name.name)
     return Heap(
-        quote_qualified(relation.name.namespace, relation.name.name),
+        quoted,
         sum(row["size_bytes"] for row in tables),
         max(1, sum(row["page_count"] for row in tables)),
         tuple((row["oid"], row["filenode"]) for row in tables),
         tuple(column.number for column in relation.columns),
+        named=(quoted, relation.oid),
     )

@@ -132,6 +132,13 @@ async def test_a_partition_that_was_rewritten_behind_the_snapshot_is_not_taken_f
         assert {part.heap for part in chunk.parts} == set(seen.heaps) - {high_of(seen.heaps)}
         assert chunk.after is not None
         assert 200 <= Decimal(chunk.after.border[0]) < 400
+        aside = (
+            "begin; alter table parts_1 rename to aside; create table parts_1 (like aside); commit"
+        )
+        source.execute(aside)
+        with pytest.raises(RewrittenError, match="parts_1"):
+            await find_chunk(plain, copy, nothing, size)
+        source.execute("drop table parts_1; alter table aside rename to parts_1")
         source.execute("truncate parts_rest")
         with pytest.raises(RewrittenError, match="parts_rest"):
             await find_chunk(plain, copy, nothing, size)

@@ -153,3 +153,41 @@ def held_up(copy: Any, holder: "psycopg.Connection[Any]") -> Any:
         return list(await copy(self, *arguments))
 
     return copy_late
+
+
+ROTATION = """
+    begin; alter table {0}_now rename to {0}_0;
+    create table {0}_now partition of {0} for values from (100) to (200); commit;
+    insert into {0} values (100, 'behind')
+"""
+
+
+async def test_a_partition_that_gives_its_name_to_another_is_copied_all_the_same(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An application keeps one name for the partition of the present month."""
+    for table in ("once", "chunked"):
+        source.execute(
+            f"create table {table} (id int primary key, v text) partition by range (id);"
+            f"create table {table}_now partition of {table} for values from (0) to (100);"
+            f"alter table {table}_now alter v set storage external;"
+            f"insert into {table} select g, repeat('x', 3000) from generate_series(0, 99) g"
+        )
+    submit = SparkLauncher.submit
+    rotated: list[str] = []
+
+    async def submit_late(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        """Let the application rename the partition before a part is read."""
+        for part in parts_of(job):
+            table = part["description"].removeprefix("only public.").partition("_")[0]
+            if table not in rotated:
+                rotated.append(table)
+                await asyncio.to_thread(source.execute, ROTATION.format(table))
+        return await submit(self, job)
+
+    monkeypatch.setattr(SparkLauncher, "submit", submit_late)
+    async with stream("once:\nchunked:", settings="sync: {resumable_above: 100kB}") as streamer:
+        await streamer.caught_up()
+        assert set(rotated) == {"once", "chunked"}
+        for table in rotated:
+            assert_same(source, target, table)
