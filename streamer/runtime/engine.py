@@ -31,6 +31,7 @@ from streamer.config.settings import Settings
 from streamer.containment import enduring
 from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.indexes.builder import IndexBuilder
+from streamer.indexes.restorer import IndexRestorer
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceMapping, find_source
 from streamer.observability.metrics import Metrics
@@ -344,6 +345,8 @@ class Engine:
             common.append(
                 group.create_task(enduring("definitions", definitions.run), name="definitions")
             )
+            restorer = IndexRestorer(self._address, self.metrics)
+            common.append(group.create_task(enduring("restorer", restorer.run), name="restorer"))
             if self._settings.target.create_fk_indexes:
                 builder = IndexBuilder(
                     self._address, self._led_mapping, services.target_namespace, self.metrics

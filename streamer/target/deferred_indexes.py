@@ -174,6 +174,22 @@ async def restore_indexes(
         failpoint("sync.index_restored")
 
 
+_ABANDONED_SQL: Final = """
+select distinct d.target from streamer.deferred_index d
+where not exists (
+    select from streamer.relation r where r.target = d.target and r.filling
+      and (r.state = 'copying' or r.state = 'paused' and exists (
+          select from streamer.sync_partition p
+          where p.relation_id = r.id and p.attempt > 0 and p.finished_at is null)))
+order by 1
+"""
+
+
+async def read_abandoned_targets(connection: TargetConnection) -> list[str]:
+    """Return the targets that have indexes put off, and that no copy fills."""
+    return [row["target"] for row in await connection.fetch(_ABANDONED_SQL)]
+
+
 async def read_deferred_targets(connection: TargetConnection) -> list[str]:
     """Return the targets that have indexes put off."""
     rows = await connection.fetch("select distinct target from streamer.deferred_index order by 1")

@@ -1,0 +1,64 @@
+"""Makes deferred indexes again that the end of no copy brings back.
+
+A copy makes the indexes of its target again as it ends, unless another source still fills that
+table. If the copy of that source is given up, because its table is gone or no longer mapped, no
+copy is left to make them. The stream of the other sources would find each row by reading the whole
+table.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from streamer.backoff import Backoff
+from streamer.errors import Retry, StreamerError
+from streamer.mapping.rules import parse_name
+from streamer.observability.metrics import Metrics
+from streamer.target.connection import TargetAddress, TargetConnection, target_connection
+from streamer.target.deferred_indexes import read_abandoned_targets, restore_indexes
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 30.0
+LOCK_SECONDS: Final = 5
+"""How long it waits for a lock at the target, because statements of others wait behind it."""
+
+
+class IndexRestorer:
+    """Looks from time to time for such indexes. `run` until cancelled."""
+
+    def __init__(self, address: TargetAddress, metrics: Metrics) -> None:
+        self._address = address
+        self._metrics = metrics
+        self._backoff = Backoff()
+        self._refused: set[str] = set()
+        """The targets for which the server refused an index: until the next start or copy."""
+
+    async def run(self) -> None:
+        """Look, restore, look again."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)  # the copies of a start restore their own
+            try:
+                async with target_connection(self._address, "streamer indexes") as target:
+                    await self._restore(target)
+            except StreamerError as exc:
+                self._metrics.count_error(exc)
+                self._backoff.log(log, "deferred indexes have to wait", exc)
+
+    async def _restore(self, target: TargetConnection) -> None:
+        found = await read_abandoned_targets(target)
+        self._refused.intersection_update(found)
+        wanted = [name for name in found if name not in self._refused]
+        if wanted:
+            await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
+        for name in wanted:
+            try:
+                count = await restore_indexes(target, parse_name(name), is_start=True)
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                self._refused.add(name)
+                log.error("an index cannot be restored", target=name, error=str(exc))
+            else:
+                log.info("indexes of an abandoned copy restored", target=name, indexes=count)
