@@ -6,6 +6,12 @@ check reads the first pages, which hold the oldest rows. A table that one transa
 filled and attached shows nothing else. A larger table from an earlier transaction counts as filled,
 because the application may have deleted or changed its first rows. The pg_attribute row of the
 system column ctid dates a table: PostgreSQL writes it with the table and never again.
+
+A row of a subtransaction has a later xmin than its transaction, as one has that came after the
+partition. The transaction's subtransactions share its command ids, so a lower cmin tells that the
+row is older. A row of a later transaction can have a lower one, too. So this counts where rows can
+have come before: in a partition that ATTACH made one, not CREATE TABLE. ATTACH writes the
+pg_attribute rows of all columns with the row in pg_inherits. CREATE TABLE writes them before.
 """
 
 from collections import defaultdict
@@ -29,8 +35,10 @@ class Leaf:
 
     oid: int
     name: RelationName
-    joins: tuple[tuple[str, int], ...]
-    """Which transaction, and command of it, made it and each partition above it one."""
+    joins: tuple[tuple[str, int, bool], ...]
+    """Which transaction, and command of it, made it and each partition above it one, and whether
+    that was ATTACH.
+    """
     was_table: bool
     """One of them existed before that transaction."""
     may_read: bool
@@ -38,21 +46,25 @@ class Leaf:
     @property
     def attached_by(self) -> str:
         """The transactions that attached it and its ancestors; after a DETACH there are others."""
-        return ",".join(xid for xid, _ in self.joins)
+        return ",".join(xid for xid, _, _ in self.joins)
 
 
 # The query reads tables. The functions that walk the tree do not use the transaction's snapshot.
 _LEAVES_SQL: Final = """
 with recursive tree as (
     select w.namespace, w.name, c.oid, c.relkind, false as was_table,
-           '{}'::text[] as xids, '{}'::int8[] as commands
+           '{}'::text[] as xids, '{}'::int8[] as commands, '{}'::bool[] as attached
     from unnest(%s::text[], %s::text[]) w (namespace, name)
     join pg_catalog.pg_namespace n on n.nspname = w.namespace
     join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
     where c.relkind = 'p'
     union all
     select t.namespace, t.name, c.oid, c.relkind, t.was_table or a.xmin <> i.xmin,
-           t.xids || i.xmin::text, t.commands || i.cmin::text::int8
+           t.xids || i.xmin::text, t.commands || i.cmin::text::int8,
+           t.attached || (a.xmin <> i.xmin or not exists (
+               select from pg_catalog.pg_attribute u
+               where u.attrelid = c.oid and u.attnum > 0 and not u.attisdropped
+                 and u.xmin = i.xmin and u.cmin::text::int8 < i.cmin::text::int8))
     from tree t
     join pg_catalog.pg_inherits i on i.inhparent = t.oid
     join pg_catalog.pg_class c on c.oid = i.inhrelid
@@ -60,7 +72,8 @@ with recursive tree as (
     where t.relkind = 'p'
 )
 select t.namespace, t.name, t.relkind = 'p' as is_root, t.oid::int8 as oid,
-       n.nspname as leaf_namespace, c.relname as leaf_name, t.xids, t.commands, t.was_table,
+       n.nspname as leaf_namespace, c.relname as leaf_name, t.xids, t.commands, t.attached,
+       t.was_table,
        pg_catalog.has_table_privilege(t.oid, 'select')
          and pg_catalog.has_schema_privilege(n.oid, 'usage')
          and not pg_catalog.row_security_active(t.oid) as may_read
@@ -72,10 +85,10 @@ where t.relkind = 'r' or t.xids = '{}'
 
 _OLD_ROWS_SQL: Final = f"""
 select exists (
-    select from {{relation}} r, (values {{joins}}) j (xid, command)
+    select from {{relation}} r, (values {{joins}}) j (xid, command, attached)
     where r.ctid < '({PAGES_MAX},0)'
       and (pg_catalog.age(r.xmin) > pg_catalog.age(j.xid)
-           or r.xmin = j.xid and r.cmin::text::int8 < j.command)) as are_old
+           or (r.xmin = j.xid or j.attached) and r.cmin::text::int8 < j.command)) as are_old
 """
 
 # It opens the partition, so a lock on that makes it wait.
@@ -109,7 +122,7 @@ async def read_leaves(
         leaf = Leaf(
             row["oid"],
             RelationName(row["leaf_namespace"], row["leaf_name"]),
-            tuple(zip(row["xids"], row["commands"], strict=True)),
+            tuple(zip(row["xids"], row["commands"], row["attached"], strict=True)),
             row["was_table"],
             row["may_read"],
         )
@@ -137,9 +150,14 @@ async def brought_rows(connection: Connection, leaf: Leaf) -> bool | None:
     """
     if (pages := await _count_pages(connection, leaf)) in (0, None):
         return None if pages is None else False
+    if not any(attached for _, _, attached in leaf.joins):
+        return False
     if not leaf.may_read or (leaf.was_table and pages > PAGES_MAX):
-        return leaf.was_table
-    joins = ", ".join(f"('{int(xid)}'::xid, {int(command)})" for xid, command in leaf.joins)
+        return True
+    joins = ", ".join(
+        f"('{int(xid)}'::xid, {int(command)}, {bool(attached)})"
+        for xid, command, attached in leaf.joins
+    )
     relation = quote_qualified(leaf.name.namespace, leaf.name.name)
     # One message, hence one transaction: others use the connection between two.
     sql = f"{_PATIENCE_SQL}; {_OLD_ROWS_SQL.format(relation=relation, joins=joins)}"

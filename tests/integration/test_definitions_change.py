@@ -299,6 +299,57 @@ async def test_what_partitions_brought_is_what_a_snapshot_does_not_see(source: D
     assert again == found | {"locked": True}
 
 
+NEXT = "for values in (2)"
+BROUGHT = {
+    "rows of a subtransaction": f"""
+        begin; create table p2 (id int); savepoint s; insert into p2 values (2); release s;
+        alter table p attach partition p2 {NEXT}; commit""",
+    "a table and rows of a subtransaction": f"""
+        begin; select txid_current(); savepoint s; create table p2 (id int);
+        insert into p2 values (2); release s; alter table p attach partition p2 {NEXT}; commit""",
+    "rows of a block that catches errors": f"""
+        do $$ begin create table p2 (id int);
+        begin insert into p2 values (2); exception when unique_violation then null; end;
+        alter table p attach partition p2 {NEXT}; end $$""",
+    "rows of a subtransaction in an older table": f"""
+        create table p2 (id int); begin; select txid_current(); savepoint s;
+        insert into p2 values (2); release s; alter table p attach partition p2 {NEXT}; commit""",
+    "rows of a subtransaction below another partition": f"""
+        begin; create table b (id int) partition by list (id); savepoint s;
+        create table p2 partition of b {NEXT}; insert into p2 values (2); release s;
+        alter table p attach partition b {NEXT}; commit""",
+    "a table with a column that is gone": f"""
+        begin; create table p2 (gone int, id int); alter table p2 drop gone; savepoint s;
+        insert into p2 values (2); release s; alter table p attach partition p2 {NEXT}; commit""",
+}
+CAME_LATER = {
+    "rows of a later transaction": f"""
+        begin; savepoint s; create table p2 partition of p {NEXT}; release s; commit;
+        insert into p values (2)""",
+    "rows of a later subtransaction": f"""
+        begin; create table p2 partition of p {NEXT}; savepoint s; insert into p values (2); commit""",
+    "rows of an attached table": f"""
+        create table p2 (id int); begin; alter table p attach partition p2 {NEXT}; savepoint s;
+        insert into p values (2); release s; commit""",
+    "rows of a table that was empty": f"""
+        create table p2 (id int); commit; alter table p attach partition p2 {NEXT}; commit;
+        insert into p values (2)""",
+}
+
+
+@pytest.mark.parametrize("way", [*BROUGHT, *CAME_LATER])
+async def test_rows_of_a_subtransaction_are_older_than_the_partition_by_their_command(
+    source: Database, way: str
+) -> None:
+    source.execute("create table p (id int) partition by list (id)")
+    source.execute((BROUGHT | CAME_LATER)[way])
+    mapping = SourceMapping("shop", None, Secret(source.url), ())
+    name = RelationName("public", "p")
+    async with connection(mapping) as plain:
+        (leaf,) = (await read_leaves(plain, [name]))[name]
+        assert await brought_rows(plain, leaf) == (way in BROUGHT)
+
+
 async def test_a_partition_that_may_not_be_read_goes_by_the_catalog(source: Database) -> None:
     source.execute(
         "create role reader login; create table p (id int) partition by list (id); create schema hidden"
