@@ -8,7 +8,8 @@ that cannot be undone, because programs write at the target from then on.
 import asyncio
 import shlex
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -59,7 +60,7 @@ from streamer.source.stop_writes import (
 )
 from streamer.target.allow_writes import allow_writes
 from streamer.target.connection import TargetAddress
-from streamer.target.sequences import TargetSequence, find_sequences, set_exact
+from streamer.target.sequences import TargetSequence, find_sequences, set_ahead, set_exact
 
 POLL_SECONDS: Final = 0.2
 
@@ -308,13 +309,30 @@ class Cutover:
                 raise CutoverError("; ".join(found))
             pairs = await self._sequences(plain, mappings)
             values = await read_exact(plain, [sequence.name for sequence, _ in pairs])
+        shared = await self._find_shared(there.oid for _, there in pairs if there is not None)
         async with self._bookkeeping.connection() as target:
             for sequence, there in pairs:
                 assert there is not None
                 value, is_called = values[sequence.name]
-                await set_exact(target, there, value, is_called=is_called)
+                if there.oid in shared:
+                    await set_ahead(target, there, value)
+                else:
+                    await set_exact(target, there, value, is_called=is_called)
         failpoint("cutover.sequences_set")
-        return f"{len(pairs)} sequences have the values of the source"
+        later = ", or later ones where others use them" if shared else ""
+        return f"{len(pairs)} sequences have the values of the source{later}"
+
+    async def _find_shared(self, oids: Iterable[int]) -> set[int]:
+        """Return which sequences of the target have values of others, by their OIDs.
+
+        Programs of a source that went over earlier draw values of them by now, so they may not go
+        back. Two sequences of one source may have the same place, too.
+        """
+        counts = Counter(oids)
+        records = await read_source_records(self._bookkeeping)
+        if self._source.sid is not None or len(records) > 1:
+            return set(counts)
+        return {oid for oid, count in counts.items() if count > 1}
 
     async def _reverse(self) -> str:
         path = self._options.reverse
