@@ -414,12 +414,19 @@ async def read_known_leaves(
 async def set_leaves(bookkeeping: Bookkeeping, relation_id: int, leaves: dict[int, str]) -> None:
     """Store the replicated partitions, with the transactions that attached them."""
     async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.relation set leaves = $2, leaf_joins = $3 where id = $1",
-            relation_id,
-            list(leaves),
-            list(leaves.values()),
-        )
+        await store_leaves(connection, relation_id, leaves)
+
+
+async def store_leaves(
+    connection: TargetConnection, relation_id: int, leaves: Mapping[int, str]
+) -> None:
+    """The same, in the transaction of *connection*."""
+    await connection.execute(
+        "update streamer.relation set leaves = $2, leaf_joins = $3 where id = $1",
+        relation_id,
+        list(leaves),
+        list(leaves.values()),
+    )
 
 
 async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> bool:

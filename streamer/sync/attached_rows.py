@@ -31,7 +31,7 @@ select o.oid::int8 as oid, pg_catalog.pg_get_partition_constraintdef(o.oid) as b
 from unnest(%s::oid[]) o (oid)
 """
 _STATE_SQL: Final = """
-select r.attempt, r.error is null as is_well, r.state,
+select r.snapshot_lsn::text as snapshot_lsn, r.error is null as is_well, r.state,
        exists (select from streamer.request q where q.relation_id = r.id) as is_asked
 from streamer.relation r where r.id = $1
 """
@@ -63,8 +63,8 @@ class AttachedRows:
     """Remembers what was asked for, for one attempt to stream a source."""
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[int, Leaf], int] = {}
-        """The attempt of a relation's last copy when its leaf, as it is attached, was asked for."""
+        self._asked: dict[tuple[int, Leaf], str] = {}
+        """The point of a relation's last copy when its leaf, as it is attached, was asked for."""
 
     async def bring(
         self, bookkeeping: Bookkeeping, plain: Connection, mapped: MappedRelation, gaps: list[Leaf]
@@ -75,13 +75,14 @@ class AttachedRows:
             rows = await connection.fetch(_STATE_SQL, relation_id)
             if not rows or rows[0]["is_asked"] or rows[0]["state"] != "ready":
                 return []
-            attempt, is_well = rows[0]["attempt"], rows[0]["is_well"]
-            if not is_well:
-                return []
+            point, is_well = rows[0]["snapshot_lsn"], rows[0]["is_well"]
             asked = {leaf: self._asked.get((relation_id, leaf)) for leaf in gaps}
-            done = [
-                leaf for leaf, before in asked.items() if before is not None and before < attempt
-            ]
+            if not is_well:  # the copy has failed, so it is asked for again once the error is gone
+                for leaf in gaps:
+                    self._asked.pop((relation_id, leaf), None)
+                return []
+            # A copy that fails has no point.
+            done = [leaf for leaf, before in asked.items() if before not in (None, point)]
             if wanted := [leaf for leaf in gaps if leaf not in done]:
                 found = await fetch_all(plain, _BOUNDS_SQL, [leaf.oid for leaf in wanted])
                 resync = resync_of(mapped.mapping, [row["bounds"] for row in found])
@@ -92,7 +93,7 @@ class AttachedRows:
         for leaf in done:
             del self._asked[relation_id, leaf]
         for leaf in wanted:
-            self._asked[relation_id, leaf] = attempt
+            self._asked[relation_id, leaf] = point
             log.info(
                 "rows of an attached partition are brought",
                 table=str(mapped.mapping.source),

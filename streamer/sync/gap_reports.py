@@ -33,10 +33,19 @@ async def know_leaves(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
     """Take the partitions of *relations* that the transaction of *plain* sees as known."""
+    for mapped, known in (await read_present(plain, relations)).items():
+        await set_leaves(bookkeeping, mapped.relation_id, known)
+
+
+async def read_present(
+    plain: Connection, relations: Iterable[MappedRelation]
+) -> dict[MappedRelation, dict[int, str]]:
+    """Return the partitions of *relations* that the transaction of *plain* sees, each with the
+    transactions that attached it.
+    """
     by_name = {mapped.mapping.source: mapped for mapped in relations}
-    for name, leaves in (await read_leaves(plain, by_name)).items():
-        known = {leaf.oid: leaf.attached_by for leaf in leaves}
-        await set_leaves(bookkeeping, by_name[name].relation_id, known)
+    found = await read_leaves(plain, by_name)
+    return {by_name[n]: {leaf.oid: leaf.attached_by for leaf in its} for n, its in found.items()}
 
 
 async def look_at_leaves(

@@ -37,7 +37,7 @@ from streamer.progress.copies import (
     read_chunks,
 )
 from streamer.progress.definition_changes import read_users
-from streamer.progress.relations import demand_copy, fail_chunk, fail_copy, fail_part
+from streamer.progress.relations import demand_copy, fail_chunk, fail_copy, fail_part, store_leaves
 from streamer.source.catalog import read_relations
 from streamer.sync.changed_definitions import alters_values
 from streamer.sync.context import CopyContext
@@ -415,6 +415,8 @@ async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:
         columns=copy.column_numbers,
         filled=copy.resync.columns or (),
     )
+    if copy.leaves is not None:
+        await store_leaves(target, mapped.relation_id, copy.leaves)
 
 
 async def _analyze(target: TargetConnection, copy: TableCopy) -> None:

@@ -98,6 +98,8 @@ class TableCopy:
     """The rows that a comparison at the consistent point found to differ."""
     has_strays: bool = False
     """The copy has the rows too that only the target finds by the conditions of the scope."""
+    leaves: dict[int, str] | None = None
+    """The partitions to know once it has brought their rows, if the relation is in sync."""
 
     @property
     def name(self) -> str:

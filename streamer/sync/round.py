@@ -75,7 +75,7 @@ from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.copy_under_lock import LockedTable
 from streamer.sync.copy_waits import CopyWaits
 from streamer.sync.ctid_ranges import CopyPart, Heap, cut, group, task_rate
-from streamer.sync.gap_reports import know_leaves
+from streamer.sync.gap_reports import know_leaves, read_present
 from streamer.sync.hand_over import Finisher
 from streamer.sync.leave_round import Leaving
 from streamer.sync.parallel_hand_over import Finishing
@@ -431,7 +431,10 @@ class Round:
         # those behind its border only, so partitions are known as of the first chunk.
         is_whole = not copy.resync.is_partial and copy.mapped.chunks is None
         if found is not None and found.relation.is_partitioned and is_whole:
-            await know_leaves(self._context.bookkeeping, plain, [copy.mapped])
+            if copy.is_to_point:  # if it fails, the rows of a later partition are still missing
+                copy.leaves = (await read_present(plain, [copy.mapped])).get(copy.mapped)
+            else:
+                await know_leaves(self._context.bookkeeping, plain, [copy.mapped])
         return found
 
     # ---- 4: parts ------------------------------------------------------------------------------
