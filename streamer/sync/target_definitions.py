@@ -249,7 +249,8 @@ async def make_before_hand_over(target: TargetConnection, relation_id: int) -> N
             await _attempt(target, record, online=False)
     finally:
         if not target.is_closed:
-            await target.execute("reset lock_timeout; reset maintenance_work_mem")
+            # RESET would bring the limit of the role or the database, and the caller has none.
+            await target.execute("set lock_timeout = 0; reset maintenance_work_mem")
 
 
 async def make_online(target: TargetConnection) -> int:

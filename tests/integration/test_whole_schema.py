@@ -8,6 +8,10 @@ import pytest
 
 from streamer.errors import MappingError
 from streamer.runtime import definition_maker as definition_builder
+from streamer.runtime import definitions as definition_builder
+from streamer.sync import finish
+from streamer.sync.prepare import TableCopy
+from streamer.target.connection import TargetConnection
 from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same
 from tests.support.process import command
@@ -221,3 +225,22 @@ async def test_each_source_may_have_a_schema_of_its_own(
             await streamer.apply()
     finally:
         await streamer.stop()
+
+
+async def test_a_copy_goes_on_without_the_lock_timeout_of_its_role(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would begin again after a short wait for a lock."""
+    source.execute("create table t (id int primary key, v text); create index on t (v)")
+    target.execute(f"alter database {target.name} set lock_timeout = '1234ms'")
+    analyze, found = finish._analyze, list[Any]()
+
+    async def look(connection: TargetConnection, copy: TableCopy) -> None:
+        found.append(await connection.fetch_value("show lock_timeout"))
+        await analyze(connection, copy)
+
+    monkeypatch.setattr(finish, "_analyze", look)
+    async with stream("t: {create: all}") as streamer:
+        await streamer.caught_up()
+    assert target.value("select to_regclass('t_v_idx') is not null"), "made before the end"
+    assert found == ["0"]
