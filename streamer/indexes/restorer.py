@@ -13,7 +13,7 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.errors import Retry, StreamerError
-from streamer.mapping.rules import parse_name
+from streamer.mapping.names import parse_name
 from streamer.observability.metrics import Metrics
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.target.deferred_indexes import read_abandoned_targets, restore_indexes

@@ -22,7 +22,7 @@ from typing import Final
 import psycopg
 
 from streamer.mapping.names import RelationName
-from streamer.postgres.quoting import quote_qualified
+from streamer.postgres.quoting import quote_literal, quote_qualified
 from streamer.source.connection import Connection, fetch_all
 
 PAGES_MAX: Final = 16
@@ -88,7 +88,8 @@ select exists (
     select from {{relation}} r, (values {{joins}}) j (xid, command, attached)
     where r.ctid < '({PAGES_MAX},0)'
       and (pg_catalog.age(r.xmin) > pg_catalog.age(j.xid)
-           or (r.xmin = j.xid or j.attached) and r.cmin::text::int8 < j.command)) as are_old
+           or (r.xmin = j.xid or j.attached) and r.cmin::text::int8 < j.command)) as are_old,
+    pg_catalog.to_regclass({{name}})::oid = {{oid}}::oid as is_it
 """
 
 # It opens the partition, so a lock on that makes it wait.
@@ -144,7 +145,8 @@ async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
 
 
 async def brought_rows(connection: Connection, leaf: Leaf) -> bool | None:
-    """Return whether the partition held rows when it was attached, or None if it is locked or gone.
+    """Return whether the partition held rows when it was attached, or None if it is locked, renamed
+    or gone.
 
     When unsure, return True: a false alarm costs a comparison, a miss costs data.
     """
@@ -160,11 +162,14 @@ async def brought_rows(connection: Connection, leaf: Leaf) -> bool | None:
     )
     relation = quote_qualified(leaf.name.namespace, leaf.name.name)
     # One message, hence one transaction: others use the connection between two.
-    sql = f"{_PATIENCE_SQL}; {_OLD_ROWS_SQL.format(relation=relation, joins=joins)}"
+    old_rows = _OLD_ROWS_SQL.format(
+        relation=relation, joins=joins, name=quote_literal(relation), oid=int(leaf.oid)
+    )
+    sql = f"{_PATIENCE_SQL}; {old_rows}"
     try:
         cursor = await connection.execute(sql.encode())
         cursor.nextset()
         (row,) = await cursor.fetchall()
     except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
         return None
-    return bool(row["are_old"])
+    return bool(row["are_old"]) if row["is_it"] else None

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streamer.sync.launcher import SparkLauncher
 
 from streamer.indexes import restorer
+from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until

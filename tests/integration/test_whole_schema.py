@@ -8,8 +8,7 @@ import pytest
 
 from streamer.errors import MappingError
 from streamer.runtime import definition_maker as definition_builder
-from streamer.runtime import definitions as definition_builder
-from streamer.sync import finish
+from streamer.sync import hand_over
 from streamer.sync.prepare import TableCopy
 from streamer.target.connection import TargetConnection
 from tests.support.definitions import described
@@ -233,13 +232,13 @@ async def test_a_copy_goes_on_without_the_lock_timeout_of_its_role(
     """It would begin again after a short wait for a lock."""
     source.execute("create table t (id int primary key, v text); create index on t (v)")
     target.execute(f"alter database {target.name} set lock_timeout = '1234ms'")
-    analyze, found = finish._analyze, list[Any]()
+    analyze, found = hand_over._analyze, list[Any]()
 
     async def look(connection: TargetConnection, copy: TableCopy) -> None:
         found.append(await connection.fetch_value("show lock_timeout"))
         await analyze(connection, copy)
 
-    monkeypatch.setattr(finish, "_analyze", look)
+    monkeypatch.setattr(hand_over, "_analyze", look)
     async with stream("t: {create: all}") as streamer:
         await streamer.caught_up()
     assert target.value("select to_regclass('t_v_idx') is not null"), "made before the end"
