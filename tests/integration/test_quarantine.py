@@ -681,3 +681,37 @@ async def test_rows_in_quarantine_follow_changes_of_the_definition(
         await streamer.caught_up()
         assert not await rows(target)
         assert_same(source, target, "t")
+
+
+async def test_a_retry_that_another_process_fulfils_meanwhile_applies_nothing_twice(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """Two processes may be at it for a moment, if one loses its lock without noticing."""
+    ddl = "create table log (line text)"
+    make(source, target, ddl)
+    target.execute("alter table log add constraint fits check (line <> 'late')")
+    async with stream("log: {initial: none, on_error: quarantine}") as streamer:
+        await streamer.caught_up()
+        await apply(streamer, source, "insert into log values ('late')")
+        assert len(await rows(target)) == 1
+        target.execute("alter table log drop constraint fits")
+        await streamer.ask("pause", "public.log")
+        await command.ask(address(target), "retry", Choice(f"{target.schema}.*"))
+        with target.connect() as other:
+            # GIVEN another process that has fulfilled the request, up to its COMMIT
+            other.execute("begin")
+            other.execute("delete from streamer.request where action = 'quarantine_retry'")
+            other.execute("insert into log values ('late')")
+            other.execute("delete from streamer.quarantine")
+            await requests.request(address(target), "resume", "public.log", database=None, sid=None)
+
+            async def waits() -> bool:
+                sql = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+                return bool(target.value(sql))
+
+            await streamer.eventually(waits)
+            other.execute("commit")
+        # THEN the row is there once
+        source.execute("insert into log values ('next')")
+        await streamer.caught_up()
+        assert_same(source, target, "log")

@@ -60,10 +60,9 @@ async def fulfil(
     if request.is_retry:
         attempt = _Attempt(request, lane, writer, planner)
         try:
-            await writer.begin()
-            await attempt.run()
-            await writer.target.execute(_DONE_SQL, request.request_id)
-            await writer.transaction.commit({})
+            if await _begin(request, writer):
+                await attempt.run()
+                await writer.transaction.commit({})
         except StreamerError as exc:
             await writer.rollback()
             if exc.retry is Retry.TIMED:
@@ -79,10 +78,10 @@ async def fulfil(
                 left=attempt.left_count,
             )
     else:
-        await writer.begin()
-        dropped = await writer.target.execute(_DROP_SQL, mapped.relation_id, request.ids)
-        await writer.target.execute(_DONE_SQL, request.request_id)
-        await writer.transaction.commit({})
+        dropped = 0
+        if await _begin(request, writer):
+            dropped = await writer.target.execute(_DROP_SQL, mapped.relation_id, request.ids)
+            await writer.transaction.commit({})
         log.warning(
             "rows in quarantine were given up",
             source=lane.owner.source.label,
@@ -92,15 +91,27 @@ async def fulfil(
     mapped.quarantine.forget(await writer.target.fetch_value(_COUNT_SQL, mapped.relation_id))
 
 
+async def _begin(request: QuarantineRequest, writer: QuarantineWriter) -> bool:
+    """Begin the transaction that fulfils *request*; return False if another one has done so.
+
+    That may be one of a process that took over meanwhile, or one whose COMMIT lost its answer. No
+    progress row moves here, so the request's row is what one process alone can take.
+    """
+    await writer.begin()
+    if await writer.target.execute(_DONE_SQL, request.request_id):
+        return True
+    await writer.rollback()
+    return False
+
+
 async def _leave_all(
     request: QuarantineRequest, writer: QuarantineWriter, error: StreamerError
 ) -> None:
-    await writer.begin()
-    await writer.target.execute(
-        _LEAVE_ALL_SQL, request.mapped.relation_id, request.ids, str(error), None
-    )
-    await writer.target.execute(_DONE_SQL, request.request_id)
-    await writer.transaction.commit({})
+    if await _begin(request, writer):
+        await writer.target.execute(
+            _LEAVE_ALL_SQL, request.mapped.relation_id, request.ids, str(error), None
+        )
+        await writer.transaction.commit({})
     log.error(
         "rows in quarantine cannot be applied",
         table=str(request.mapped.mapping.source),
