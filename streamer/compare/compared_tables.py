@@ -216,8 +216,7 @@ def _source_side(facts: TableFacts, values: list[_Value]) -> Side:
 
 
 def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Side:
-    name = facts.target.name
-    table = quote_qualified(name.namespace, name.name)
+    table = facts.target.rows
     shown = [_shown(value.target_expression, value.target) for value in values]
     conditions = []
     if sid is not None:

@@ -25,6 +25,7 @@ def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
             wanted.remove(values)
             found.remove(values)
     quoted = table.target.table
+    into = quoted.removeprefix("only ")
     while wanted and found:
         values, old = wanted.pop(0), found.pop(0)
         changed = ", ".join(
@@ -40,7 +41,7 @@ def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
         row = own | values
         listed = ", ".join(_literal(value) for value in row.values())
         yield (
-            f"insert into {quoted} ({quote_columns(row)}) overriding system value values ({listed})"
+            f"insert into {into} ({quote_columns(row)}) overriding system value values ({listed})"
         )
 
 

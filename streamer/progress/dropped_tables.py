@@ -6,7 +6,8 @@ before it leaves the record, and the next start finds the table missing again.
 
 from streamer.failpoints import failpoint
 from streamer.mapping.names import RelationName
-from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.postgres.quoting import quote_identifier
+from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.unmapped_relations import keep_former
 from streamer.target.catalog import read_relation
@@ -38,7 +39,7 @@ async def forget_dropped(
                     own = f"{quote_identifier(SID)}::text = $2"
                     values.append(sid)
                 await connection.execute(
-                    f"update {quote_qualified(target.namespace, target.name)} set kvsz_end ="
+                    f"update {relation.rows} set kvsz_end ="
                     " greatest(kvsz_start, $1::text::timestamptz), kvsz_deleted = true"
                     f" where kvsz_end = {HISTORY_OPEN} and {own}",
                     *values,

@@ -37,6 +37,7 @@ class WriteMode(enum.Enum):
 class Exchange:
     """An exchange of one table, see the module.
 
+    ``rows``: the table in statements about its rows, see `TargetRelation.rows`.
     ``columns``: the columns that a copy writes, with the sid and a history's columns. ``key``:
     columns that identify rows, with their equality operator; may be empty. ``fixed``: columns that
     no UPDATE may set. ``scope``: the condition for rows of the target that the exchange may remove.
@@ -48,6 +49,7 @@ class Exchange:
     """
 
     table: str
+    rows: str
     stage: str
     columns: tuple[str, ...]
     key: tuple[tuple[str, str], ...]
@@ -109,7 +111,7 @@ class Exchange:
         return (
             f"with here as (select streamer_relid, streamer_ctid, streamer_hash, {number} "
             f"from (select t.tableoid as streamer_relid, t.ctid as streamer_ctid, {here} "
-            f"from {self.table} t where {self._current} and {self.scope}) r), "
+            f"from {self.rows} t where {self._current} and {self.scope}) r), "
             f"there as (select streamer_ctid, streamer_hash, {number} from ({stage}) r)"
         )
 
@@ -124,7 +126,7 @@ class Exchange:
     def stray_keys_sql(self) -> str:
         """Return a query of the keys, as text, of rows in the scope that are not staged."""
         keys = ", ".join(f"t.{quote_identifier(name)}::text" for name, _ in self.key)
-        return f"select array[{keys}] as k from {self.table} t where {self._is_gone}"
+        return f"select array[{keys}] as k from {self.rows} t where {self._is_gone}"
 
     # ---- whole tables --------------------------------------------------------------------------
 
@@ -137,7 +139,7 @@ class Exchange:
         if self.fills is not None:
             return list(self._fill())
         if mode is WriteMode.REPLACE and self.mark is None:
-            delete = f"delete from {self.table} t where {self._own} and {self.scope}"
+            delete = f"delete from {self.rows} t where {self._own} and {self.scope}"
             return [delete, self._insert("true")]
         deletes = mode is not WriteMode.KEEP
         if self.is_history:
@@ -153,7 +155,7 @@ class Exchange:
         )
         if assignments:
             yield (
-                f"update {self.table} t set {assignments} from {self.stage} s "
+                f"update {self.rows} t set {assignments} from {self.stage} s "
                 f"where {self._same_key} and {self._current} and {self._differs}"
             )
 
@@ -176,9 +178,9 @@ class Exchange:
 
     def _by_key(self, deletes: bool, by_update: bool) -> Iterator[str]:
         if deletes and self.mark is not None:
-            yield f"update {self.table} t set {self.mark[1]} where {self._is_gone}"
+            yield f"update {self.rows} t set {self.mark[1]} where {self._is_gone}"
         elif deletes:
-            yield f"delete from {self.table} t where {self._is_gone}"
+            yield f"delete from {self.rows} t where {self._is_gone}"
         differs = self._differs
         if self.mark is not None:  # a marked row comes back
             differs = f"({differs} or t.{self.mark[0]} is not null)"
@@ -189,17 +191,17 @@ class Exchange:
             if name not in self.fixed
         )
         if not by_update:
-            yield f"delete from {self.table} t using {self.stage} s where {changed}"
+            yield f"delete from {self.rows} t using {self.stage} s where {changed}"
         elif assignments:
-            yield f"update {self.table} t set {assignments} from {self.stage} s where {changed}"
+            yield f"update {self.rows} t set {assignments} from {self.stage} s where {changed}"
         yield self._insert(
-            f"not exists (select from {self.table} t where {self._same_key} and {self._current})"
+            f"not exists (select from {self.rows} t where {self._same_key} and {self._current})"
         )
 
     def _by_count(self, deletes: bool) -> Iterator[str]:
         if deletes:
             yield (
-                f"{self._counted()} delete from {self.table} t using here "
+                f"{self._counted()} delete from {self.rows} t using here "
                 f"where {self._AT_PLACE} and not {self._also('here', 'there')}"
             )
         missing = f"select streamer_ctid from there where not {self._also('there', 'here')}"
@@ -228,7 +230,7 @@ class Exchange:
         if not self.key:
             if deletes:
                 yield (
-                    f"{self._counted()} update {self.table} t set {ends}, kvsz_deleted = true "
+                    f"{self._counted()} update {self.rows} t set {ends}, kvsz_deleted = true "
                     f"from here where {self._AT_PLACE} and not {self._also('here', 'there')}"
                 )
             missing = f"select streamer_ctid from there where not {self._also('there', 'here')}"
@@ -236,9 +238,9 @@ class Exchange:
             yield f"{self._counted()} {self._open(rows, HISTORY_BEGIN)}"
             return
         if deletes:
-            yield f"update {self.table} t set {ends}, kvsz_deleted = true where {self._is_gone}"
+            yield f"update {self.rows} t set {ends}, kvsz_deleted = true where {self._is_gone}"
         closed = (
-            f"update {self.table} t set {ends} from {self.stage} s "
+            f"update {self.rows} t set {ends} from {self.stage} s "
             f"where {self._same_key} and {self._current} and {self._differs} "
             f"returning s.ctid as streamer_ctid, t.kvsz_end as streamer_since"
         )
@@ -248,10 +250,10 @@ class Exchange:
         since = (
             f"(select case when max(t.kvsz_end) is null then {HISTORY_BEGIN} "
             f"else greatest({self._at}, max(t.kvsz_end)) end "
-            f"from {self.table} t where {self._same_key} and {self._own})"
+            f"from {self.rows} t where {self._same_key} and {self._own})"
         )
         rows = (
             f"from {self.stage} s where not exists "
-            f"(select from {self.table} t where {self._same_key} and {self._current})"
+            f"(select from {self.rows} t where {self._same_key} and {self._current})"
         )
         yield self._open(rows, since)

@@ -419,7 +419,7 @@ class Preparation:
             if names is None or not begun.may_have_rows:
                 return  # with another definition, the copy begins again, and removes all rows
             rest = beyond(names, begun.chunks.types, begun.chunks.border)
-            await target.execute(f"delete from {copy.table} where {copy.own_rows} and {rest}")
+            await target.execute(f"delete from {copy.target.rows} where {copy.own_rows} and {rest}")
 
     async def begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> list[TableCopy]:
         """Store ``copying`` and a new attempt, and decide which way each copy goes.
@@ -570,6 +570,7 @@ def exchange_of(copy: TableCopy) -> Exchange:
             within = f"({within} or {_is_staged(copy, plan)})"
     return Exchange(
         table=copy.table,
+        rows=copy.target.rows,
         stage=copy.destination,
         columns=copy.columns,
         key=tuple((column.name, column.target.equality) for column in key),
@@ -615,7 +616,8 @@ def _is_staged(copy: TableCopy, plan: ApplyPlan) -> str:
 async def read_occupied(target: TargetConnection, copies: Sequence[TableCopy]) -> set[TableCopy]:
     """Return the copies whose target table holds rows of this source."""
     looks = " union all ".join(
-        f"select {number} as number where exists (select from {copy.table} where {copy.own_rows})"
+        f"select {number} as number"
+        f" where exists (select from {copy.target.rows} where {copy.own_rows})"
         for number, copy in enumerate(copies)
     )
     return {copies[row["number"]] for row in await target.fetch(looks)}
@@ -643,10 +645,10 @@ def _may_truncate(copy: TableCopy) -> bool:
 async def _clear(target: TargetConnection, copy: TableCopy) -> None:
     """Remove the rows of this source: an unfinished copy has put them there."""
     if _may_truncate(copy):
-        await target.execute(f"truncate {copy.table}")
+        await target.execute(f"truncate {copy.target.rows}")
     else:
         await rest_triggers(target)
-        await target.execute(f"delete from {copy.table} where {copy.own_rows}")
+        await target.execute(f"delete from {copy.target.rows} where {copy.own_rows}")
 
 
 async def store_parts(target: TargetConnection, copies: list[TableCopy]) -> None:

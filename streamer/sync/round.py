@@ -773,7 +773,7 @@ async def _defer_indexes(
     target: TargetConnection, copy: TableCopy, *, is_streamed: bool = False
 ) -> None:
     # Rows of others are served by these indexes.
-    if not await target.fetch_value(f"select exists (select from {copy.table})"):
+    if not await target.fetch_value(f"select exists (select from {copy.target.rows})"):
         key = None
         if is_streamed:
             relation = copy.relation

@@ -67,6 +67,15 @@ class TargetRelation:
     history_sequence: str | None = None
 
     @property
+    def rows(self) -> str:
+        """The table in statements about rows that are there, quoted.
+
+        Tables that inherit from it are tables of their own, as they are at the source.
+        """
+        quoted = quote_qualified(self.name.namespace, self.name.name)
+        return quoted if self.is_partitioned else f"only {quoted}"
+
+    @property
     def has_sid(self) -> bool:
         return "sid" in self.columns
 

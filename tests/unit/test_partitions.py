@@ -87,15 +87,17 @@ EU_ROWS = """("zone" in ('eu')) and ("id" is not null and "id" >= '1' and "id" <
 
 
 def test_rows_of_a_partition_that_left_leave_the_target() -> None:
-    assert translate(LEFT) == [f'delete from "dw"."w" where {EU_ROWS}']
+    assert translate(LEFT) == [f'delete from only "dw"."w" where {EU_ROWS}']
     (statement,) = translate(LEFT, sid="it's")
-    assert statement.startswith('delete from "dw"."w" where "sid"::text = \'it\'\'s\' and (')
+    assert statement.startswith('delete from only "dw"."w" where "sid"::text = \'it\'\'s\' and (')
     (statement,) = translate(LEFT, mapping(TableType.HISTORY))
     assert "kvsz_deleted = true where kvsz_end = '9999-01-01 00:00:00+00'" in statement
     assert translate(LEFT, mapping(TableType.APPEND)) == []
     assert translate(LEFT, brings_rows=True) == []
     rest = partition_difference(TREE, (ROOT, EU, EU_1))
-    assert translate(rest) == ["""delete from "dw"."w" where ((("zone" in ('eu'))) is not true)"""]
+    assert translate(rest) == [
+        """delete from only "dw"."w" where ((("zone" in ('eu'))) is not true)"""
+    ]
 
 
 def test_rows_that_the_target_cannot_tell_apart_are_named() -> None:

@@ -199,14 +199,16 @@ def test_without_a_sid_nothing_asks_for_one() -> None:
     statements = Statements(plan)
     assert not any("sid" in sql for sql in (statements.delete, statements.truncate))
     assert statements.insert_columns == ["id", "a"]
-    assert statements.truncate == 'truncate "public"."t"'
+    assert statements.truncate == 'truncate only "public"."t"'
 
 
 def test_the_sid_is_written_first() -> None:
     statements = Statements(apply_plan(["id", "a"], ["id"], sid="eu"))
     assert statements.insert_columns == ["sid", "id", "a"]
     assert "select 'eu', s.c_0, s.c_1" in statements.insert_moved(OP_FIRST_MOVED)
-    assert statements.truncate == """delete from "public"."t" t where true and t."sid" = 'eu'"""
+    assert (
+        statements.truncate == """delete from only "public"."t" t where true and t."sid" = 'eu'"""
+    )
 
 
 def test_the_staging_table_has_plain_types_and_a_name_of_the_plans_own() -> None:

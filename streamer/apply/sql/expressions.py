@@ -96,22 +96,22 @@ class ComputedStatements(Statements):
         if not self.plan.marks_in_filter:
             return super().delete
         return (
-            f"update {self.plan.table} t set {self._mark} from pg_temp.{self.stage} s "
+            f"update {self.rows} t set {self._mark} from pg_temp.{self.stage} s "
             f"where s.op = {OP_DELETE} and {self.matches_new_key}{self._is_unmarked}"
         )
 
     def before_write(self, op: int) -> list[str]:
         if self._passes is None:
             return []
-        table, stage = self.plan.table, f"pg_temp.{self.stage} s"
+        rows, stage = self.rows, f"pg_temp.{self.stage} s"
         is_out = (
             f"s.op = {op} and case when s.op = {op} then {self._passes} is not true "
             f"else false end and {self.matches_new_key}"
         )
         if not self.plan.marks_in_filter:
-            return [f"delete from {table} t using {stage} where {is_out}"]
+            return [f"delete from {rows} t using {stage} where {is_out}"]
         leave = (
-            f"update {table} t set {self._mark_left} from {stage} where {is_out}{self._is_unmarked}"
+            f"update {rows} t set {self._mark_left} from {stage} where {is_out}{self._is_unmarked}"
         )
         room = self.make_room(op)
         return [leave] if room is None else [leave, room]
@@ -120,7 +120,7 @@ class ComputedStatements(Statements):
         if not self.plan.marks_in_filter:
             return None
         return (
-            f"delete from {self.plan.table} t using pg_temp.{self.stage} s where s.op = {op}"
+            f"delete from {self.rows} t using pg_temp.{self.stage} s where s.op = {op}"
             f"{self._if_passes(op)} and {self.matches_new_key} and not (true{self._is_unmarked})"
         )
 
@@ -177,7 +177,7 @@ class ComputedStatements(Statements):
         if self.plan.type is TableType.APPEND:
             leave = "null;"
         elif self.plan.marks:
-            leave = f"update {self.plan.table} t set {self._mark_left} where {self._AT_FOUND};"
+            leave = f"update {self.rows} t set {self._mark_left} where {self._AT_FOUND};"
         return (
             f"{search}\n{self._decide(partial)}\n"
             f"if streamer_passes then\n{write}\n"
@@ -222,7 +222,7 @@ class ComputedStatements(Statements):
         )
         return (
             "\nif s.mask is not null and streamer_ctid is not null then\n"
-            f"select {values} into {into} from {self.plan.table} t where {self._AT_FOUND};\n"
+            f"select {values} into {into} from {self.rows} t where {self._AT_FOUND};\n"
             f"{marks}\nend if;"
         )
 

@@ -59,7 +59,7 @@ class VersionStatements:
         matter: its ``seq``, and where the last of them ended. ``is_open`` marks an end that sets do
         not expect, because it is open or out of range.
         """
-        plan, stage = self.plan, self.statements.stage
+        plan, statements, stage = self.plan, self.statements, self.statements.stage
         same = self.statements.matches_new_key
         doubles = "0"
         if any(column.target.base_oid not in _BYTES_TELL for column in plan.key):
@@ -81,7 +81,7 @@ class VersionStatements:
             untaken = ", null, null"
         return f"""
 with closed as (
-    update {plan.table} t set kvsz_end = s.at, kvsz_deleted = s.op = {OP_DELETE}
+    update {statements.rows} t set kvsz_end = s.at, kvsz_deleted = s.op = {OP_DELETE}
     from pg_temp.{stage} s where s.op <> {OP_INSERT} and {same}
     and t.kvsz_end = {HISTORY_OPEN} and t.kvsz_start <= s.at returning s.seq){numbers}
 select count(*) as seq, count(distinct seq) as keys, {doubles} as same,
@@ -90,7 +90,7 @@ union all
 select s.seq, 0, 0, max(t.kvsz_end) filter (where t.kvsz_end < {HISTORY_OPEN}),
        bool_or(case when s.op = {OP_INSERT} then t.kvsz_end >= {HISTORY_OPEN}
                else t.kvsz_end > {HISTORY_OPEN} end or t.kvsz_end < {HISTORY_BEGIN}){untaken}
-from pg_temp.{stage} s join {plan.table} t on {same} where s.mask is not null group by s.seq"""
+from pg_temp.{stage} s join {statements.rows} t on {same} where s.mask is not null group by s.seq"""
 
     def stage(self, chains: Chains) -> Iterator[bytes]:
         """Yield COPY data for the rows to stage; their ``seq`` is the number of the chain."""

@@ -135,7 +135,7 @@ class PartitionTranslator:
         return [self._remove(rows_of(partition, change.tree, render))]
 
     def _remove(self, condition: str) -> str:
-        table = quote_qualified(*_parts(self._target.name))
+        table = self._target.rows
         if self._sid is not None:
             own = f"{quote_identifier(SID)}::text = {quote_literal(self._sid)}"
             condition = f"{own} and {condition}"

@@ -107,6 +107,11 @@ class Statements:
         return f"s.{self.old(column)}"
 
     @property
+    def rows(self) -> str:
+        """Name the target in statements about rows that are there."""
+        return self.plan.target.rows
+
+    @property
     def stage(self) -> str:
         return f"streamer_stage_{self.plan.number}"
 
@@ -177,7 +182,7 @@ class Statements:
     @cached_property
     def delete(self) -> str:
         return (
-            f"delete from {self.plan.table} t using pg_temp.{self.stage} s "
+            f"delete from {self.rows} t using pg_temp.{self.stage} s "
             f"where s.op = {OP_DELETE} and {self.matches_new_key}"
         )
 
@@ -202,7 +207,7 @@ class Statements:
         if not assignments:
             return None
         return (
-            f"update {self.plan.table} t set {', '.join(assignments)} "
+            f"update {self.rows} t set {', '.join(assignments)} "
             f"from pg_temp.{self.stage} s "
             f"where s.op = {op}{self._if_passes(op)} and {self.matches_new_key}"
         )
@@ -226,13 +231,13 @@ class Statements:
         """Insert rows staged as *op* that the target does not have."""
         return (
             f"{self._insert_staged(op)} and not exists "
-            f"(select from {self.plan.table} t where {self.matches_new_key})"
+            f"(select from {self.rows} t where {self.matches_new_key})"
         )
 
     def delete_others(self, op: int) -> str:
         """Delete this source's rows without a key staged as *op*."""
         return (
-            f"delete from {self.plan.table} t where not exists (select from pg_temp.{self.stage} s "
+            f"delete from {self.rows} t where not exists (select from pg_temp.{self.stage} s "
             f"where s.op = {op} and {self.matches_new_key}){self._sid_matches('t')}"
         )
 
@@ -241,7 +246,7 @@ class Statements:
         return (
             f"select {self._key_text('s', self.new)} from pg_temp.{self.stage} s "
             f"where s.op = {op}{self._if_passes(op)} and not exists "
-            f"(select from {self.plan.table} t where {self.matches_new_key}) limit 1"
+            f"(select from {self.rows} t where {self.matches_new_key}) limit 1"
         )
 
     def missing(self, op: int, limit: int) -> str:
@@ -251,7 +256,7 @@ class Statements:
         return (
             f"select s.seq, {self._key_texts(self.new)} as key from pg_temp.{self.stage} s "
             f"where s.op = {op} and not exists "
-            f"(select from {self.plan.table} t where {self.matches_new_key}) "
+            f"(select from {self.rows} t where {self.matches_new_key}) "
             f"order by s.seq limit {limit}"
         )
 
@@ -269,7 +274,7 @@ class Statements:
         ]
         return (
             f"update pg_temp.{self.stage} s set {', '.join(assignments)} "
-            f"from {self.plan.table} t where s.op = {op} and {self._matches_old_key}"
+            f"from {self.rows} t where s.op = {op} and {self._matches_old_key}"
         )
 
     def insert_moved(self, op: int) -> str:
@@ -279,7 +284,7 @@ class Statements:
         """Find a key staged as *op* that several rows of the target have; returns it as text."""
         return (
             f"select min({self._key_text('s', self.new)}) from pg_temp.{self.stage} s "
-            f"join {self.plan.table} t on {self.matches_new_key} where s.op = {op} "
+            f"join {self.rows} t on {self.matches_new_key} where s.op = {op} "
             "group by s.ctid having count(*) > 1 limit 1"
         )
 
@@ -302,8 +307,8 @@ class Statements:
     def truncate(self) -> str:
         """Empty the target of this source's rows; for history, close the open versions."""
         if self.plan.truncates_by_delete:
-            return f"delete from {self.plan.table} t where true{self._sid_matches('t')}"
-        return f"truncate {self.plan.table}"
+            return f"delete from {self.rows} t where true{self._sid_matches('t')}"
+        return f"truncate {self.rows}"
 
     @cached_property
     def restart(self) -> str:
@@ -429,7 +434,7 @@ end"""
         select json_build_object('xmin', t.xmin::text, 'committed_at',
             case when current_setting('track_commit_timestamp')::boolean
                 then pg_xact_commit_timestamp(t.xmin) end)::text
-        from {self.plan.table} t where {self.matches_new_key} limit 1 into streamer_existing;
+        from {self.rows} t where {self.matches_new_key} limit 1 into streamer_existing;
     end if;"""
 
     @property
@@ -495,7 +500,7 @@ end"""
         select = "select t.tableoid, t.ctid into streamer_relid, streamer_ctid"
         if self.plan.identity is Identity.KEY:
             return (
-                f"{select} from {self.plan.table} t where {self._matches_old_key}{still_open} "
+                f"{select} from {self.rows} t where {self._matches_old_key}{still_open} "
                 f"limit 1 for update;{self._refuse_several(still_open)}"
             )
         return self._find_by_row(select, still_open)
@@ -516,7 +521,7 @@ end"""
         if self.plan.key_is_indexed or self.plan.type is TableType.HISTORY:
             return ""
         return (
-            f"\nif streamer_ctid is not null and exists (select from {self.plan.table} t "
+            f"\nif streamer_ctid is not null and exists (select from {self.rows} t "
             f"where {self._matches_old_key}{condition} and not ({self._AT_FOUND})) "
             f"then {self._complain_of_several(self.old)} end if;"
         )
@@ -530,7 +535,7 @@ end"""
 
     def _clear(self) -> str:
         """Delete the row that has the key of the new one, in a table that ignores deletes."""
-        delete = f"delete from {self.plan.table} t where {self.matches_new_key};"
+        delete = f"delete from {self.rows} t where {self.matches_new_key};"
         if self.plan.key_is_indexed:
             return delete
         complain = self._complain_of_several(self.new)
@@ -547,7 +552,7 @@ end"""
             for c in self.plan.key
         )
         where = f"{same or 'true'}{self._sid_matches('t')}{condition}"
-        query = f"{select} from {self.plan.table} t where {where}"
+        query = f"{select} from {self.rows} t where {where}"
         for column in self.plan.key:
             if column.name in self.plan.target.leading_index_columns:
                 name = quote_identifier(column.name)
@@ -583,7 +588,7 @@ end"""
         if not self.plan.may_outlive or not self.plan.version_key:
             return ""
         return (
-            f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at) "
+            f"update {self.rows} t set kvsz_end = greatest(t.kvsz_start, s.at) "
             f"where {self._matches_version_key()} and t.kvsz_end = {HISTORY_OPEN};\n"
         )
 
@@ -602,12 +607,12 @@ end"""
             prelude = (
                 f"select case when count(*) = 0 then {HISTORY_BEGIN} else "
                 f"greatest({since}, {self._LAST_END}) end "
-                f"from {self.plan.table} t where {same_key} into streamer_since;\n"
+                f"from {self.rows} t where {same_key} into streamer_since;\n"
             )
             # Only a key with a deferred check may occur twice, and then the target checks it.
             if self.plan.identity is Identity.KEY:
                 prelude += (
-                    f"if exists (select from {self.plan.table} t where {same_key} "
+                    f"if exists (select from {self.rows} t where {same_key} "
                     f"and t.kvsz_end = {HISTORY_OPEN}) then raise exception using "
                     "errcode = 'unique_violation', "
                     "message = 'an open version of this key is already there', "
@@ -662,7 +667,7 @@ end"""
         )
         if not assignments:
             return "null;"
-        return f"update {self.plan.table} t set {assignments} where {self._AT_FOUND};"
+        return f"update {self.rows} t set {assignments} where {self._AT_FOUND};"
 
     def _same_key(self) -> str:
         return " and ".join(
@@ -677,17 +682,17 @@ end"""
         )
 
     def _open_next_version(self, partial: bool) -> str:
-        table = self.plan.table
+        rows = self.rows
         deleted, later = "false", ""
         if self.plan.version_key:
             deleted = f"not ({self._same_key()})"
             # The new key may have versions of its own, and this one must not overlap them.
             later = (
                 f"\nif {deleted} then select greatest(streamer_since, {self._LAST_END}) "
-                f"from {table} t where {self._matches_version_key()} into streamer_since; end if;"
+                f"from {rows} t where {self._matches_version_key()} into streamer_since; end if;"
             )
         close = (
-            f"update {table} t "
+            f"update {rows} t "
             f"set kvsz_end = greatest(t.kvsz_start, s.at), kvsz_deleted = {deleted} "
             f"where {self._AT_FOUND} returning t.kvsz_end, t.tableoid, t.ctid "
             "into streamer_since, streamer_relid, streamer_ctid;"
@@ -697,8 +702,8 @@ end"""
         sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
         written = ", ".join([*sid, *self._values(partial, "t"), *extra.values()])
         reopen = (
-            f"insert into {table} ({names}) overriding system value "
-            f"select {written} from {table} t where {self._AT_FOUND};"
+            f"insert into {self.plan.table} ({names}) overriding system value "
+            f"select {written} from {rows} t where {self._AT_FOUND};"
         )
         return f"{close}{later}\n{reopen}"
 
@@ -708,7 +713,7 @@ end"""
         if self.plan.type is TableType.APPEND:
             return "null;"
         if self.plan.marks:
-            mark = f"update {self.plan.table} t set {self._mark} where {self._AT_FOUND};"
+            mark = f"update {self.rows} t set {self._mark} where {self._AT_FOUND};"
             return f"{self._search()}\nif streamer_ctid is not null then {mark} end if;"
         return (
             f"{self._search()}\n{self._refuse_partial_old()}"
@@ -747,23 +752,23 @@ end"""
         """Remove the found row, or end its version."""
         if self.plan.type is TableType.HISTORY:
             return (
-                f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at), "
+                f"update {self.rows} t set kvsz_end = greatest(t.kvsz_start, s.at), "
                 f"kvsz_deleted = true where {self._AT_FOUND};"
             )
-        return f"delete from {self.plan.table} t where {self._AT_FOUND};"
+        return f"delete from {self.rows} t where {self._AT_FOUND};"
 
     def _ordered_truncate(self) -> str:
         if self.plan.ignores_truncate:
             return "null;"
         if self.plan.type is TableType.HISTORY:
             return (
-                f"update {self.plan.table} t set kvsz_end = greatest(t.kvsz_start, s.at), "
+                f"update {self.rows} t set kvsz_end = greatest(t.kvsz_start, s.at), "
                 f"kvsz_deleted = true where t.kvsz_end = {HISTORY_OPEN}{self._sid_matches('t')};"
             )
         truncate = self.truncate
         if (deleted_at := self.plan.mapping.rule.deleted_at) is not None:
             truncate = (
-                f"update {self.plan.table} t set {self._mark} "
+                f"update {self.rows} t set {self._mark} "
                 f"where t.{quote_identifier(deleted_at)} is null{self._sid_matches('t')}"
             )
         if not self.restart:
