@@ -112,18 +112,34 @@ class Fold:
         values that only the target has.
         """
         plan = self.plan
-        is_staged = bool(self.deletes or self.updates or self.moves)
         if not plan.has_expressions:
-            return is_staged and not plan.fits_stage
+            return self.must_stage and not plan.fits_stage
         return (
             not plan.fits_stage
             or bool(self.moves)
+            # An insert outside the filter replaces no row.
+            or (self.clears_keys and plan.filter is not None)
             or any(
                 plan.needs_missing_value(unchanged_positions(row))
                 for row in self.updates.values()
                 if is_partial(row)
             )
         )
+
+    @property
+    def clears_keys(self) -> bool:
+        """Whether rows that outlived their deletes have to go before their keys are inserted.
+
+        Otherwise an index of the target refuses the new row, and exact order replaces the old one.
+        """
+        plan = self.plan
+        is_unguarded = plan.identity is Identity.KEY and not plan.key_is_indexed
+        return bool(self.inserts) and plan.may_outlive and is_unguarded and not plan.marks_in_filter
+
+    @property
+    def must_stage(self) -> bool:
+        """Whether it is more than inserts, or its inserts replace rows."""
+        return bool(self.deletes or self.updates or self.moves) or self.clears_keys
 
     def add(self, payloads: list[bytes]) -> None:
         """Fold changes in, in order. Raises NotFoldable, ProtocolError; the fold is then spoilt."""

@@ -23,6 +23,7 @@ from streamer.apply.rejection_advice import advise
 from streamer.apply.sql.copydata import RowLayout, constant, encode_rows
 from streamer.apply.sql.staged_rows import OrderedRun, by_unchanged, masked_rows, staged_values
 from streamer.apply.sql.statements import (
+    OP_CLEAR,
     OP_DELETE,
     OP_FIRST_MOVED,
     OP_FIRST_UPDATED,
@@ -206,7 +207,7 @@ class Writer:
             await self._transaction.target.execute(mapped.statements(plan).plain.truncate)
             await self._restart_sequences(mapped, fold)
         is_staged = plan.has_expressions  # rows without updates or deletes, too
-        if fold.deletes or fold.updates or fold.moves or (is_staged and fold.inserts):
+        if fold.must_stage or (is_staged and fold.inserts):
             statements = mapped.statements(plan).sets
             self._transaction.stage(statements, self._small(fold.row_count))
             async with self.planned_for(mapped, plan):
@@ -255,25 +256,28 @@ class Writer:
     async def _write_changes(
         self, mapped: MappedRelation, fold: Fold, statements: Statements
     ) -> None:
+        plan = fold.plan
         moves = await self._stage_moves(fold, statements)
         if fold.deletes:
             await self._write_deletes(mapped, fold, statements)
+        if fold.clears_keys:
+            await self._clear_keys(plan, statements, fold.inserts.keys() - fold.deletes.keys())
         rows = in_order_of_keys(fold.updates)
         whole = [row for row in rows if not is_partial(row)]
         partial = [row for row in rows if is_partial(row)] if len(whole) < len(rows) else []
         missing = 0
         if whole:
             await self.conflicts.look_for_updates(self._window, mapped, fold, statements)
-            missing = await self._write_whole(fold.plan, statements, whole)
+            missing = await self._write_whole(plan, statements, whole)
         if partial:
-            await self._write_partial(fold.plan, statements, partial)
-        if fold.plan.filter is None:  # else it has just been let in
+            await self._write_partial(plan, statements, partial)
+        if plan.filter is None:  # else it has just been let in
             self.conflicts.require_notes(mapped, missing)
             self._transaction.count_conflict(mapped, "update_missing", missing)
         for op in moves:
             await self._transaction.target.execute(statements.insert_moved(op))
-        if fold.inserts and fold.plan.has_expressions:
-            columns, positions = staged_values(fold.plan, statements, frozenset())
+        if fold.inserts and plan.has_expressions:
+            columns, positions = staged_values(plan, statements, frozenset())
             await self._copy_stage(statements, columns, fold.inserts.values(), OP_INSERT, positions)
             if (room := statements.make_room(OP_INSERT)) is not None:
                 await self._transaction.target.execute(room)
@@ -315,9 +319,7 @@ class Writer:
             positions = tuple(column.position for column in staged)
             rows = in_order_of_keys(fold.deletes)
         else:
-            rows = in_order_of_keys({key: key for key in fold.deletes})
-            if len(plan.key) == 1:
-                rows = ([key] for key in rows)
+            rows = _key_rows(plan, fold.deletes)
         columns = [statements.new(column) for column in staged]
         is_conflict = self.conflicts.is_conflict_to_delete(plan)
         if is_conflict:
@@ -331,6 +333,14 @@ class Writer:
         # With rows that outlive their deletes, `deletes` has keys that no row may have.
         if plan.type is not TableType.APPEND and plan.filter is None and not plan.marks:
             self._transaction.count_conflict(mapped, "delete_missing", len(fold.deletes) - deleted)
+
+    async def _clear_keys(self, plan: ApplyPlan, statements: Statements, keys: set[Any]) -> None:
+        """Delete the rows of *keys*, which outlived their deletes or a TRUNCATE."""
+        columns = [statements.new(column) for column in plan.key]
+        cleared = await self._stage_and_run(
+            statements, columns, _key_rows(plan, keys), OP_CLEAR, statement=statements.clear
+        )
+        _check_count(cleared, len(keys))
 
     async def _write_whole(
         self, plan: ApplyPlan, statements: Statements, rows: list[PendingRow]
@@ -560,6 +570,12 @@ def in_order_of_keys(changes: dict[Any, T]) -> list[T]:
         return [changes[key] for key in sorted(changes)]
     except TypeError:
         return list(changes.values())
+
+
+def _key_rows(plan: ApplyPlan, keys: Iterable[Any]) -> Iterable[Any]:
+    """Return *keys* of a fold as rows to stage."""
+    rows = in_order_of_keys({key: key for key in keys})
+    return ([key] for key in rows) if len(plan.key) == 1 else rows
 
 
 def _name_column(error: StreamerError, plan: ApplyPlan) -> None:

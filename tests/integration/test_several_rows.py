@@ -79,3 +79,56 @@ async def test_more_rows_than_were_asked_for_are_a_conflict_before_the_commit(
             await streamer.caught_up(40)
             for name in CHANGES:
                 assert_same(source, target, name)
+
+
+OUTLIVES = {
+    "appends": "type: append",
+    "marks": "on_delete: mark",
+    "marks_in": "on_delete: mark, filter: \"v <> 'out'\"",
+    "computes": "type: append, set: {v: \"v || ''\"}",
+    "keeps": "skip_truncate: true",
+    "keeps_in": "skip_truncate: true, filter: \"v <> 'out'\"",
+}
+
+
+@pytest.mark.parametrize("transport", ["text", "binary"])
+async def test_a_key_that_comes_again_has_one_row_without_an_index_that_sees_to_it(
+    source: Database, target: Database, stream: MakeStreamer, transport: str
+) -> None:
+    """A copy that defers indexes leaves the target without one for a while, too."""
+    for name in OUTLIVES:
+        source.execute(f"create table {name} (id int primary key, v text)")
+        target.execute(f"create table {name} (id int, v text, deleted_at timestamptz)")
+    rules = "\n".join(f"{name}: {{initial: none, {rule}}}" for name, rule in OUTLIVES.items())
+
+    def change(statements: str) -> None:
+        source.execute("; ".join(statements.format(name) for name in OUTLIVES))
+
+    def rows(name: str, columns: str = "id, v") -> list[tuple[object, ...]]:
+        return target.execute(f"select {columns} from {name} order by 1")
+
+    async with stream(rules, group=f"transport: {transport}") as streamer:
+        await streamer.caught_up()
+        # GIVEN rows that the target keeps although the source has removed them
+        change("insert into {0} select g, 'old' from generate_series(1, 5) g")
+        await streamer.caught_up()
+        source.execute("truncate keeps, keeps_in")
+        change("delete from {0}")
+        await streamer.caught_up()
+        # WHEN their keys come again: alone, with other changes, and by an update of the key
+        change("insert into {0} values (1, 'new')")
+        await streamer.caught_up()
+        change(
+            "insert into {0} values (2, 'new'), (3, 'new'), (9, 'new'); update {0} set v = 'newer' "
+            "where id in (1, 2); update {0} set id = 4 where id = 9"
+        )
+        await streamer.caught_up()
+        # THEN each of them has the new row, and no other
+        expected = [(1, "newer"), (2, "newer"), (3, "new"), (4, "new"), (5, "old")]
+        for name in OUTLIVES:
+            assert rows(name) == expected, name
+        assert rows("marks", "id, deleted_at is null")[3:] == [(4, True), (5, False)]
+        # A row outside the filter replaces none.
+        source.execute("insert into keeps_in values (5, 'out')")
+        await streamer.caught_up()
+        assert rows("keeps_in") == expected

@@ -30,6 +30,8 @@ OP_UPDATE: Final = 2
 OP_INSERT: Final = 3
 OP_TRUNCATE: Final = 4
 OP_TRUNCATE_RESTART: Final = 5
+OP_CLEAR: Final = 7
+"""In sets, keys whose rows make room for new ones."""
 OP_PROBED_DELETE: Final = 8
 OP_PROBED_UPDATE: Final = 9
 """In sets, rows whose keys are looked for before they are changed."""
@@ -184,6 +186,14 @@ class Statements:
         return (
             f"delete from {self.rows} t using pg_temp.{self.stage} s "
             f"where s.op = {OP_DELETE} and {self.matches_new_key}"
+        )
+
+    @cached_property
+    def clear(self) -> str:
+        """Delete the rows of keys that come again."""
+        return (
+            f"delete from {self.rows} t using pg_temp.{self.stage} s "
+            f"where s.op = {OP_CLEAR} and {self.matches_new_key}"
         )
 
     def update(
