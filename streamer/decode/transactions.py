@@ -20,6 +20,7 @@ names the subtransaction itself.
 Pure, apart from the given spool.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -153,11 +154,13 @@ class StreamSpool(Protocol):
 class _Streamed:
     """A streamed transaction that has neither committed nor rolled back yet."""
 
-    __slots__ = ("aborted", "has_origin", "spool")
+    __slots__ = ("aborted", "arrivals", "has_origin", "spool")
 
     def __init__(self, spool: StreamSpool) -> None:
         self.spool = spool
         self.aborted: set[bytes] = set()
+        self.arrivals: deque[int] = deque()
+        """Of each RELATION message in the spool, its number among all of the stream."""
         self.has_origin = False
 
 
@@ -186,6 +189,9 @@ class TransactionAssembler:
         self.conversion: TextConversion | None = None
         """Converts the stream's text to UTF-8, if the source uses another encoding."""
         self._relations: dict[bytes, Relation] = {}
+        self._relation_count = 0
+        self._arrivals: dict[bytes, int] = {}
+        """The number of each relation's newest RELATION message that counts."""
         self._transaction: Transaction | None = None
         self._is_foreign = False
         self._in_pieces = False
@@ -212,6 +218,7 @@ class TransactionAssembler:
         self._transaction = self._in_stream = None
         self._kept.clear()
         self._relations.clear()
+        self._arrivals.clear()
         if self._messages is not None:
             self._messages.reset()
         self._in_pieces = False
@@ -336,7 +343,8 @@ class TransactionAssembler:
                 self._former += self._touched.values()
                 self._touched.clear()
             case pgoutput.Relation():
-                self._handle_relation(message)
+                self._relation_count += 1
+                self._handle_relation(message, self._relation_count)
             case pgoutput.Truncate():
                 self._expect_transaction(kind)
                 self._handle_truncate(message, payload)
@@ -443,9 +451,10 @@ class TransactionAssembler:
         self._touched[relid] = changes
         return changes
 
-    def _handle_relation(self, relation: Relation) -> None:
+    def _handle_relation(self, relation: Relation, arrival: int) -> None:
         relid = relation.relid.to_bytes(4, "big")
         self._relations[relid] = relation
+        self._arrivals[relid] = max(arrival, self._arrivals.get(relid, 0))
         # Later changes have the new definition and go into another list.
         self._opened.pop(relid, None)
         if (changes := self._touched.pop(relid, None)) is not None:
@@ -513,6 +522,10 @@ class TransactionAssembler:
             if len({message[1:9] for message in kept}) == 1 and {m[0] for m in kept} <= _ROW_SET:
                 spool.append(kept[0][1:5], [message[:1] + message[5:] for message in kept])
             else:
+                for message in kept:
+                    if message[0] == pgoutput.RELATION:
+                        self._relation_count += 1
+                        self._in_stream.arrivals.append(self._relation_count)
                 spool.append(b"", kept)
 
     def _handle_stream_abort(self, message: pgoutput.StreamAbort) -> None:
@@ -533,10 +546,11 @@ class TransactionAssembler:
             raise ProtocolError(f"STREAM COMMIT of unknown transaction {message.xid}")
         self._transaction = Transaction(message.xid, message.commit_lsn, message.commit_time)
         self._is_foreign = streamed.has_origin and not self._forward_origins
+        former = dict(self._arrivals), dict(self._relations)
         try:
             for subxid, messages in streamed.spool.replay():
                 if not subxid:
-                    self._replay(messages, streamed.aborted)
+                    self._replay(messages, streamed)
                 elif subxid not in streamed.aborted:
                     relid = messages[0][1:5]
                     changes = self._touched.get(relid) or self._touch(relid)
@@ -548,18 +562,32 @@ class TransactionAssembler:
             streamed.spool.close()
         yield self._finish_piece(message.end_lsn)
         self._transaction = None
+        self._keep_newer(*former)
 
-    def _replay(self, messages: list[bytes], aborted: set[bytes]) -> None:
+    def _keep_newer(self, arrivals: dict[bytes, int], relations: dict[bytes, Relation]) -> None:
+        """Go back to the definitions that came behind those of a streamed transaction.
+
+        They hold for later transactions, and pgoutput may not send them again (`schema_sent` in
+        pgoutput.c). The definition of a table that is written to can change nevertheless: no
+        lock keeps ALTER PUBLICATION from another column list.
+        """
+        for relid, arrival in arrivals.items():
+            if self._arrivals[relid] == arrival:
+                self._relations[relid] = relations[relid]
+
+    def _replay(self, messages: list[bytes], streamed: _Streamed) -> None:
         """Read the messages of a streamed transaction that committed; each begins with an xid."""
+        aborted = streamed.aborted
         for message in messages:
+            kind = message[0]
+            arrival = streamed.arrivals.popleft() if kind == pgoutput.RELATION else 0
             if message[1:5] in aborted:
                 continue
-            kind = message[0]
             plain = message[:1] + message[5:]
             if kind == pgoutput.RELATION:
                 relation = pgoutput.parse(message, in_stream=True, conversion=self.conversion)
                 assert isinstance(relation, Relation)
-                self._handle_relation(relation)
+                self._handle_relation(relation, arrival)
             elif kind == pgoutput.TRUNCATE:
                 truncate = pgoutput.parse(plain)
                 assert isinstance(truncate, pgoutput.Truncate)

@@ -349,6 +349,42 @@ def test_a_definition_that_was_rolled_back_is_not_used_by_later_transactions() -
     assert flat(pieces[2].changes) == [(T, 2, [row("3")])]
 
 
+@pytest.mark.parametrize("new", ["ab", "abcd"])
+def test_the_definition_that_came_last_holds_behind_a_streamed_transaction(new: str) -> None:
+    """A column list may change while a transaction is open. pgoutput regards the definition behind
+    the change as sent, although the older one of the transaction is used only when that commits.
+    Servers from May 2025 on send it once more.
+    """
+    assembler = Assembler()
+    pieces = assembler.feed(
+        *(start(5), define(columns="abc", xid=5), row("1", xid=5), STOP),
+        *(start(6), define(columns="abc", xid=6), row("2", xid=6), STOP),
+        *(begin(7, 100), define(columns=new), row("3"), commit(100, 110)),
+        *(start(6, first=False), define(columns=new, xid=6), row("4", xid=6), STOP),
+        stream_commit(6, 200, 210),
+        stream_commit(5, 300, 310),
+        *(begin(8, 400), row("5"), commit(400, 410)),
+    )
+    width = len(new)
+    assert [flat(piece.changes) for piece in pieces] == [
+        [(T, width, [row("3")])],
+        [(T, 3, [row("2")]), (T, width, [row("4")])],
+        [(T, 3, [row("1")])],
+        [(T, width, [row("5")])],
+    ]
+
+
+def test_a_streamed_definition_that_came_last_holds_behind_its_transaction() -> None:
+    assembler = Assembler()
+    pieces = assembler.feed(
+        *(begin(7, 100), define(columns="ab"), row("1"), commit(100, 110)),
+        *(start(5), define(columns="abc", xid=5), row("2", xid=5), STOP),
+        stream_commit(5, 200, 210),
+        *(begin(8, 300), row("3"), commit(300, 310)),
+    )
+    assert [flat(piece.changes)[0][1] for piece in pieces] == [2, 3, 3]
+
+
 def test_a_streamed_transaction_that_is_rolled_back_leaves_nothing() -> None:
     assembler = Assembler()
     pieces = assembler.feed(
