@@ -15,6 +15,12 @@ if TYPE_CHECKING:  # plans are pure, and this module describes their input
     from streamer.target.connection import Record, TargetConnection
 
 
+_BYTES_TELL: Final = frozenset({16, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
+"""OIDs of bool, int8, int2, int4, text, oid, varchar, date, timestamp, timestamptz and uuid. A
+numeric is not among them: 1.0 equals 1.00.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
     """A column of a target relation. ``type`` is written with its modifier and, if need be, its
@@ -36,6 +42,18 @@ class TargetColumn:
     base_oid: int = 0
     plain_type: str = ""
     """``base_type`` without its modifier."""
+    collation: str = ""
+    """The quoted name of its collation if that is not deterministic: other texts may be equal."""
+
+    @property
+    def bytes_tell(self) -> bool:
+        """Whether two values are equal only if their bytes are, in text and in binary."""
+        return self.base_oid in _BYTES_TELL and not self.collation
+
+    @property
+    def staged_type(self) -> str:
+        """The type for staged values, which compare as those of the column do."""
+        return f"{self.base_type} collate {self.collation}" if self.collation else self.base_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +171,10 @@ select a.attrelid::int8 as relid, a.attname as name,
        a.atttypid::int8 as type_oid, b.type_oid::int8 as base_oid,
        pg_catalog.format_type(b.type_oid, -1) as plain_type, a.attnotnull as not_null,
        a.atthasdef or a.attidentity <> '' as has_default,
-       a.attgenerated <> '' as generated, a.attidentity = 'a' as identity_always
+       a.attgenerated <> '' as generated, a.attidentity = 'a' as identity_always,
+       coalesce((select pg_catalog.format('%I.%I', n.nspname, l.collname)
+          from pg_catalog.pg_collation l join pg_catalog.pg_namespace n on n.oid = l.collnamespace
+         where l.oid = a.attcollation and not l.collisdeterministic), '') as collation
 from base b join pg_catalog.pg_attribute a on a.attrelid = b.attrelid and a.attnum = b.attnum
 join pg_catalog.pg_type t on t.oid = b.type_oid
 where t.typtype <> 'd'

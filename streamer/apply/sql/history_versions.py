@@ -26,10 +26,6 @@ from streamer.decode.tuples import PendingRow
 from streamer.postgres.quoting import quote_literal
 from streamer.target.conventions import HISTORY_BEGIN, HISTORY_COLUMNS, HISTORY_ID, HISTORY_OPEN
 
-_BYTES_TELL: Final = frozenset({16, 20, 21, 23, 26, 1082, 1114, 1184, 2950})
-"""OIDs of types of which two values are equal only if their bytes are: bool, int8, int2, int4, oid,
-date, timestamp, timestamptz and uuid. A numeric is not among them: 1.0 equals 1.00.
-"""
 Chains = list[tuple[Any, Chain]]
 """Keys and their chains; a chain's place is its number."""
 _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
@@ -62,7 +58,7 @@ class VersionStatements:
         plan, statements, stage = self.plan, self.statements, self.statements.stage
         same = self.statements.matches_new_key
         doubles = "0"
-        if any(column.target.base_oid not in _BYTES_TELL for column in plan.key):
+        if not all(column.target.bytes_tell for column in plan.key):
             keys = ", ".join(self.statements.value(column) for column in plan.key)
             grouped = f"select from pg_temp.{stage} s group by {keys} having count(*) > 1"
             doubles = f"(select count(*) from ({grouped}) d)"

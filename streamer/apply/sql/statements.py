@@ -77,14 +77,14 @@ class Statements:
     @property
     def _staged_old(self) -> list[tuple[str, str]]:
         return [
-            (f"o_{self._index[column.position]}", column.target.base_type)
+            (f"o_{self._index[column.position]}", column.target.staged_type)
             for column in self.plan.staged_key
         ]
 
     @property
     def _staged_new(self) -> list[tuple[str, str]]:
         return [
-            (f"c_{self._index[column.position]}", column.target.base_type)
+            (f"c_{self._index[column.position]}", column.target.staged_type)
             for column in self.plan.plain_columns
         ]
 

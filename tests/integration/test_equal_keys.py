@@ -1,0 +1,75 @@
+"""Keys that are equal to their type, and have other bytes: numeric scale, nondeterministic collations."""
+
+import pytest
+
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer
+
+KEYS = {
+    "numeric": ("numeric", "1.0", "1.00"),
+    "collation": ("text collate caseless", "'a'", "'A'"),
+}
+COLLATION = """
+create collation caseless (provider = icu, locale = 'und-u-ks-level2', deterministic = false)
+"""
+HISTORY = """
+, kvsz_start timestamptz not null, kvsz_end timestamptz not null, kvsz_deleted boolean not null
+"""
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("transport", ["text", "binary"])
+async def test_one_row_of_them_takes_the_place_of_the_other(
+    source: Database, target: Database, stream: MakeStreamer, name: str, transport: str
+) -> None:
+    kind, one, other = KEYS[name]
+    has_icu = bool(source.execute("select from pg_collation where collname = 'und-x-icu'"))
+    if name == "collation" and not has_icu:
+        pytest.skip("the server has no ICU")
+    tables = {
+        "appends": "type: append",
+        "marks": "on_delete: mark",
+        "keeps": "skip_truncate: true",
+        "history": "type: history",
+        "indexed": "type: append",
+    }
+    for db in (source, target):
+        if name == "collation":
+            db.execute(COLLATION)
+    for table in tables:
+        columns = f"id {kind} not null, v text, big text"
+        source.execute(f"create table {table} ({columns}, primary key (id))")
+        source.execute(f"alter table {table} alter big set storage external")
+        extra = HISTORY if table == "history" else ", deleted_at timestamptz"
+        index = f"create {'' if table == 'history' else 'unique'} index on {table} (id)"
+        indexed = index if table in ("history", "indexed") else ""
+        target.execute(f"create table {table} ({columns}{extra}); {indexed}")
+    rules = "\n".join(f"{table}: {{initial: none, {rule}}}" for table, rule in tables.items())
+
+    def change(statements: str) -> None:
+        source.execute("; ".join(statements.format(t=table) for table in tables))
+
+    async with stream(rules, group=f"transport: {transport}") as streamer:
+        await streamer.caught_up()
+        # WHEN a key comes again with other bytes, in one window and in two
+        change(
+            f"begin; insert into {{t}} values ({one}, 'old', repeat('x', 3000)); delete from {{t}}; "
+            f"insert into {{t}} values ({other}, 'new', repeat('x', 3000)); commit"
+        )
+        await streamer.caught_up()
+        change(
+            f"begin; update {{t}} set v = 'newer'; delete from {{t}}; "
+            f"insert into {{t}} values ({one}, 'last', repeat('x', 3000)); commit"
+        )
+        await streamer.caught_up()
+        change(f"begin; update {{t}} set v = v || '!'; update {{t}} set id = {other}; commit")
+        await streamer.caught_up()
+        # THEN it has one row, and versions that do not overlap
+        for table in tables:
+            where = " where kvsz_end > '9000-01-01'" if table == "history" else ""
+            found = target.execute(f"select id::text, v, length(big) from {table}{where}")
+            assert found == [(other.strip("'"), "last!", 3000)], table
+        assert not target.execute(
+            "select a.*, b.* from history a join history b on a.id = b.id and a.ctid <> b.ctid"
+            " and a.kvsz_start < b.kvsz_end and b.kvsz_start < a.kvsz_end"
+        )
