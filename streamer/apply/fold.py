@@ -294,6 +294,9 @@ class Fold:
             return
         if key in self.inserts:
             del self.inserts[key]
+            if self.plan.may_outlive:
+                # Its insert would have replaced a row that outlived its delete.
+                self.deletes.setdefault(key)
         elif key in self.moves:
             del self.moves[key]
         elif key in self.deletes:

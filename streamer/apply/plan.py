@@ -361,20 +361,20 @@ class ApplyPlan:
     def folder(self) -> "RowFolder | None":
         """The compiled way to fold changes, if this process has one and the table is fit for it.
 
-        With REPLICA IDENTITY FULL the fold compares an update or delete with the pending row. A
-        mark in a filtered table needs the facts of a delete, and the folder keeps keys alone.
+        With REPLICA IDENTITY FULL the fold compares an update or delete with the pending row. In a
+        clone that keeps removed rows, a delete may concern another row than the pending one. A mark
+        in a filtered table needs the facts of a delete, and the folder keeps keys alone.
         """
-        count = self.row_width
-        positions = tuple(column.position for column in self.key)
-        if choice.compiled is None or self.is_converted or self.marks_in_filter:
-            return None
-        if count > TABLE_COLUMNS_MAX or min(positions, default=0) < 0:
+        keeps_removed = self.outlives or self.mapping.rule.skip_truncate
+        count, positions = self.row_width, tuple(column.position for column in self.key)
+        is_unfit = count > TABLE_COLUMNS_MAX or min(positions, default=0) < 0
+        if choice.compiled is None or self.is_converted or self.marks_in_filter or is_unfit:
             return None
         folder: RowFolder = choice.compiled.RowFolder(
             count,
             positions,
             binary=self.binary,
             is_append=self.type is TableType.APPEND,
-            takes_updates=self.relation.replica_identity != "f",
+            takes_updates=self.relation.replica_identity != "f" and not keeps_removed,
         )
         return folder

@@ -331,7 +331,7 @@ class Writer:
         if is_conflict:
             self.conflicts.require_notes(mapped, len(fold.deletes) - deleted)
         # With rows that outlive their deletes, `deletes` has keys that no row may have.
-        if plan.type is not TableType.APPEND and plan.filter is None and not plan.marks:
+        if plan.filter is None and not plan.may_outlive:
             self._transaction.count_conflict(mapped, "delete_missing", len(fold.deletes) - deleted)
 
     async def _clear_keys(self, plan: ApplyPlan, statements: Statements, keys: set[Any]) -> None:

@@ -272,6 +272,18 @@ def test_a_row_that_comes_again_takes_the_place_of_the_one_that_was_kept() -> No
     assert left(folded)[1] == [[b"1", b"again", b"b"]]
 
 
+def test_a_row_that_comes_and_goes_removes_the_one_that_it_had_replaced() -> None:
+    """In exact order the insert removes a row of its key that outlived a TRUNCATE."""
+    plan = replace(PLAN, outlives=True)
+    assert left(fold(insert(b"1"), delete(b"1"), plan=plan)) == ([b"1"], [], [], [])
+    changes = [insert(b"1"), update(b"1"), delete(b"1"), insert(b"1", b"new")]
+    assert left(fold(*changes, plan=plan)) == ([b"1"], [], [], [[b"1", b"new", b"b"]])
+    again = [insert(b"1"), delete(b"1"), insert(b"1"), delete(b"1"), insert(b"2")]
+    folded = fold(*again, plan=plan)
+    assert left(folded) == ([b"1"], [], [], [[b"2", b"n", b"b"]])
+    assert folded.counts == Counts(insert=3, delete=2)
+
+
 def test_a_key_that_changes_makes_room_in_an_append_table() -> None:
     folded = fold(move(b"1", b"2", b"x", b"y"), plan=APPEND)
     assert left(folded) == ([b"1", b"2"], [], [], [[b"2", b"x", b"y"]])
