@@ -55,6 +55,8 @@ MESSAGES_MIN: Final = 14_00_00
 MESSAGE_TABLE: Final = "message"
 """On older servers its inserts are published, and stand for the messages."""
 _QUERY_MAX: Final = 10_000
+PATIENCE_MS: Final = 100
+"""How long a command of the application waits at most for the lock of a table to describe."""
 
 # A streamed message carries the xid of the whole transaction (pgoutput_message in pgoutput.c). So
 # it names the subtransaction that wrote it; else a rollback to a savepoint would not take it back.
@@ -67,7 +69,7 @@ select coalesce((select l.transactionid::text from pg_catalog.pg_locks l
                     and l.mode = 'ExclusiveLock' and l.granted
                   order by pg_catalog.age(l.transactionid) limit 1), '0')
     || ' ' || (select t.token from {schema}.token t) || ' ' || pg_catalog.jsonb_build_object(
-    'tag', tag, 'query', pg_catalog.left(query, {query_max}),
+    'tag', tag, 'query', query,
     'relation', pg_catalog.jsonb_build_object(
         'oid', c.oid::int8, 'namespace', n.nspname, 'name', c.relname,
         'columns', coalesce((
@@ -170,30 +172,47 @@ select l.relation from pg_catalog.pg_locks l
 # where the next record begins (logicalmsg_decode in decode.c). The empty message keeps the two
 # apart.
 _EMIT_MESSAGE_SQL: Final = """
-            perform pg_catalog.pg_logical_emit_message(
-                true, {prefix}, pg_catalog.convert_to(content, 'UTF8'));
-            perform pg_catalog.pg_logical_emit_message(true, '', '');
+        perform pg_catalog.pg_logical_emit_message(true, {prefix}, content);
+        perform pg_catalog.pg_logical_emit_message(true, '', '');
 """
 # Decoding reads the row from the WAL, so it can go at once. The publication publishes inserts only.
 _EMIT_ROW_SQL: Final = """
-            begin
-                insert into {schema}.message values (pg_catalog.convert_to(content, 'UTF8'));
-                delete from {schema}.message;
-            exception when others then
-                raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
-            end;
+        begin
+            insert into {schema}.message values (content);
+            delete from {schema}.message;
+        exception when others then
+            raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+        end;
+"""
+# The text that the client sent may hold other statements, with values or passwords. It may also
+# call the function that runs the command. The context then shows the command, unless the function
+# is one of language SQL. The word USING stays: it tells that a command may have computed values.
+_RAN_SQL: Final = r"""
+case when pg_catalog.length(query) <= {query_max} and query !~ ';\s*\S'
+          and query ~* ('^\s*' || pg_catalog.replace(tg_tag, ' ', '\s+') || '\y') then query
+     else tg_tag || ' ...' || case
+         when query || context ~* '\yusing\y' or context ~ '(^|\n)SQL function'
+           or query || context !~* '\yalter\y' then ' USING ...' else '' end end
 """
 # A command that changes a table by inheritance names only the parent, and holds a lock on each
-# child. Without that lock, to describe a child could wait for another session.
+# child. Without that lock, to describe a child could wait for another session. A command that
+# changes a type locks no table, so the wait for one is short. With pg_temp at the end of the path,
+# no type of the session's own goes before that of PostgreSQL. The check of such a domain would run
+# as the function's owner.
 _TRIGGER_SQL: Final = """
 create or replace function {schema}.{name}() returns event_trigger
-language plpgsql security definer set search_path = pg_catalog as $function$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set lock_timeout = '{patience}ms' as $function$
 declare
-    contents text[];
-    content text;
+    query text := coalesce(pg_catalog.current_query(), '');
+    context text;
+    found_oid oid;
+    content bytea;
+    contents bytea[] := '{{}}';
 begin
     begin
-        contents := array(
+        get diagnostics context = pg_context;
+        for found_oid in
             with recursive affected (oid) as (
                 select coalesce(pg_catalog.pg_partition_root(f.oid), f.oid) from ({found}) f
                 union
@@ -204,14 +223,23 @@ begin
                                 where l.pid = pg_catalog.pg_backend_pid() and l.granted
                                   and l.locktype = 'relation' and l.relation = i.inhrelid)
             )
-            select {schema}.describe(x.oid, tg_tag, pg_catalog.current_query()) from affected x);
+            select x.oid from affected x
+        loop
+            begin
+                content := pg_catalog.convert_to(
+                    {schema}.describe(found_oid, tg_tag, {ran}), 'UTF8');
+                if content is not null then
+                    contents := pg_catalog.array_append(contents, content);
+                end if;
+            exception when others then
+                raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+            end;
+        end loop;
     exception when others then
         raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
     end;
-    foreach content in array coalesce(contents, '{{}}') loop
-        if content is not null then
-            {emit}
-        end if;
+    foreach content in array contents loop
+        {emit}
     end loop;
 end
 $function$
@@ -223,13 +251,15 @@ class Capture:
     """The state of the capture at a source.
 
     ``is_current``: the objects are those of this version. ``may_create``: the role may make them.
-    ``token``: None if the role may not read it, or nothing is there.
+    ``token``: None if the role may not read it, or nothing is there. ``is_taken``: another program
+    has a schema of that name.
     """
 
     is_there: bool
     is_current: bool
     may_create: bool
     token: str | None
+    is_taken: bool = False
 
 
 def schema_of(source: SourceMapping) -> str:
@@ -254,7 +284,6 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
     """
     schema, to_role = quote_identifier(schema_of(source)), f"to {quote_identifier(role)}"
     describe = _DESCRIBE_SQL.format(
-        query_max=_QUERY_MAX,
         schema=schema,
         objects=MARKED_OBJECTS,
         types=USED_TYPES,
@@ -265,7 +294,11 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
     )
     new_token = _NEW_TOKEN_SQL if version >= 13_00_00 else _NEW_TOKEN_12_SQL
     function = f"{schema}.describe(relation oid, tag text, query text) returns text"
-    body = f"language sql stable set search_path = pg_catalog as $function${describe}$function$"
+    body = (
+        "language sql stable set search_path = pg_catalog, pg_temp"
+        f" as $function${describe}$function$"
+    )
+    ran = _RAN_SQL.format(query_max=_QUERY_MAX).strip()
     statements = [
         f"create schema if not exists {schema}",
         f"grant usage on schema {schema} {to_role}",
@@ -290,9 +323,18 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
     ):
         trigger = quote_identifier(_trigger_name(source, name))
         statements += [
-            _TRIGGER_SQL.format(schema=schema, name=name, found=found, emit=emit.strip()).strip(),
+            _TRIGGER_SQL.format(
+                schema=schema,
+                name=name,
+                found=found,
+                emit=emit.strip(),
+                ran=ran,
+                patience=PATIENCE_MS,
+            ).strip(),
             f"drop event trigger if exists {trigger}",
             f"create event trigger {trigger} on {event} execute function {schema}.{name}()",
+            # Also for a session that sets session_replication_role, as one that fills tables does.
+            f"alter event trigger {trigger} enable always",
         ]
     statements.append(f"comment on schema {schema} is {quote_literal(_mark(statements))}")
     return statements
@@ -316,8 +358,15 @@ def _mark(statements: Sequence[str]) -> str:
     return CAPTURE_MARK + sha256(text.encode()).hexdigest()[:16]
 
 
+# The owner of a schema may write its comment, and have objects in it. An event trigger runs for
+# each role that changes a definition, so that owner has to be above them all, or be streamer.
 _READ_SQL: Final = """
 select coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '') as mark,
+       exists (select from pg_catalog.pg_roles r
+                where r.oid = n.nspowner and (r.rolsuper or r.rolname = current_user))
+         or exists (select from pg_catalog.pg_event_trigger e
+                      join pg_catalog.pg_proc p on p.oid = e.evtfoid
+                     where p.pronamespace = n.oid and e.evtowner = n.nspowner) as is_trusted,
        (select count(*) from pg_catalog.pg_event_trigger e
           join pg_catalog.pg_proc p on p.oid = e.evtfoid
          where p.pronamespace = n.oid and e.evtenabled <> 'D') as triggers,
@@ -341,9 +390,13 @@ async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
     is_reachable = not is_standby(plain) or names_several_hosts(source)
     may_create = bool(role["is_superuser"]) and is_reachable
     rows = await fetch_all(plain, _READ_SQL, schema)
-    if not rows or not rows[0]["mark"].startswith(CAPTURE_MARK):
+    if not rows:
         return Capture(is_there=False, is_current=False, may_create=may_create, token=None)
     (found,) = rows
+    if not found["mark"].startswith(CAPTURE_MARK) or not found["is_trusted"]:
+        return Capture(
+            is_there=False, is_current=False, may_create=False, token=None, is_taken=True
+        )
     is_whole = found["triggers"] == 2 and found["is_readable"]
     token = None
     if found["is_readable"]:
@@ -367,6 +420,13 @@ async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None
     capture = await read_capture(plain, source)
     if capture.is_current:
         return capture.token
+    if capture.is_taken:
+        log.warning(
+            "changes of definitions are not captured: another program has a schema of this name",
+            source=source.label,
+            schema=schema_of(source),
+        )
+        return None
     if not capture.may_create:
         log.warning(
             "changes of definitions are not captured as configured: only a superuser may create "

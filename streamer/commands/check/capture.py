@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from streamer.commands.check.findings import Finding, Place, at_source, warning
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.mapping.options import DdlCapture
+from streamer.postgres.quoting import quote_identifier
 from streamer.source.ddl_capture import create_sql
+from streamer.source.ddl_capture import schema_of
 
 
 def check_capture(facts: SourceFacts) -> Iterable[Finding]:
@@ -14,6 +16,14 @@ def check_capture(facts: SourceFacts) -> Iterable[Finding]:
     if facts.source.ddl is not DdlCapture.CAPTURE or server is None:
         return
     if capture is None or capture.is_current or capture.may_create:
+        return
+    if capture.is_taken:
+        schema = quote_identifier(schema_of(facts.source))
+        yield warning(
+            place,
+            f"changes of definitions are not captured: schema {schema} is not streamer's",
+            at_source(f"alter schema {schema} rename to another_name"),
+        )
         return
     problem = (
         "the event triggers that capture definitions are of another version"

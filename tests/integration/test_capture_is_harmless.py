@@ -1,0 +1,221 @@
+"""The capture of definitions (`ddl: capture`) does no harm to a source, and tells no secrets of it."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from streamer.commands.check.capture import check_capture
+from streamer.commands.check.source_facts import read_source
+from streamer.commands.embedded import Server
+from streamer.source.capture import PATIENCE_MS
+from streamer.source.catalog import CAPTURE_MARK
+from streamer.source.teardown import teardown_source
+from tests.support.postgres import Database, drop_database
+from tests.support.streamer import MakeStreamer
+
+CAPTURE = "ddl: capture"
+ALL = "ddl: capture\non_ddl: {drop_column: apply, change_type: apply}"
+T = "t: {initial: none}"
+DDL = "create table t (id int primary key, name text)"
+
+
+async def test_no_role_becomes_another_by_a_type_of_its_own(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    role = f"mallory_{source.name}"
+    source.execute(f"create role {role} login; create schema own authorization {role}")
+    try:
+        async with stream(T, group=CAPTURE) as streamer:
+            await streamer.caught_up()
+            notices: list[str] = []
+            with psycopg.connect(source.server.url(source.name, role), autocommit=True) as session:
+                session.add_notice_handler(lambda told: notices.append(told.message_primary or ""))
+                session.execute(
+                    "create function pg_temp.trap(pg_catalog.text) returns bool language plpgsql as"
+                    " $$ begin raise warning 'trapped %', current_user; return true; end $$"
+                )
+                for name in ("text", "int8", "jsonb", "oid"):
+                    session.execute(
+                        f"create domain pg_temp.{name} as pg_catalog.{name}"
+                        " check (pg_temp.trap(value::pg_catalog.text))"
+                    )
+                session.execute("create table own.x (a int default 1)")
+                session.execute("alter table own.x add column b int default 5")
+                session.execute("drop table own.x")
+            assert notices == []
+    finally:
+        source.execute(f"drop owned by {role}; drop role {role}")
+
+
+async def test_a_session_without_ordinary_triggers_is_captured(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    async with stream(T, group=ALL) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'a')")
+        source.execute(
+            "set session_replication_role = replica; alter table t add column c int default 5;"
+            " alter table t rename column name to title; insert into t values (2, 'b', 3)"
+        )
+        await streamer.caught_up()
+        rows = [(1, "a", 5), (2, "b", 3)]
+        assert target.execute("select id, title, c from t order by id") == rows
+
+
+@pytest.mark.parametrize("mark", ["", CAPTURE_MARK])
+async def test_a_schema_of_another_program_is_left_alone(
+    source: Database, target: Database, stream: MakeStreamer, mark: str
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    role = f"owner_{source.name}"
+    source.execute(
+        f"create role {role} login; create schema streamer_shop authorization {role};"
+        f"set role {role}; create table streamer_shop.token (token text not null);"
+        f" comment on schema streamer_shop is '{mark}'"
+    )
+    try:
+        async with stream(T, group=CAPTURE) as streamer:
+            await streamer.caught_up()
+            source.execute("insert into t values (1, 'a')")
+            await streamer.caught_up()
+            (mapped,) = streamer.mapping.sources
+            (finding,) = check_capture(await read_source(mapped, "public"))
+            assert 'schema "streamer_shop" is not streamer\'s' in finding.problem
+        assert source.value("select count(*) from pg_event_trigger") == 0
+        assert (
+            source.value(
+                "select count(*) from pg_proc where pronamespace::regnamespace::text = 'streamer_shop'"
+            )
+            == 0
+        )
+        result = await teardown_source(
+            mapped, str(target.value("select id from streamer.installation"))
+        )
+        assert result.error is None
+        assert source.execute("select * from streamer_shop.token") == []
+    finally:
+        source.execute(f"drop owned by {role} cascade; drop role {role}")
+
+
+@pytest.mark.parametrize("command", ["add value 'third'", "rename value 'sad' to 'blue'"])
+async def test_alter_type_waits_for_no_table(
+    source: Database, target: Database, stream: MakeStreamer, command: str
+) -> None:
+    for db in (source, target):
+        db.execute(
+            "create type mood as enum ('sad', 'ok'); create table t (id int primary key,"
+            " m mood default 'ok', check (m <> 'sad')); create table u (id int primary key, m mood)"
+        )
+    async with stream("t: {initial: none}\nu: {initial: none}", group=ALL) as streamer:
+        await streamer.caught_up()
+        with source.connect() as holder:
+            holder.execute("begin; lock table t in access exclusive mode")
+            with source.connect() as other:
+                began = time.monotonic()
+                await asyncio.to_thread(other.execute, f"alter type mood {command}".encode())
+                assert time.monotonic() - began < 2 + PATIENCE_MS / 1000
+            holder.execute("rollback")
+        await streamer.caught_up()
+        labels = "select enumlabel from pg_enum order by enumsortorder"  # u has brought them
+        assert target.execute(labels) == source.execute(labels)
+
+
+USING = "alter table t alter amount type bigint using amount * 100"
+
+
+@pytest.mark.parametrize(
+    ("before", "command"),
+    [
+        (
+            f"create function m() returns void language plpgsql as $$ begin {USING}; end $$",
+            "select m()",
+        ),
+        (f"create function m() returns void language sql as $$ {USING} $$", "select m()"),
+        (
+            f"create function m() returns void language sql as $$ {USING} $$",
+            "do $$ begin perform m(); alter table t add column more int; end $$",
+        ),
+        ("select", f"do $$ begin {USING}; end $$"),
+        ("select", f"/* {'long' * 5000} */ {USING}"),
+    ],
+)
+async def test_values_that_a_command_computes_are_brought_however_it_runs(
+    source: Database, target: Database, stream: MakeStreamer, before: str, command: str
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key, amount int)")
+    source.execute(before)
+    async with stream(T, group=ALL) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 7)")
+        await streamer.caught_up()
+        source.execute(command)
+        source.execute("insert into t values (2, 8)")
+        await streamer.caught_up()
+        assert target.execute("select id, amount from t order by id") == [(1, 700), (2, 8)]
+
+
+async def test_other_statements_of_the_client_stay_at_the_source(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    async with stream(T, group=ALL) as streamer:
+        await streamer.caught_up()
+        for statement in (
+            "alter table t add column a int;",
+            "select 'hidden'; alter table t add column b int",
+            "alter table t add column c int; select 'hidden'",
+            "do $$ begin perform 'hidden'; alter table t add column d int; end $$",
+        ):
+            with source.connect() as connection:
+                connection.execute(statement.encode())
+        await streamer.caught_up()
+        ran = [row[0] for row in target.execute("select query from streamer.ddl order by id")]
+        assert ran == ["alter table t add column a int;", *["ALTER TABLE ..."] * 3]
+
+
+@pytest.fixture
+def ascii_source(shared_server: Server) -> Iterator[Database]:
+    name = f"source_ascii_{os.getpid()}"
+    shared_server.execute(
+        f"create database {name} encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'"
+        " template template0"
+    )
+    try:
+        yield Database(shared_server, name)
+    finally:
+        drop_database(shared_server, name)
+
+
+class TestUntranslatable:
+    @pytest.fixture
+    def source(self, ascii_source: Database) -> Database:
+        return ascii_source
+
+    async def test_a_default_that_is_not_utf8_stops_its_table_only(
+        self, source: Database, target: Database, stream: MakeStreamer
+    ) -> None:
+        for db in (source, target):
+            db.execute(DDL)
+            db.execute("create table u (id int primary key)")
+        async with stream("t: {initial: none}\nu: {initial: none}", group=CAPTURE) as streamer:
+            await streamer.caught_up()
+            source.execute(r"alter table t add column c text default E'caf\xe9'")
+            source.execute("insert into t values (1, 'a', 'b')")
+            source.execute("alter table u add column c int; insert into u values (1, 2)")
+            await streamer.table_state("public.t", "error")
+
+            async def has_row() -> bool:
+                return target.execute("select to_jsonb(u) from u") == [({"id": 1, "c": 2},)]
+
+            await streamer.eventually(has_row)
