@@ -694,7 +694,8 @@ def teardown(
         print_json([{"source": r.label, "error": r.error, "left_sql": r.left_sql} for r in results])
     for result in results:
         if result.error is not None:
-            typer.echo(f"streamer: {logs.redact(result.error)}; run there:", err=True)
+            rest = "; run there:" if result.left_sql else ""
+            typer.echo(f"streamer: {logs.redact(result.error)}{rest}", err=True)
             for statement in result.left_sql:
                 typer.echo(f"{statement};", err=as_json)
     if any(result.error is not None for result in results):

@@ -55,8 +55,9 @@ async def teardown(
             for source in sources:
                 await write_act(bookkeeping, actor, TEARDOWN, source.label)
         results = [await teardown_source(source, installation) for source in sources]
-        for source in sources:
-            await in_thread(remove_journal, directory_of(spools, source.slot))
+        for source, result in zip(sources, results, strict=True):
+            if not result.is_taken:
+                await in_thread(remove_journal, directory_of(spools, source.slot))
         if exists:
             labels = {result.label for result in results}
             for record in await read_source_records(bookkeeping):

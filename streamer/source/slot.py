@@ -202,6 +202,16 @@ def drop_slot_sql(name: str) -> str:
     )
 
 
+def drop_own_slot_sql(name: str) -> str:
+    """Return the same for a session in the database of the source; another program's slot of that
+    name stays. Pure.
+    """
+    return (
+        f"{drop_slot_sql(name)} and plugin = 'pgoutput'"
+        " and database = pg_catalog.current_database()"
+    )
+
+
 async def drop_slot(connection: Connection, name: str) -> None:
     """Drop a slot; one that is already gone is fine, because a crashed run may have left none.
 

@@ -4,54 +4,78 @@ from dataclasses import dataclass
 
 import psycopg
 
-from streamer.errors import SourceError, SourceTakenError
+from streamer.errors import SourceError
 from streamer.mapping.rules import SourceMapping
+from streamer.source.connection import Connection
 from streamer.source.connection import connection
-from streamer.source.ddl_capture import drop_capture, drop_sql
+from streamer.source.connection import fetch_one
+from streamer.source.ddl_capture import drop_capture
+from streamer.source.ddl_capture import drop_sql
 from streamer.source.ownership import read_found
 from streamer.source.publication import drop_publications, drop_publications_sql
-from streamer.source.slot import drop_slot, drop_slot_sql, read_slot
+from streamer.source.slot import Slot, drop_own_slot_sql, drop_slot, read_slot
 
 
 @dataclass(frozen=True, slots=True)
 class Teardown:
-    """The result for a source. ``left_sql``: statements that an administrator has to run there."""
+    """The result for a source. ``left_sql``: statements that an administrator has to run there.
+    ``is_taken``: the slot is another's, and so may be a journal of its changes.
+    """
 
     label: str
     error: str | None = None
     left_sql: tuple[str, ...] = ()
+    is_taken: bool = False
 
 
 async def teardown_source(source: SourceMapping, installation: str | None) -> Teardown:
     """Drop our slot and publications; missing ones are fine.
 
-    Objects of another installation than *installation* stay.
+    Objects of another installation than *installation* stay, and so does a slot of another program
+    or database. Slots of all databases share one name space.
     """
+    taken: str | None = None
     try:
         async with connection(source) as plain:
             found = await read_found(plain, source)
             if others := [each for each in found.installations if each != installation]:
-                raise SourceTakenError(
+                stays = (
                     f'source "{source.label}": publication "{source.publication}" belongs to '
                     f"installation {others[0]}, so slot and publications stay"
                 )
+                return Teardown(source.label, stays, is_taken=True)
             slot = await read_slot(plain, source.slot)
-            if slot is not None and slot.active_pid is not None:
-                await plain.execute(
-                    "select pg_catalog.pg_terminate_backend(%s)", (slot.active_pid,)
+            if slot is not None and slot.is_foreign(await _database_of(plain)):
+                taken = (
+                    f'source "{source.label}": replication slot "{slot.name}" belongs to plugin '
+                    f'"{slot.plugin}" and database "{slot.database}", so it stays'
                 )
-            await drop_slot(plain, source.slot)
+            else:
+                await _drop(plain, source, slot)
             try:
                 await drop_publications(plain, source)
                 await drop_capture(plain, source)
             except psycopg.errors.ReadOnlySqlTransaction:
                 return Teardown(
                     source.label,
-                    f'source "{source.label}" is a standby, and its slot is dropped; run the '
+                    taken
+                    or f'source "{source.label}" is a standby, and its slot is dropped; run the '
                     "statements on its primary, which has the rest",
                     (*drop_publications_sql(source), *drop_sql(source)),
+                    taken is not None,
                 )
     except (SourceError, psycopg.Error) as exc:
-        left = (drop_slot_sql(source.slot), *drop_publications_sql(source), *drop_sql(source))
+        left = (drop_own_slot_sql(source.slot), *drop_publications_sql(source), *drop_sql(source))
         return Teardown(source.label, str(exc), left)
-    return Teardown(source.label)
+    return Teardown(source.label, taken, is_taken=taken is not None)
+
+
+async def _database_of(plain: Connection) -> str:
+    row = await fetch_one(plain, "select pg_catalog.current_database()::text as name")
+    return str(row["name"])
+
+
+async def _drop(plain: Connection, source: SourceMapping, slot: Slot | None) -> None:
+    if slot is not None and slot.active_pid is not None:
+        await plain.execute("select pg_catalog.pg_terminate_backend(%s)", (slot.active_pid,))
+    await drop_slot(plain, source.slot)

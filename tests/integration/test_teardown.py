@@ -8,11 +8,14 @@ from streamer.commands.teardown import teardown
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.schema import TABLES
-from streamer.source.journal.files import Journal, directory_of
+from streamer.source.journal.files import Journal
+from streamer.source.journal.files import directory_of
+from streamer.source.journal.files import has_journal
+from streamer.source.timeline_branches import Branch
 from streamer.source.journal.records import JournalIdentity
 from streamer.source.timeline_branches import Branch
 from streamer.target.connection import TargetAddress
-from tests.support.postgres import Database
+from tests.support.postgres import Database, database
 from tests.support.streamer import MakeStreamer, Streamer
 
 SCHEMA = "select to_regnamespace('streamer') is not null"
@@ -78,3 +81,52 @@ def test_every_table_that_migrations_make_is_dropped() -> None:
         made |= set(re.findall(r"create table (?:if not exists )?streamer\.(\w+)", migration.sql))
 
     assert set(TABLES) == made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "pg_create_logical_replication_slot('streamer_shop', 'pgoutput')",
+        "pg_create_physical_replication_slot('streamer_shop')",
+    ],
+)
+async def test_a_slot_of_another_database_or_program_stays(
+    source: Database, target: Database, stream: MakeStreamer, make: str
+) -> None:
+    """Slots of all databases of a server share one name space, and publications do not."""
+    source.execute("create table t (id int primary key)")
+    with database(source.server, "other") as other:
+        other.execute(f"select {make}")
+        slots = "select slot_name::text from pg_replication_slots where slot_name = 'streamer_shop'"
+        async with stream("t: {initial: none}") as streamer:
+            await streamer.source_state("error")
+            await streamer.stop()
+        assert source.value("select count(*) from pg_publication") == 2
+        address = TargetAddress.parse(streamer.settings.target.url)
+        (result,) = await teardown(
+            address, list(streamer.mapping.sources), streamer.settings.spool.path, actor="test"
+        )
+        assert 'replication slot "streamer_shop" belongs to' in str(result.error)
+        assert result.left_sql == ()
+        assert other.execute(slots) == [("streamer_shop",)]
+        assert source.value("select count(*) from pg_publication") == 0
+        other.execute("select pg_drop_replication_slot('streamer_shop')")
+
+
+async def test_a_journal_of_another_installation_stays(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """Its changes may be nowhere else."""
+    source.execute("create table t (id int primary key)")
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        await streamer.stop()
+    target.execute("update streamer.installation set id = 'another'")
+    journal = directory_of(streamer.settings.spool.path, "streamer_shop")
+    Journal.create(journal, JournalIdentity("1", "streamer_shop"), Lsn(1), Branch(1)).close()
+    address = TargetAddress.parse(streamer.settings.target.url)
+    (result,) = await teardown(
+        address, list(streamer.mapping.sources), streamer.settings.spool.path, actor="test"
+    )
+    assert "so slot and publications stay" in str(result.error)
+    assert has_journal(journal)
