@@ -475,9 +475,14 @@ class Engine:
             await _check_resolves(mapping)
             known = {supervisor.source.label: supervisor for supervisor in self.supervisors}
             wanted = {source.label: source for source in mapping.sources}
-            for label in known.keys() - wanted.keys():
-                await self._remove(known[label])
+            gone = [known[label] for label in sorted(known.keys() - wanted.keys())]
+            installation = await self._read_installation(gone) if gone else ""
             errors: list[StreamerError] = []
+            for supervisor in gone:
+                try:
+                    await self._remove(supervisor, installation)
+                except StreamerError as exc:  # it has stopped, so others may write its rows
+                    errors.append(exc)
             for label, source in wanted.items():
                 if label not in known:
                     self._add(source)
@@ -580,7 +585,24 @@ class Engine:
             return source
         return replace(source, max_retained_wal_bytes=None)
 
-    async def _remove(self, supervisor: Supervisor) -> None:
+    async def _read_installation(self, gone: Sequence[Supervisor]) -> str:
+        """Return the id with which the objects of removed sources prove to be ours.
+
+        Raises MappingError without the target: a source that cannot be removed would go on, and
+        another one may be about to write its rows.
+        """
+        assert self._services is not None
+        try:
+            return await read_installation(self._services.bookkeeping)
+        except StreamerError as exc:
+            labels = ", ".join(f'"{each.source.label}"' for each in gone)
+            raise MappingError(
+                f"nothing has changed: to remove {labels}, streamer needs its target: "
+                f"{exc.message}",
+                hint="restore the target, then reload or apply again",
+            ) from exc
+
+    async def _remove(self, supervisor: Supervisor, installation: str) -> None:
         """Stop a source, remove its objects there, and forget it; the target keeps its rows.
 
         A slot without a reader would retain the source's WAL until its disk is full. If another
@@ -592,21 +614,24 @@ class Engine:
         await self._stop([supervisor])
         self.supervisors.remove(supervisor)
         guard, task = self._guards.pop(source.label)
-        await guard.journaling.discard()
+        await guard.journaling.stop_writing()
         task.cancel()
         await asyncio.wait([task])
         if is_elsewhere:
+            await guard.journaling.discard()
             return
         try:
-            await self._forget(source)
+            if await self._forget(source, installation):
+                await guard.journaling.discard()
         finally:
             if self._replica is not None:
                 await self._replica.release(source.label)
 
-    async def _forget(self, source: SourceMapping) -> None:
-        """Remove the objects of a source there, and its bookkeeping."""
+    async def _forget(self, source: SourceMapping, installation: str) -> bool:
+        """Remove the objects of a source there, and its bookkeeping; return whether the slot was
+        ours.
+        """
         assert self._services is not None
-        installation = await read_installation(self._services.bookkeeping)
         result = await teardown_source(source, installation)
         if result.error is not None:
             log.error(
@@ -619,6 +644,7 @@ class Engine:
         if (record := find_source(records, source.database, source.sid)) is not None:
             await forget_source(self._services.bookkeeping, record.source_id)
         log.info("source removed", source=source.label)
+        return not result.is_taken
 
     async def _warn_of_forgotten(self, bookkeeping: Bookkeeping) -> None:
         """Log the sources that the target knows and the configuration lacks: their slots have no
