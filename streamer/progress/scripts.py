@@ -29,7 +29,8 @@ class ScriptSide(enum.StrEnum):
 class ScriptState(enum.StrEnum):
     """``waiting`` until the last side has run it; ``error`` while the target refuses it.
 
-    ``missed``: the stream never brings it (`streamer.runtime.missed_scripts`).
+    ``missed``: the stream never brings it, or the source has lost it
+    (`streamer.runtime.missed_scripts`).
     """
 
     WAITING = "waiting"
@@ -179,11 +180,12 @@ async def replace_script(
 async def set_scripts_missed(
     bookkeeping: Bookkeeping, source_id: int, script_ids: list[str], reason: str
 ) -> None:
-    """Record that no stream will bring these scripts to the target."""
+    """Record that only one side has these scripts, and that the stream brings them to no other."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.script set state = 'missed', error = $3"
-            " where source_id = $1 and id = any ($2::text[]) and state in ('waiting', 'error')",
+            " where source_id = $1 and id = any ($2::text[])"
+            " and state in ('waiting', 'error', 'done')",
             source_id,
             script_ids,
             reason,

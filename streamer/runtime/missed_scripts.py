@@ -6,6 +6,9 @@ belongs to another transaction, or to none. In both cases the script would wait 
 
 The source stops instead, with a `ScriptError`. It does not run the script itself: the place in the
 stream is past, and copies may already have its rows.
+
+A failover can also lose the source's part of a script that the target has run. No row of a mapped
+table shows that, and the source stops in the same way.
 """
 
 from typing import Final
@@ -15,7 +18,12 @@ from streamer.hints import command
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.scripts import ScriptRecord, ScriptState, read_scripts, set_scripts_missed
+from streamer.progress.scripts import ScriptRecord
+from streamer.progress.scripts import ScriptSide
+from streamer.progress.scripts import ScriptState
+from streamer.progress.scripts import read_scripts
+from streamer.progress.scripts import set_scripts_missed
+from streamer.source.timeline_branches import Branch
 from streamer.source.catalog import SourceServer
 from streamer.source.scripts import seen_by
 from streamer.source.slot import ExportedSnapshot
@@ -23,6 +31,7 @@ from streamer.source.timeline_branches import Branch
 
 LEFT_OUT: Final = "the slot of the source is new and begins behind this script"
 OTHER_HISTORY: Final = "the source has another history than the one in which this script ran"
+LOST_AT_SOURCE: Final = "a failover has lost its transaction at the source"
 
 
 class MissedScripts:
@@ -44,14 +53,16 @@ class MissedScripts:
         """Record the scripts whose transactions a failover lost, once the target has everything
         from before the fork. *branch*: the one of the source.
         """
-        await self._set_missed(
-            [
-                record.id
-                for record in await self._awaited()
-                if is_behind_fork(record, branch, acknowledged_lsn)
-            ],
-            OTHER_HISTORY,
-        )
+        records = await read_scripts(self._bookkeeping, self._source_id)
+        system_identifier = self._server.system_identifier
+        behind = [
+            record.id
+            for record in records
+            if record.is_awaited and is_behind_fork(record, branch, acknowledged_lsn)
+        ]
+        lost = [r.id for r in records if is_lost_at_source(r, system_identifier, branch)]
+        await self._set_missed(behind, OTHER_HISTORY)
+        await self._set_missed(lost, LOST_AT_SOURCE)
 
     async def find_left_out(self, snapshot: ExportedSnapshot) -> None:
         """Record the scripts that a new slot leaves out, before its position counts: an attempt
@@ -102,11 +113,29 @@ def is_behind_fork(record: ScriptRecord, branch: Branch, acknowledged_lsn: Lsn) 
     return fork_lsn is None or acknowledged_lsn >= fork_lsn
 
 
+def is_lost_at_source(record: ScriptRecord, system_identifier: str, branch: Branch) -> bool:
+    """Return whether the target has run a script of both sides, and the source lacks it.
+
+    Its transaction then lies behind the point where its timeline ended. Pure.
+    """
+    if record.side is not ScriptSide.BOTH or record.state is not ScriptState.DONE:
+        return False
+    if record.system_identifier != system_identifier or None in (record.timeline, record.lsn):
+        return False
+    assert record.timeline is not None
+    assert record.lsn is not None
+    fork_lsn = branch.end_of(record.timeline)
+    return fork_lsn is not None and record.lsn >= fork_lsn
+
+
 def missed(record: ScriptRecord, database: str, sid: str | None) -> ScriptError:
-    """Return the error for a script that never reaches the target. Pure."""
+    """Return the error for a script that never reaches the target, or that the source has lost.
+    Pure.
+    """
     skip = command("execute", None, "--id", record.id, "--skip", database=database, sid=sid)
+    what = "never reaches the target" if record.lsn is None else "has run at the target only"
     return ScriptError(
-        f'script "{record.id}" never reaches the target: {record.error}',
+        f'script "{record.id}" {what}: {record.error}',
         hint="look on both sides for its effect, and run its text with psql where that is missing; "
         f"then run `{skip}`, and the source goes on",
     )

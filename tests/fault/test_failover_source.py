@@ -16,6 +16,7 @@ from streamer.errors import SourceRejectedError, SourceStandbyError, SourceUnrea
 from streamer.mapping.options import DdlCapture
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
+from streamer.progress.scripts import ScriptSide, ScriptState
 from streamer.runtime import timeline_watch
 from streamer.source.catalog import check_ready, read_server
 from streamer.source.connection import connection
@@ -340,6 +341,62 @@ async def test_a_slot_that_was_made_behind_the_fork_is_no_way_on(
         assert "ahead of" in error
         assert "streamer resync '*.*' --database shop" in error
         assert target.execute("select id from t") == [(1,)]
+    finally:
+        await streamer.stop()
+
+
+async def test_a_script_that_only_the_target_still_has_stops_the_source(
+    pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
+) -> None:
+    """No table of the target has a change from behind the fork."""
+    source, second = pair
+    target.execute(DDL)
+    streamer = configured(tmp_path, source, target, "failover: true")
+    streamer.start()
+    await streamer.caught_up(SECONDS)
+
+    async def run(name: str) -> None:
+        (result,) = await execute.execute(
+            TargetAddress.parse(streamer.settings.target.url),
+            list(streamer.mapping.sources),
+            execute.Script(name, f"create table {name} (id int)", ScriptSide.BOTH),
+            seconds=SECONDS,
+            target_namespace="public",
+        )
+        assert result.record.state is ScriptState.DONE
+
+    await run("kept")
+    async with asyncio.timeout(SECONDS):
+        while not await asyncio.to_thread(second.has_slot, "streamer_shop"):
+            source.execute("select pg_log_standby_snapshot()")
+            await streamer.caught_up(SECONDS)
+    await asyncio.to_thread(second.cut)
+    await run("lost")
+    await streamer.stop()
+    source.server.kill()
+    second.promote()
+    second.execute("insert into t values (1)", "shop")
+    streamer = configured(tmp_path, source, target, "failover: true")
+    streamer.start()
+    try:
+
+        async def is_told() -> bool:
+            supervisors = streamer.engine.supervisors
+            return bool(supervisors) and supervisors[0].failure is not None
+
+        await streamer.eventually(is_told, SECONDS)
+        error = str(streamer.engine.supervisors[0].failure)
+        assert 'script "lost" has run at the target only' in error
+        assert "streamer execute --database shop --id lost --skip" in error
+        states = "select id, state from streamer.script order by id"
+        assert target.execute(states) == [("kept", "done"), ("lost", "missed")]
+        assert target.execute("select id from t") == []
+        second.execute("create table lost (id int)", "shop")
+        address = TargetAddress.parse(streamer.settings.target.url)
+        await execute.change(address, streamer.mapping.sources, "lost", None)
+        await streamer.caught_up(SECONDS)
+        assert target.execute("select id from t") == [(1,)]
+        assert target.execute(states) == [("kept", "done"), ("lost", "skipped")]
     finally:
         await streamer.stop()
 
