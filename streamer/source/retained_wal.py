@@ -17,8 +17,9 @@ select e.lsn::text as end_lsn, s.restart_lsn::text as restart_lsn,
        as sync_restart_lsn
 from pg_catalog.pg_replication_slots s,
      (select {FLUSH_LSN_SQL} as lsn) e
-where s.slot_name = %s
+where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()
 """
+"""A slot of another database or program may have the name."""
 
 
 @dataclass(frozen=True, slots=True)

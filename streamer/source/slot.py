@@ -213,14 +213,15 @@ def drop_own_slot_sql(name: str) -> str:
 
 
 async def drop_slot(connection: Connection, name: str) -> None:
-    """Drop a slot; one that is already gone is fine, because a crashed run may have left none.
+    """Drop a slot in the database of *connection*, the one of the source. A slot that is gone is
+    fine, because a crashed run may have left none. So is that of another program.
 
     Wait a moment for a slot whose walsender is still ending. Raises SlotInUseError.
     """
     deadline = asyncio.get_running_loop().time() + DROP_SECONDS
     while True:
         try:
-            await connection.execute(drop_slot_sql(name).encode())
+            await connection.execute(drop_own_slot_sql(name).encode())
         except psycopg.errors.ObjectInUse:
             if asyncio.get_running_loop().time() > deadline:
                 raise SlotInUseError(f'replication slot "{name}" is in use') from None

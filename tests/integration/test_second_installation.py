@@ -158,3 +158,41 @@ async def test_a_slot_that_somebody_has_read_from_is_refused(
     )
     async with stream("t: {initial: none}") as streamer:
         assert '"streamer_shop" was read from' in await refused(streamer)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "pg_create_logical_replication_slot('streamer_shop', 'pgoutput')",
+        "pg_create_physical_replication_slot('streamer_shop', true)",
+    ],
+)
+async def test_a_slot_of_another_database_is_not_given_up(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+    make: str,
+) -> None:
+    """The publications in the database of the source are ours, and the slot is not."""
+    monkeypatch.setattr(guard, "MEASURE_SECONDS", 0.2)
+    source.execute("create table t (id int primary key, v text)")
+    slots = "select slot_type, database::text from pg_replication_slots where slot_name = 'streamer_shop'"
+    with database(source.server, "other") as other:
+        other.execute(f"select {make}")
+        before = other.execute(slots)
+        source.execute("insert into t select g, repeat('x', 1000) from generate_series(1, 3000) g")
+        async with stream("t: {initial: none}", group=LIMIT + "drop") as first:
+            assert "belongs to plugin" in await refused(first)
+            seen = first.engine.supervisors[0].guard
+            measured: list[object] = []
+            judge = seen._judge
+
+            async def judged(plain: object, retained: object) -> None:
+                await judge(plain, retained)  # type: ignore[arg-type]
+                measured.append(retained)
+
+            monkeypatch.setattr(seen, "_judge", judged)
+            await until(lambda: len(measured) > 3, "several looks", SECONDS)
+            assert other.execute(slots) == before
+        other.execute("select pg_drop_replication_slot('streamer_shop')")
