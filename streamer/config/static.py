@@ -166,13 +166,15 @@ class MappingBuilder:
             # Rules of which a part is missing would be other rules.
             rules = () if self._group_fault(location) else self._rules(group, location)
             for source in self._urls(group, rules, location):
-                other = names.setdefault(source.slot, source.label)
-                if other != source.label:
-                    raise self._error(
-                        location,
-                        f'"{other}" and "{source.label}" would share the slot name {source.slot}',
-                        hint="give one of them another database name or sid",
-                    )
+                for name in (source.slot, source.publication_inserts):
+                    other = names.setdefault(name, source.label)
+                    if other != source.label:
+                        raise self._error(
+                            location,
+                            f'"{other}" and "{source.label}" would share the name {name} of slots '
+                            "and publications",
+                            hint="give one of them another database name or sid",
+                        )
                 if any(source.label == known.label for known in sources):
                     raise self._error(
                         location,

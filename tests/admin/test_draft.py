@@ -103,7 +103,7 @@ async def test_a_draft_that_cannot_be_changes_nothing(
         await post(client, "databases", name="Shop")
         await post(client, "urls", database_id=2, url="host=127.0.0.1 port=1", sid="eu")
         await post(client, "tables", database_id=2, name="t")
-        await refused(admin, client, 422, "slot name", "Shop:eu")
+        await refused(admin, client, 422, "share the name streamer_shop_eu", "Shop:eu")
         await client.patch("/api/databases/2", json={"name": "bank"})
         await client.patch("/api/tables/2", json={"name": "o", "target": "sales.orders"})
         await refused(admin, client, 422, "same rows")

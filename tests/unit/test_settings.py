@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streamer.config import static
-from streamer.errors import SettingsError, SourceConfigurationError
+from streamer.errors import MappingError, SettingsError, SourceConfigurationError
 from streamer.source.connection import conninfo
 
 CONFIG = """\
@@ -148,3 +148,11 @@ def test_a_file_of_which_no_source_can_be_used_is_refused(tmp_path: Path) -> Non
     file.write_text(MISSING[: MISSING.index("- database: billing")])
     with pytest.raises(SettingsError, match=r"line 5: .* EU_PASSWORD is not set"):
         static.load(file)
+
+
+@pytest.mark.parametrize("other", ["Shop", "shop_ins"])
+def test_no_two_sources_share_a_slot_or_a_publication(tmp_path: Path, other: str) -> None:
+    """In one publication the tables of the other would get the operations of both."""
+    more = f"- database: {other}\n  urls: [{{url: postgresql://nowhere/two}}]\n  tables: {{u: }}\n"
+    with pytest.raises(MappingError, match="would share the name streamer_shop"):
+        static.load(write(tmp_path, more=more))
