@@ -19,7 +19,6 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import Hold, Lane
-from streamer.decode.pgoutput import LogicalMessage
 from streamer.error_reports import ErrorReport
 from streamer.errors import Retry, ScriptError, StreamerError, TargetFencedError
 from streamer.failpoints import failpoint
@@ -78,29 +77,34 @@ class Scripts:
 
         Raises ScriptError if the target refuses one, TargetError if it cannot be reached.
         """
-        for message in reached.messages:
-            record = await self._find(message, reached.xid)
-            if record is None or not await self._drain(record):
+        for record in await self._find(reached):
+            if not await self._drain(record):
                 continue
             await self._run(record, reached.lsn)
             # Tables may have other columns now.
             for mapped in self._relations:
                 mapped.plan = None
 
-    async def _find(self, message: LogicalMessage, xid: int) -> ScriptRecord | None:
-        """Return the script that a message announces; None unless a command of ours wrote it."""
-        script_id = script_id_of(message.content)
-        found = []
-        if script_id is not None:
-            found = await read_scripts(self._bookkeeping, self._claim.source_id, script_id)
-        if not found or not found[0].is_of(xid):
+    async def _find(self, reached: ScriptsReached) -> list[ScriptRecord]:
+        """Return the scripts that the messages of a transaction announce and that are to run.
+
+        Every role of the source may write messages. So their content counts only in a transaction
+        of a command of ours, and reaches no statement.
+        """
+        known = {
+            record.id: record
+            for record in await read_scripts(self._bookkeeping, self._claim.source_id)
+            if record.is_of(reached.xid)
+        }
+        ids = [script_id_of(message.content) for message in reached.messages] if known else [None]
+        if not known.keys() >= set(ids):
             log.warning(
                 "a message about a script is from another program and does nothing",
                 source=self._source.label,
-                xid=xid,
+                xid=reached.xid,
             )
-            return None
-        return None if _needs_nothing(found[0]) else found[0]
+        found = [known[each] for each in dict.fromkeys(ids) if each in known]
+        return [record for record in found if not _needs_nothing(record)]
 
     async def _drain(self, record: ScriptRecord) -> bool:
         """Wait until everything that was dispatched is durable; return whether to run the script
@@ -180,7 +184,7 @@ def script_id_of(content: bytes) -> str | None:
     """Return the id in a message about a script; None if it has none. Pure."""
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     script_id = found.get("id") if isinstance(found, dict) else None
     return script_id if isinstance(script_id, str) else None

@@ -167,8 +167,16 @@ async def test_a_message_of_another_role_never_becomes_sql_at_the_target(
             json.dumps({"id": "known", "script": "drop table t"}),
             "[]",
             "no json",
+            r'{"id": "\u0000"}',
+            r'{"id": "\ud800"}',
+            "[" * 200_000,
+            '{"id":' * 100_000,
         ):
-            source.execute(f"select pg_logical_emit_message(true, 'streamer.execute', '{content}')")
+            for prefix in ("streamer.execute", "streamer.ddl"):
+                emit = f"select pg_logical_emit_message(true, '{prefix}', '{content}')"
+                source.execute(emit)
+                # As text of a script, a message is one of a transaction of ours.
+                await execute(streamer, str(hash((prefix, content))), emit, ScriptSide.SOURCE)
         source.execute("insert into t values (1, 'x')")
         await streamer.caught_up()
         assert_same(source, target, "t")
