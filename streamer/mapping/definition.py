@@ -37,7 +37,8 @@ class DefinedColumn:
     ``identity``: '' or 'a' or 'd'. ``fill``: the text of the value that ADD COLUMN gave to rows
     from before, if they have one and the same. ``default_mark``: another one when a default is set
     anew. ``sequence``: the one that the column owns, as `streamer.definitions.read` takes it. Only
-    messages have it, and the text of defaults, because deparsing one locks its table.
+    messages have it, and the text of defaults, because deparsing one locks its table. ``computed``:
+    ALTER COLUMN TYPE … USING may have computed its values; only messages have this, too.
     """
 
     number: int
@@ -51,6 +52,7 @@ class DefinedColumn:
     fill: str | None = None
     default_mark: str | None = None
     sequence: dict[str, str] | None = field(default=None, compare=False)
+    computed: bool = field(default=False, compare=False)
 
     @property
     def fills_rows_one_by_one(self) -> bool:
@@ -106,7 +108,7 @@ class SourceDefinition:
     def to_json(self) -> str:
         """Return the text that `from_json` reads, without the texts that only a message has."""
         columns = [
-            asdict(replace(column, fill=None, default=None, sequence=None))
+            asdict(replace(column, fill=None, default=None, sequence=None, computed=False))
             for column in self.columns
         ]
         fields: dict[str, Any] = {"format": FORMAT, "columns": columns}
@@ -307,6 +309,8 @@ def _changes_of(
         widened = widens(old.type, new.type) and not computes_values
         kind = DdlKind.WIDEN_TYPE if widened else DdlKind.CHANGE_TYPE
         yield ColumnChange(kind, old, new)
+    elif new.computed and not new.generated:
+        yield ColumnChange(DdlKind.CHANGE_TYPE, old, new)
     if old.not_null != new.not_null:
         kind = DdlKind.SET_NOT_NULL if new.not_null else DdlKind.DROP_NOT_NULL
         yield ColumnChange(kind, old, new)

@@ -15,6 +15,7 @@ Only a superuser may create event triggers. Another role leaves that to an admin
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
@@ -63,12 +64,9 @@ PATIENCE_MS: Final = 100
 # A backend holds a lock on each xid that it has, and gives up that of a subtransaction at its end
 # (CommitSubTransaction in xact.c). The newest one is that of the present subtransaction, because
 # the command has written catalog rows.
-_DESCRIBE_SQL: Final = """
-select coalesce((select l.transactionid::text from pg_catalog.pg_locks l
-                  where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'transactionid'
-                    and l.mode = 'ExclusiveLock' and l.granted
-                  order by pg_catalog.age(l.transactionid) limit 1), '0')
-    || ' ' || (select t.token from {schema}.token t) || ' ' || pg_catalog.jsonb_build_object(
+_DESCRIBE_SQL: Final = r"""
+select x.xid || ' ' || (select t.token from {schema}.token t) || ' ' ||
+    pg_catalog.jsonb_build_object(
     'tag', tag, 'query', query,
     'relation', pg_catalog.jsonb_build_object(
         'oid', c.oid::int8, 'namespace', n.nspname, 'name', c.relname,
@@ -87,6 +85,7 @@ select coalesce((select l.transactionid::text from pg_catalog.pg_locks l
                       from pg_catalog.pg_collation co
                       join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
                      where co.oid = a.attcollation) end,
+                'computed', x.is_rewritten and a.xmin::text = x.xid,
                 'fill', case when a.atthasmissing
                     then (a.attmissingval::text::text[])[1] end))
               from pg_catalog.pg_attribute a
@@ -99,6 +98,16 @@ select coalesce((select l.transactionid::text from pg_catalog.pg_locks l
         'indexes', ({indexes}), 'constraints', ({constraints}))
     )::text
   from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ cross join lateral (
+     select coalesce((select l.transactionid::text from pg_catalog.pg_locks l
+                       where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'transactionid'
+                         and l.mode = 'ExclusiveLock' and l.granted
+                       order by pg_catalog.age(l.transactionid) limit 1), '0') as xid,
+            query ~* '\yusing\y' and exists (
+                select from pg_catalog.unnest(pg_catalog.string_to_array(
+                    pg_catalog.current_setting({setting}, true), ',')::oid[]) r (oid)
+                 where coalesce(pg_catalog.pg_partition_root(r.oid), r.oid) = c.oid)
+                as is_rewritten) x
  where c.oid = relation and c.relkind in ('r', 'p') and c.relpersistence = 'p'
    and not c.relispartition and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
 """
@@ -241,9 +250,28 @@ begin
     foreach content in array contents loop
         {emit}
     end loop;
+    {end}
 end
 $function$
 """
+# ALTER COLUMN TYPE … USING may leave the type as it was, and compute all values. Then PostgreSQL
+# rewrites the table with reason 4 (AT_REWRITE_COLUMN_REWRITE in event_trigger.h). It also writes
+# the row of pg_attribute anew, which tells the column.
+_REWRITE_SQL: Final = """
+create or replace function {schema}.rewritten() returns event_trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $function$
+begin
+    if pg_catalog.pg_event_trigger_table_rewrite_reason() & 4 <> 0 then
+        perform pg_catalog.set_config({setting}, pg_catalog.concat_ws(',',
+            nullif(pg_catalog.current_setting({setting}, true), ''),
+            pg_catalog.pg_event_trigger_table_rewrite_oid()::int8), true);
+    end if;
+exception when others then
+    raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+end
+$function$
+"""
+_END_SQL: Final = "perform pg_catalog.set_config({setting}, '', true);"
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +311,10 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
     *role* is streamer's. It owns the published table, so that it can add it to its publication.
     """
     schema, to_role = quote_identifier(schema_of(source)), f"to {quote_identifier(role)}"
+    setting = quote_literal(f"{schema_of(source)}.rewritten")
     describe = _DESCRIBE_SQL.format(
         schema=schema,
+        setting=setting,
         objects=MARKED_OBJECTS,
         types=USED_TYPES,
         partitions=PARTITIONS,
@@ -317,20 +347,18 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
             f"alter table {table} replica identity full",
             f"alter table {table} owner {to_role}",
         ]
-    for name, event, found in (
-        ("changed", "ddl_command_end", _CHANGED_SQL),
-        ("cut", "sql_drop", _CUT_SQL),
+    emits = partial(
+        _TRIGGER_SQL.format, schema=schema, emit=emit.strip(), ran=ran, patience=PATIENCE_MS
+    )
+    end = _END_SQL.format(setting=setting)
+    for name, event, create in (
+        ("rewritten", "table_rewrite", _REWRITE_SQL.format(schema=schema, setting=setting)),
+        ("changed", "ddl_command_end", emits(name="changed", found=_CHANGED_SQL, end=end)),
+        ("cut", "sql_drop", emits(name="cut", found=_CUT_SQL, end="")),
     ):
         trigger = quote_identifier(_trigger_name(source, name))
         statements += [
-            _TRIGGER_SQL.format(
-                schema=schema,
-                name=name,
-                found=found,
-                emit=emit.strip(),
-                ran=ran,
-                patience=PATIENCE_MS,
-            ).strip(),
+            create.strip(),
             f"drop event trigger if exists {trigger}",
             f"create event trigger {trigger} on {event} execute function {schema}.{name}()",
             # Also for a session that sets session_replication_role, as one that fills tables does.
@@ -376,6 +404,8 @@ select coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '') as mark,
                         and pg_catalog.has_table_privilege(c.oid, 'select')) as is_readable
 from pg_catalog.pg_namespace n where n.nspname = %s
 """
+_TRIGGERS_MIN: Final = 2
+"""Those that send messages; the third one came later, and only marks columns."""
 _ROLE_SQL: Final = """
 select rolname as name, rolsuper as is_superuser
 from pg_catalog.pg_roles where rolname = current_user
@@ -397,7 +427,7 @@ async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
         return Capture(
             is_there=False, is_current=False, may_create=False, token=None, is_taken=True
         )
-    is_whole = found["triggers"] == 2 and found["is_readable"]
+    is_whole = found["triggers"] >= _TRIGGERS_MIN and found["is_readable"]
     token = None
     if found["is_readable"]:
         tokens = await fetch_all(plain, f"select token from {quote_identifier(schema)}.token")
