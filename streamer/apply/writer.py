@@ -42,7 +42,6 @@ from streamer.errors import (
     TextEncodingError,
 )
 from streamer.failpoints import failpoint
-from streamer.mapping.options import TableType
 
 T = TypeVar("T")
 

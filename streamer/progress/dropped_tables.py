@@ -7,7 +7,6 @@ before it leaves the record, and the next start finds the table missing again.
 from streamer.failpoints import failpoint
 from streamer.mapping.names import RelationName
 from streamer.postgres.quoting import quote_identifier
-from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.unmapped_relations import keep_former
 from streamer.target.catalog import read_relation

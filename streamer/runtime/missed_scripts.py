@@ -18,12 +18,13 @@ from streamer.hints import command
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.scripts import ScriptRecord
-from streamer.progress.scripts import ScriptSide
-from streamer.progress.scripts import ScriptState
-from streamer.progress.scripts import read_scripts
-from streamer.progress.scripts import set_scripts_missed
-from streamer.source.timeline_branches import Branch
+from streamer.progress.scripts import (
+    ScriptRecord,
+    ScriptSide,
+    ScriptState,
+    read_scripts,
+    set_scripts_missed,
+)
 from streamer.source.catalog import SourceServer
 from streamer.source.scripts import seen_by
 from streamer.source.slot import ExportedSnapshot

@@ -6,11 +6,8 @@ import psycopg
 
 from streamer.errors import SourceError
 from streamer.mapping.rules import SourceMapping
-from streamer.source.connection import Connection
-from streamer.source.connection import connection
-from streamer.source.connection import fetch_one
-from streamer.source.ddl_capture import drop_capture
-from streamer.source.ddl_capture import drop_sql
+from streamer.source.connection import Connection, connection, fetch_one
+from streamer.source.ddl_capture import drop_capture, drop_sql
 from streamer.source.ownership import read_found
 from streamer.source.publication import drop_publications, drop_publications_sql
 from streamer.source.slot import Slot, drop_own_slot_sql, drop_slot, read_slot

@@ -6,9 +6,9 @@ import pytest
 
 from streamer.errors import MappingError
 from streamer.lsn import Lsn
-from streamer.source.branch import Branch
 from streamer.source.journal.files import Journal, directory_of, has_journal
 from streamer.source.journal.records import JournalIdentity
+from streamer.source.timeline_branches import Branch
 from tests.support.postgres import Database, database
 from tests.support.proxy import Proxy
 from tests.support.streamer import Streamer, write_config

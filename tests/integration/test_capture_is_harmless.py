@@ -11,8 +11,8 @@ import pytest
 from streamer.commands.check.capture import check_capture
 from streamer.commands.check.source_facts import read_source
 from streamer.commands.embedded import Server
-from streamer.source.capture import PATIENCE_MS
 from streamer.source.catalog import CAPTURE_MARK
+from streamer.source.ddl_capture import PATIENCE_MS
 from streamer.source.teardown import teardown_source
 from tests.support.postgres import Database, drop_database
 from tests.support.streamer import MakeStreamer

@@ -8,10 +8,7 @@ from streamer.commands.teardown import teardown
 from streamer.lsn import Lsn
 from streamer.migrations import read_migrations
 from streamer.progress.schema import TABLES
-from streamer.source.journal.files import Journal
-from streamer.source.journal.files import directory_of
-from streamer.source.journal.files import has_journal
-from streamer.source.timeline_branches import Branch
+from streamer.source.journal.files import Journal, directory_of, has_journal
 from streamer.source.journal.records import JournalIdentity
 from streamer.source.timeline_branches import Branch
 from streamer.target.connection import TargetAddress
