@@ -146,7 +146,7 @@ async def _table(client: "MappingClient", database: str, table: str) -> Row:
     if not rows:
         raise NotFoundError(
             f'database "{database}" has no table "{table}"',
-            hint="`streamer tables list` shows those it has",
+            hint="`streamer tables list` shows its tables",
         )
     return rows[0]
 
@@ -159,11 +159,11 @@ async def _url(client: "MappingClient", group: Row, database: str, sid: str | No
         return rows[0]
     if rows:
         raise InvalidError(
-            f'database "{database}" has {len(rows)} urls', hint="name one of them with --sid"
+            f'database "{database}" has {len(rows)} urls', hint="choose one of them with --sid"
         )
     what = "no url" if sid is None else f'no url with sid "{sid}"'
     raise NotFoundError(
-        f'database "{database}" has {what}', hint="`streamer sources list` shows those it has"
+        f'database "{database}" has {what}', hint="`streamer sources list` shows its urls"
     )
 
 
@@ -171,7 +171,7 @@ async def _database(client: "MappingClient", name: str) -> Row:
     rows = await client.rows("database", {"name": name})
     if not rows:
         raise NotFoundError(
-            f'there is no database "{name}"', hint="`streamer sources add` makes it"
+            f'there is no database "{name}"', hint="`streamer sources add` creates it"
         )
     return rows[0]
 
@@ -204,7 +204,7 @@ def _or_default(body: type[BaseModel], name: str, value: Any) -> Any:
 
 def _unknown(name: str, known: Iterable[str]) -> InvalidError:
     return InvalidError(
-        f'there is no setting "{name}"', hint=f"there are: {', '.join(sorted(known))}"
+        f'there is no setting "{name}"', hint=f"the settings are: {', '.join(sorted(known))}"
     )
 
 
@@ -221,7 +221,7 @@ def plan_lines(plan: Row) -> Iterable[str]:
             if table["action"] != "keep":
                 yield f"  {_table_line(table)}"
         if source["publication_sql"]:
-            yield "  run at the source by streamer:"
+            yield "  streamer runs at the source:"
             yield from (f"    {one_line(sql)};" for sql in source["publication_sql"])
     for finding in plan["findings"]:
         place = " ".join(

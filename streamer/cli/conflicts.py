@@ -15,16 +15,16 @@ from streamer.target.connection import TargetAddress
 def conflicts(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(help="Tables of the source: names or patterns.", metavar="TABLE"),
+        typer.Argument(help="Source tables: names or patterns.", metavar="TABLE"),
     ] = None,
     limit: Annotated[int, typer.Option(help="Maximum number of conflicts.", min=1)] = 100,
     database: DatabaseOption = None,
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List conflicts of changes with rows of the target, newest first.
+    """List conflicts between changes and rows of the target, newest first.
 
-    An update whose row is missing inserts it, a delete whose row is missing does nothing. Another
+    An update whose row is missing inserts it; a delete whose row is missing does nothing. Any other
     conflict stops the table, or its change goes into quarantine. The target keeps the newest
     conflicts of each table (`conflicts_kept`).
     """

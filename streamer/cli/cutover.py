@@ -13,21 +13,23 @@ from streamer.errors import StreamerError
 
 def cutover(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the steps and do the checks; change nothing.")
+        bool, typer.Option("--dry-run", help="Show the steps and run the checks; change nothing.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do the steps.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Carry out the steps.")] = False,
     undo: Annotated[
         bool, typer.Option("--undo", help="Go back to the state before the cut-over.")
     ] = False,
     stop_writes: Annotated[
         StopWrites,
-        typer.Option(help="read-only: streamer makes the source read-only; operator: you do it."),
+        typer.Option(
+            help="read-only: streamer makes the source read-only; operator: you stop the writes."
+        ),
     ] = StopWrites.READ_ONLY,
     compare: Annotated[
         FinalComparison,
         typer.Option(
-            help="Comparison after the stop: the changes since the check, all rows, or their"
-            " numbers only."
+            help="Comparison after the stop: tables changed since the check, all rows, or row "
+            "counts only."
         ),
     ] = FinalComparison.CHANGES,
     reverse: Annotated[
@@ -37,16 +39,17 @@ def cutover(
             metavar="FILE",
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for each wait.", min=1)] = 60,
+    timeout: Annotated[float, typer.Option(help="Timeout of each wait, in seconds.", min=1)] = 60,
     database: DatabaseOption = None,
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring programs from a source over to the target, step by step.
+    """Switch programs over from a source to the target, step by step.
 
-    The steps: check, stop writes at the source, drain, compare, sequences, the stream back if asked
-    for, finish. Without --yes the command shows them and does nothing. A command that was killed
-    goes on when it is run again. --undo goes back at any step before the last.
+    The steps are: check, stop writes at the source, drain, compare, set sequences, prepare the
+    stream back if requested, finish. Without --yes the command only shows them. If it is killed,
+    run it again: it continues with the interrupted step. --undo goes back at any step before the
+    last.
     """
     from streamer.commands.cutover.run import Cutover, CutoverState
     from streamer.commands.teardown import choose
@@ -58,7 +61,7 @@ def cutover(
         fail(str(exc), exc.exit_code)
     if len(sources) > 1:
         names = ", ".join(source.label for source in sources)
-        fail(f"a cut-over is for one source; choose with --database and --sid: {names}", 2)
+        fail(f"a cut-over concerns one source; choose it with --database and --sid: {names}", 2)
     done: list[dict[str, str]] = []
 
     def report(step: str, outcome: str) -> None:
@@ -96,4 +99,4 @@ def cutover(
     if not state.left and not undo and not as_json:
         typer.echo(f"the cut-over of {state.label} has finished")
     if state.left and not (undo or yes or dry_run):
-        fail("nothing was done; add --yes to do these steps, or --dry-run to check them", 2)
+        fail("nothing was done; add --yes to carry out these steps, or --dry-run to check them", 2)

@@ -13,7 +13,7 @@ from streamer.target.connection import TargetAddress
 
 ddl = typer.Typer(
     name="ddl",
-    help="List changes of table definitions, and decide about those that wait (`ddl: capture`).",
+    help="List changes to table definitions, and decide on those that wait (`ddl: capture`).",
     no_args_is_help=True,
 )
 
@@ -21,13 +21,13 @@ ddl = typer.Typer(
 @ddl.command("list", epilog=example("streamer ddl list --all"))
 def list_ddl(
     with_done: Annotated[
-        bool, typer.Option("--all", help="Include changes that were made or skipped.")
+        bool, typer.Option("--all", help="Include changes already made or skipped.")
     ] = False,
     database: DatabaseOption = None,
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List changes of definitions that wait, oldest first."""
+    """List changes to definitions that wait for a decision, oldest first."""
     settings, _ = load()
     address = TargetAddress.parse(settings.target.url)
     records = run_to_end(ddl_command.read_records(address, database, sid, with_done=with_done))
@@ -36,7 +36,7 @@ def list_ddl(
     elif records:
         ddl_command.render(records, Console())
     else:
-        typer.echo("no change of a definition waits for a decision")
+        typer.echo("no change to a definition waits for a decision")
 
 
 def _decide(
@@ -65,7 +65,7 @@ def apply_ddl(
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the change at the target for which a table waits, and continue the table."""
+    """Make the change that a table waits for at the target, and continue the table."""
     _decide("apply", table, database, sid, as_json)
 
 
@@ -87,7 +87,7 @@ def skip_ddl(
 def edit_ddl(
     table: TableArgument,
     file: Annotated[
-        Path | None, typer.Option("--file", help="File with the statements; - for the input.")
+        Path | None, typer.Option("--file", help="File with the statements; - for standard input.")
     ] = None,
     sql: Annotated[str | None, typer.Option("--sql", help="The statements.")] = None,
     database: DatabaseOption = None,

@@ -167,7 +167,7 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Run at most so many sources, and leave the others to other processes.",
+            help="Run at most this many sources, and leave the rest to other processes.",
             metavar="N",
         ),
     ] = None,
@@ -178,15 +178,15 @@ def run(
     """Copy the tables and stream their changes until a signal arrives.
 
     Several processes with the same configuration share the sources evenly. If one ends, the others
-    take its sources over within seconds. With `processes` in the configuration, this command starts
-    so many of them.
+    take over its sources within seconds. With `processes` in the configuration, this command starts
+    that many of them.
 
-    On SIGTERM or SIGINT, streamer reads nothing more, commits the changes it has, reports them to
-    the sources and exits within 10 seconds. A second signal ends it at once.
+    On SIGTERM or SIGINT, streamer stops reading, commits the changes it has, reports them to the
+    sources and exits within 10 seconds. On a second signal it exits at once.
 
-    On SIGHUP, streamer reads the configuration again and applies changes of `sources`; tables and
-    sources that stay the same continue. It rejects a faulty file as a whole. Changes of other
-    settings need a restart.
+    On SIGHUP, streamer reads the configuration again and applies changes to `sources`; unchanged
+    tables and sources continue. If the file has an error, streamer rejects all of it. Changes to
+    other settings need a restart.
     """
     # Ignored until the handlers exist: streamer has not read the configuration yet.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -261,9 +261,9 @@ def status(
 ) -> None:
     """Show the state of every source and table, read from the databases.
 
-    It works whether or not `run` is running. Above the sources, one line says how many are fine,
-    and names the others. On a terminal, --watch shows pages: space and b turn them. With --json,
-    each refresh is one line.
+    The command works whether or not `run` is running. A line above the sources says how many are
+    fine, and names the others. On a terminal, --watch shows one page at a time: space and b turn
+    the pages. With --json, each refresh is one line.
     """
     settings, mapping, state = load_to_show()
     address = TargetAddress.parse(settings.target.url)
@@ -367,11 +367,11 @@ def wait(
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wait until everything committed so far is visible and every table is ready.
+    """Wait until the target shows everything committed so far and every table is ready.
 
     The exit code is 1 after the timeout, and 2 if the mapping has no sources. A source that does
     not answer counts as behind; the message names it. The filters are those of `status`. With
-    --problems, the command waits for the sources that have a problem when it is called.
+    --problems, the command waits for the sources that have a problem when it starts.
     """
     settings, mapping = load(needs_sources=True)
     address = TargetAddress.parse(settings.target.url)
@@ -390,7 +390,7 @@ def wait(
 
 TablesArgument = Annotated[
     list[str] | None,
-    typer.Argument(help="Tables of the source: names or patterns.", metavar="TABLE"),
+    typer.Argument(help="Source tables: names or patterns.", metavar="TABLE"),
 ]
 
 
@@ -406,40 +406,43 @@ def compare(
     report: Annotated[
         Path | None,
         typer.Option(
-            help="Write all rows that differ to this file: Parquet (.parquet) or lines of JSON."
+            help="Write all rows that differ to this file: Parquet (.parquet) or JSON Lines "
+            "(.jsonl)."
         ),
     ] = None,
     sql: Annotated[
         Path | None,
         typer.Option(
-            help="Write the SQL that would make the target's rows equal to this file. It contains "
-            "values."
+            help="Write to this file the SQL that would correct the target. It contains values "
+            "of rows."
         ),
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Do the work of `streamer repair` then.")
+        bool, typer.Option("--repair", help="Then repair, as `streamer repair` does.")
     ] = False,
     definitions: Annotated[
         bool,
-        typer.Option("--definitions", help="End with exit code 1 if definitions differ, too."),
+        typer.Option("--definitions", help="Also exit with code 1 if definitions differ."),
     ] = False,
     timeout: CompareTimeoutOption = 120,
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="Do not go on with a comparison that was interrupted."),
+        typer.Option(
+            "--restart", help="Start anew instead of continuing an interrupted comparison."
+        ),
     ] = False,
     database: DatabaseOption = None,
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the rows and definitions of sources and target, while both change.
+    """Compare the rows and definitions of sources and target while both keep changing.
 
-    The exit code is 0 if all rows are equal, and 1 if rows differ or a table cannot be judged. No
-    lock is held, and no stream stops: a row that differs is read again on both sides until the
-    target has the source's changes. Definitions take part as far as `create` asks for them.
+    The exit code is 0 if all rows are equal, and 1 if rows differ or the command cannot tell. It
+    holds no locks and stops no stream: it rereads each row that differs on both sides until the
+    target has the source's changes. It compares only the definitions that `create` asks for.
     """
     if repair and sql is not None:
-        fail("--repair and --sql exclude each other", 2)
+        fail("--repair and --sql cannot be used together", 2)
     options: dict[str, Any] = {
         "with_values": values,
         "report": report,
@@ -456,8 +459,8 @@ def repair(
     sql: Annotated[
         Path | None,
         typer.Option(
-            help="Change nothing: write the SQL that would make the rows equal to this file. It "
-            "contains values."
+            help="Change nothing; write to this file the SQL that would correct the target. It "
+            "contains values of rows."
         ),
     ] = None,
     timeout: CompareTimeoutOption = 120,
@@ -465,10 +468,10 @@ def repair(
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring rows of the target that differ from their source back in step.
+    """Correct the rows of the target that differ from the source.
 
-    The command compares the table, has the process that runs bring the keys that differ, as in
-    `resync --where`, and compares it again. The exit code is 0 if it is equal then.
+    The command compares the table, has the running process copy the rows that differ, as `resync
+    --where` does, and compares the table again. The exit code is 0 if it is then equal.
     """
     _compare([table], None, database, sid, timeout, as_json, repairs=sql is None, sql=sql)
 
@@ -544,20 +547,20 @@ def resync(
     where: Annotated[
         str | None,
         typer.Option(
-            help="Bring only rows for which this SQL over the source's columns is true.",
+            help="Copy only rows for which this SQL condition on the source's columns is true.",
             metavar="EXPR",
         ),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Bring only these columns of the existing rows, by the target's names, separated "
-            "by commas.",
+            help="Copy only these columns of existing rows: the target's names, separated by "
+            "commas.",
             metavar="COLUMNS",
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Copy without the columns that the target lacks.")
+        bool, typer.Option("--force", help="Leave out columns that the target lacks.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -599,7 +602,7 @@ def resume(
         bool,
         typer.Option(
             "--skip-deletes",
-            help="Leave out the deletes of the transaction before which `max_deleted_rows` paused "
+            help="Skip the deletes of the transaction before which `max_deleted_rows` paused "
             "the table.",
         ),
     ] = False,
@@ -625,7 +628,7 @@ app.command("conflicts", rich_help_panel=INCIDENTS, epilog=example("streamer con
 @app.command(rich_help_panel=TABLES, epilog=example("streamer indexes --missing-fk --apply"))
 def indexes(
     missing_fk: Annotated[
-        bool, typer.Option("--missing-fk", help="Indexes under foreign keys of the target.")
+        bool, typer.Option("--missing-fk", help="Indexes on the columns of foreign keys.")
     ] = False,
     apply: Annotated[
         bool, typer.Option("--apply", help="Build them, on tables that are ready.")
@@ -651,9 +654,9 @@ def indexes(
             typer.echo(f"{missing.target}: {missing.state}{reason}: {missing.sql};")
     left = sum(missing.state != "built" for missing in found)
     if left:
-        fail(f"indexes missing under foreign keys: {left}", 1)
+        fail(f"indexes missing on foreign keys: {left}", 1)
     if not as_json and not found:
-        typer.echo("no index is missing under a foreign key")
+        typer.echo("every foreign key has an index")
 
 
 @app.command(
@@ -668,8 +671,8 @@ def teardown(
 ) -> None:
     """Drop slots, publications and bookkeeping. Rows in the target stay.
 
-    If the role lacks a right or a source is unreachable, this prints the remaining SQL and exits
-    with 3. Other programs' objects in the schema `streamer` stay.
+    If the role lacks a privilege or a source is unreachable, the command prints the remaining SQL
+    and exits with 3. Other programs' objects in the schema `streamer` stay.
     """
     settings, mapping = load()
     try:

@@ -111,7 +111,7 @@ def add_source(
     source_url: Annotated[
         str,
         typer.Argument(
-            help="libpq URL, best with ${NAME} as password; - reads the URL from stdin.",
+            help="libpq URL, preferably with ${NAME} as password; - reads the URL from stdin.",
             metavar="SOURCE_URL",
         ),
     ],
@@ -121,11 +121,11 @@ def add_source(
 ) -> None:
     """Add a source database to the draft.
 
-    With - as SOURCE_URL, a password in the url does not appear in the process list.
+    With - as SOURCE_URL, a password in the URL does not appear in the process list.
     """
     from streamer.admin import edit
 
-    given = (_from_stdin(source_url, "Url") or "").strip()
+    given = (_from_stdin(source_url, "URL") or "").strip()
     row = _ask(url, lambda client: edit.add_source(client, database, given, sid))
     _said(f"added: {SourceLabel(database, sid)}", as_json=as_json, row=row)
 
@@ -147,20 +147,20 @@ def set_source(
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            help="Setting of the url or its group, as YAML; null restores the default; repeatable.",
+            help="Setting of the URL or its group, as YAML; null restores the default; repeatable.",
             metavar="NAME=VALUE",
         ),
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change url, password or settings of a source database in the draft."""
+    """Change the URL, the password or settings of a source database in the draft."""
     from streamer.admin import edit
 
     _check_password(password)
     if source_url is None and password is None and not setting:
         fail("nothing to change; give SOURCE_URL, --password or --setting", 2)
-    new_url = _from_stdin(source_url, "Url")
+    new_url = _from_stdin(source_url, "URL")
     new_password = _from_stdin(password, "Password")
     row = _ask(
         url,
@@ -175,7 +175,7 @@ def set_source(
 def remove_source(
     database: Annotated[str, typer.Argument(help="Group of databases.")],
     sid: Annotated[
-        str | None, typer.Option(help="Remove only the url with this sid, not the whole group.")
+        str | None, typer.Option(help="Remove only the URL with this sid, not the whole group.")
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -312,7 +312,7 @@ def apply(
 
 @app.command("export", rich_help_panel=MAPPING, epilog=example("streamer export > backup.yaml"))
 def export_yaml(url: UrlOption = None) -> None:
-    """Print the draft as a configuration file, with a variable for each password."""
+    """Print the draft as a configuration file, with a variable in place of each password."""
     text, variables = _ask(url, lambda client: client.export())
     typer.echo(text, nl=False)
     if variables:
@@ -332,12 +332,13 @@ def import_yaml(
         bool,
         typer.Option(
             "--exclude-missing",
-            help="For kuvasz-streamer: leave out columns that the target lacks, as it does.",
+            help="For kuvasz-streamer files: leave out columns that the target lacks, as "
+            "kuvasz-streamer does.",
         ),
     ] = False,
     url: UrlOption = None,
 ) -> None:
-    """Replace the draft with a file. Where it has a variable, a stored password stays."""
+    """Replace the draft with a file. Where the file has a variable, the stored password stays."""
     from streamer.admin import kuvasz
 
     read = kuvasz.read_database if kuvasz.is_database(file) else read_text

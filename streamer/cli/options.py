@@ -49,7 +49,7 @@ def example(*commands: str) -> str:
 UrlOption = Annotated[
     str | None,
     typer.Option(
-        "--url", help="Address of the process to ask, as in http://127.0.0.1:8000.", metavar="URL"
+        "--url", help="Address of the process to ask, such as http://127.0.0.1:8000.", metavar="URL"
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -71,7 +71,7 @@ TableFilterOption = Annotated[
     list[str] | None,
     typer.Option(
         "--table",
-        help="Only this table of the sources: a name or a pattern; repeatable.",
+        help="Only this source table: a name or a pattern; repeatable.",
         metavar="TABLE",
         autocompletion=_completing(_table_names),
     ),
@@ -82,19 +82,19 @@ ProblemsOption = Annotated[
 TableArgument = Annotated[
     str,
     typer.Argument(
-        help="Table of the source, or a pattern such as '*.*'.",
+        help="Source table, or a pattern such as '*.*'.",
         metavar="TABLE",
         autocompletion=_completing(_table_names),
     ),
 ]
 WhereOption = Annotated[
     str | None,
-    typer.Option(help="Compare only rows for which this SQL is true.", metavar="EXPR"),
+    typer.Option(help="Compare only rows for which this SQL condition is true.", metavar="EXPR"),
 ]
 CompareTimeoutOption = Annotated[
     float,
     typer.Option(
-        help="Seconds for which a row that differs is read again before it is left undecided.",
+        help="Seconds to keep reading a row that differs before leaving it undecided.",
         min=1,
     ),
 ]

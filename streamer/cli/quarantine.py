@@ -20,14 +20,15 @@ IdOption = Annotated[
 ]
 OptionalTable = Annotated[
     str | None,
-    typer.Argument(help="Table of the source, or a pattern such as '*.*'.", metavar="TABLE"),
+    typer.Argument(help="Source table, or a pattern such as '*.*'.", metavar="TABLE"),
 ]
 
 
 @quarantine.command("list", epilog=example("streamer quarantine list --table orders"))
 def list_quarantine(
     table: Annotated[
-        str | None, typer.Option(help="Only tables with this name, or that match this pattern.")
+        str | None,
+        typer.Option(help="Only tables with this name, or those that match this pattern."),
     ] = None,
     database: DatabaseOption = None,
     sid: SidOption = None,
@@ -67,7 +68,7 @@ def retry_quarantine(
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply changes again, in source order, with all others of the same rows.
+    """Apply changes again, in source order, with all other changes to the same rows.
 
     Changes that the target rejects again stay in quarantine.
     """

@@ -43,7 +43,7 @@ def select_sources(mapping: Mapping, only: list[str], *, may_miss: bool = False)
         found = [s for s in mapping.sources if name in (s.database, s.label)]
         if not found and not may_miss:
             known = ", ".join(source.label for source in mapping.sources)
-            raise MappingError(f"--only {name}: no such source", hint=f"there are: {known}")
+            raise MappingError(f"--only {name}: no such source", hint=f"the sources are: {known}")
         chosen += [source for source in found if source not in chosen]
     return Mapping(tuple(chosen), mapping.target_namespace)
 

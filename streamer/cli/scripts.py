@@ -27,7 +27,7 @@ def execute(
         str | None, typer.Option("--id", help="Name of the script; it runs once.", metavar="NAME")
     ] = None,
     on: Annotated[
-        ScriptSide, typer.Option("--on", help="Where the script runs.")
+        ScriptSide, typer.Option("--on", help="Where to run the script.")
     ] = ScriptSide.BOTH,
     timeout: Annotated[
         float,
@@ -35,11 +35,11 @@ def execute(
     ] = 60,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Have the target run FILE in place of a script."),
+        typer.Option("--replace", help="Have the target run FILE in place of the script."),
     ] = False,
     skip: Annotated[
         bool,
-        typer.Option("--skip", help="Have the target go on without a script."),
+        typer.Option("--skip", help="Have the target continue without the script."),
     ] = False,
     list_all: Annotated[
         bool, typer.Option("--list", help="List the scripts and their states.")
@@ -48,15 +48,15 @@ def execute(
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run an SQL script once, at one point of the stream.
+    """Run an SQL script once, at one point in the stream.
 
-    At the source it runs in one transaction. The target runs it in one transaction when its stream
-    reaches that point: behind all changes that committed before, in front of all later ones. With
-    the same id the command does nothing again. A script that fails leaves nothing behind.
+    The source runs it in one transaction. The target runs it in one transaction when its stream
+    reaches that point: after all changes committed before the script, and before all later ones. A
+    second call with the same id does nothing. A script that fails is rolled back.
 
-    A script for the target stops the stream of its source while it fails there. --replace and
-    --skip let the stream go on. A script in state missed, which a new slot leaves out or a failover
-    lost, needs --skip.
+    While a script fails at the target, the stream of its source stops; --replace or --skip lets it
+    continue. A script in the state `missed`, which a new slot leaves out or a failover lost, needs
+    --skip.
     """
     settings, mapping = load(needs_sources=True)
     address = TargetAddress.parse(settings.target.url)
@@ -100,7 +100,7 @@ def _read(file: Path | None) -> str:
     except UnicodeDecodeError:
         fail(f"{file}: the script is not UTF-8", 2)
     if not text.strip() or "\0" in text:
-        fail(f"{file}: there is no SQL in it", 2)
+        fail(f"{file}: the script contains no SQL", 2)
     return text
 
 
@@ -132,7 +132,7 @@ def _print_change(action: str, script_id: str, as_json: bool) -> None:
     if as_json:
         print_json({"id": script_id, "action": action})
     else:
-        typer.echo(f'script "{script_id}" {action}; the stream goes on within seconds')
+        typer.echo(f'script "{script_id}" {action}; the stream continues within seconds')
 
 
 def _list(address: TargetAddress, sources: list[SourceMapping], as_json: bool) -> None:

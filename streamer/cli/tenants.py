@@ -56,8 +56,8 @@ def add_tenants(
     source_url: Annotated[
         str,
         typer.Argument(
-            help="libpq URL, best with ${NAME} as password; {sid} stands for the sid; - reads the "
-            "URL from stdin.",
+            help="libpq URL, preferably with ${NAME} as password; {sid} stands for the sid; - "
+            "reads the URL from stdin.",
             metavar="SOURCE_URL",
         ),
     ],
@@ -103,7 +103,7 @@ def remove_tenant(
     yes: YesOption = False,
     timeout: Annotated[
         float,
-        typer.Option(help="Seconds for which to wait until the process has stopped it.", min=0),
+        typer.Option(help="Seconds to wait until the process has stopped it.", min=0),
     ] = 60,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -187,7 +187,7 @@ def purge_tenant(
     """Delete a removed tenant's rows in all target tables, in chunks.
 
     The command refuses a tenant that is in the mapping, or that a process streams. After an
-    interruption, run it again: it continues where it was.
+    interruption, run it again: it continues where it stopped.
     """
     from streamer.commands.tenants import purge as purge_command
 
@@ -214,7 +214,7 @@ def purge_tenant(
         total = sum(record.rows_deleted for record in records)
         typer.echo(f"purged: {total:,} rows in {len(records)} tables")
         drift_of = command("tenants drift", database=database)
-        typer.echo(f"columns that only this tenant had stay; `{drift_of}` names them", err=True)
+        typer.echo(f"columns that only this tenant had remain; `{drift_of}` names them", err=True)
 
 
 def purge_line(record: "PurgeRecord") -> str:
@@ -229,10 +229,10 @@ def purge_line(record: "PurgeRecord") -> str:
 def drift(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(help="Tables of the sources: names or patterns.", metavar="TABLE"),
+        typer.Argument(help="Source tables: names or patterns.", metavar="TABLE"),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Print items that are the same everywhere, too.")
+        bool, typer.Option("--all", help="Also print items that are the same everywhere.")
     ] = False,
     database: DatabaseOption = None,
     sid: SidOption = None,
@@ -240,9 +240,9 @@ def drift(
 ) -> None:
     """Compare columns, types, keys and constraints of all tenants with each other and the target.
 
-    A row of the matrix is a column, a key or a constraint: the definition of most tenants, that of
-    the target, and who deviates. The exit code is 1 if any tenant or the target deviates, or a
-    tenant does not answer.
+    Each row of the matrix is a column, a key or a constraint. It has the definition of most
+    tenants, that of the target, and the tenants that deviate. The exit code is 1 if a tenant or the
+    target deviates, or if a tenant does not answer.
     """
     from streamer.commands.tenants import drift as drift_command
 

@@ -46,7 +46,7 @@ def add_user(
         Role, typer.Option(help="viewer: read access; admin: full access.")
     ] = Role.VIEWER,
 ) -> None:
-    """Add a user, or change password and role of one. Prompts for the password, or reads stdin.
+    """Add a user, or change a user's password and role. Prompts for the password, or reads stdin.
 
     The command warns about passwords of fewer than 12 characters. It needs `mapping_database`;
     without it, users are in `admin.users`.

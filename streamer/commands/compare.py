@@ -47,11 +47,11 @@ def check_report(path: Path | None) -> None:
         return
     if path.suffix not in REPORT_SUFFIXES:
         raise MappingError(
-            f"--report {path}: the suffix names no format",
-            hint="use .parquet, or .jsonl for a line of JSON for each row",
+            f"--report {path}: the suffix is unknown",
+            hint="use .parquet, or .jsonl for one line of JSON per row",
         )
     if not path.absolute().parent.is_dir():
-        raise MappingError(f"--report {path}: there is no such directory")
+        raise MappingError(f"--report {path}: the directory does not exist")
 
 
 @asynccontextmanager
@@ -120,7 +120,7 @@ async def compare(
     """
     check_report(options.report)
     if options.sql is not None and not options.sql.absolute().parent.is_dir():
-        raise MappingError(f"--sql {options.sql}: there is no such directory")
+        raise MappingError(f"--sql {options.sql}: the directory does not exist")
     async with comparing(settings) as runner:
         comparison = Comparison(
             TargetAddress.parse(settings.target.url),
@@ -199,9 +199,9 @@ def summarize(results: Iterable[TableResult], *, strict: bool = False) -> str | 
         parts.append(f"{len(failed)} cannot be compared")
     if undecided := [r for r in results if r.undecided and not r.is_different]:
         parts.append(
-            f"{len(undecided)} have rows that changed in every reading or whose changes did not"
-            " arrive: is `streamer run` running?"
+            f"{len(undecided)} have rows that changed between all readings, or whose changes did "
+            "not arrive: is `streamer run` running?"
         )
     if strict and (other := [r for r in results if r.definitions]):
-        parts.append(f"{len(other)} have another definition")
+        parts.append(f"{len(other)} have a different definition")
     return "; ".join(parts) or None

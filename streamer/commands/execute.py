@@ -190,7 +190,7 @@ async def _source_record(bookkeeping: Bookkeeping, source: SourceMapping) -> Sou
         if record is not None and record.acknowledged_lsn != NOTHING:
             return record
     raise MappingError(
-        f'source "{source.label}" was never streamed', hint="start `streamer run` first"
+        f'source "{source.label}" has never been streamed', hint="start `streamer run` first"
     )
 
 
@@ -274,8 +274,8 @@ class _Execution:
             return
         what = "another script" if record.side is script.side else f"--on {record.side.value}"
         raise MappingError(
-            f'the id "{script.id}" was used for {what} of source "{self._source.label}"',
-            hint="give a script that is not the same an --id of its own",
+            f'the id "{script.id}" was used for {what} at source "{self._source.label}"',
+            hint="give a different script an --id of its own",
         )
 
     def _check_version(self, plain: Connection) -> None:
@@ -285,7 +285,7 @@ class _Execution:
         ):
             raise ScriptError(
                 f'source "{self._source.label}": PostgreSQL before 14 does not send messages in '
-                "its stream, so a script has no place in it",
+                "its stream, so a script cannot have a place in it",
                 hint="pause the writers, run `streamer wait`, and run the script with psql",
             )
 
@@ -325,8 +325,8 @@ class _Execution:
             is_safe = mapping.type is TableType.CLONE and (relation is None or bool(relation.key))
             if not is_safe:
                 raise ScriptError(
-                    f'script "{self._script.id}" changes rows of "{name}", which would reach the '
-                    "target twice; nothing of it took effect",
+                    f'script "{self._script.id}" changes rows of "{name}", which would '
+                    "reach the target twice; it was rolled back",
                     hint="move these changes to a script of their own and run that "
                     "with --on source: the stream carries them",
                 )

@@ -84,10 +84,10 @@ def _of_table(status: SourceStatus, row: TableStatus) -> Iterator[StatusProblem]
     if row.waiting_for:
         yield StatusProblem(f"waits for {redact(row.waiting_for)}")
     if not row.error and row.identity == "none":
-        yield StatusProblem("only inserts are replicated; streamer check has the reason")
+        yield StatusProblem("only inserts are replicated; streamer check tells why")
     if not row.error and row.state == "paused":
         resume = command("resume", row.source, database=database, sid=sid)
-        yield StatusProblem(f"continue it with: {resume}", state=row.state)
+        yield StatusProblem(f"resume it with: {resume}", state=row.state)
     if row.quarantined:
         yield StatusProblem(
             f"{row.quarantined} changes are in quarantine; streamer quarantine list shows them"
@@ -95,9 +95,9 @@ def _of_table(status: SourceStatus, row: TableStatus) -> Iterator[StatusProblem]
     if row.differing_rows:
         repair = command("repair", row.source, database=database, sid=sid)
         rows = f"{row.differing_rows:,} rows differ from the source"
-        yield StatusProblem(f"{rows}; bring them back in step with: {repair}")
+        yield StatusProblem(f"{rows}; correct them with: {repair}")
     elif row.verification_error:
         yield StatusProblem(f"cannot be compared: {redact(row.verification_error)}")
     for lacks in row.definitions:
         if lacks.is_given_up:
-            yield StatusProblem(f"{lacks.label} is not made: {redact(lacks.reason or '')}")
+            yield StatusProblem(f"{lacks.label} is not created: {redact(lacks.reason or '')}")

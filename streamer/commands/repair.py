@@ -90,7 +90,7 @@ async def _repair_tables(
             await asyncio.sleep(POLL_SECONDS)
     finally:
         await bookkeeping.close()
-    raise ComparisonError("the repair has not ended", hint="see `streamer status`")
+    raise ComparisonError("the repair has not finished", hint="see `streamer status`")
 
 
 def _refusals(before: dict[int, RelationRecord], wanted: dict[int, Resync]) -> Iterator[str]:

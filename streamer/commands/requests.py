@@ -221,7 +221,7 @@ def _asked(key: SourceKey, count: int, left_out: Sequence[str]) -> SourceOutcome
         key.database,
         key.sid,
         count,
-        f"{left_out[0]}{more}: waits before a mass delete, so decide about it alone",
+        f"{left_out[0]}{more}: waits before a mass delete, so decide on it separately",
         command("resume", left_out[0], database=key.database, sid=key.sid),
     )
 

@@ -41,7 +41,7 @@ UNKNOWN: Final = "unknown"
 """The state of a source while the target, which stores it, does not answer."""
 HINTS: Final = {
     "not started": "no process has run this source yet; start: streamer run",
-    "stopped": "no process reads its slot, so the source keeps its WAL; start: streamer run",
+    "stopped": "no process reads its slot, so the source retains its WAL; start: streamer run",
 }
 _NO_BOOKS: Final = "the target holds the state of this source and does not answer"
 

@@ -68,7 +68,7 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
         lines.append(Text(f"{len(runs)} replicas: {', '.join(runs)}"))
         if outdated := [each.name for each in report.outdated_replicas()]:
             names = ", ".join(outdated)
-            lines.append(Text(f"{names}: not yet at the mapping that changed last", "bold"))
+            lines.append(Text(f"{names}: not yet using the newest mapping", "bold"))
     problems = [*_target_problems(report.target), *_mapping_problems(report.mapping)]
     problems += [_problem_line(status, each) for status, its in found for each in its]
     if problems:

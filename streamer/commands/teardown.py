@@ -29,7 +29,7 @@ def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[Sour
     ]
     if not chosen:
         known = ", ".join(source.label for source in mapping.sources)
-        raise MappingError("no such source", hint=f"there are: {known}")
+        raise MappingError("no such source", hint=f"the sources are: {known}")
     return chosen
 
 

@@ -159,7 +159,7 @@ class _Waiting:
             if isinstance(wanted, SourceError):
                 missing.append(str(wanted))
             elif position is None:
-                missing.append(f'source "{label}" was never started')
+                missing.append(f'source "{label}" has never been started')
             elif wanted is None:
                 missing.append(f'source "{label}" has not answered')
             else:
@@ -182,7 +182,7 @@ class _Waiting:
                 return f'table "{relation.source}" of "{label}" is {relation.state}'
             if relation.has_request:
                 where = f'table "{relation.source}" of "{label}"'
-                return f"{where} has a request that waits: is `streamer run` running?"
+                return f"{where} has a pending request: is `streamer run` running?"
         if acknowledged_lsn >= wanted:
             return None
         if not self._scope.tables:
@@ -201,7 +201,7 @@ async def _pending(
     """Return the definitions that a process is still to make; those it gave up do not count."""
     found = await read_definitions(bookkeeping)
     return [
-        f'{record.label} of table "{record.source}" of "{label}" is not made yet'
+        f'{record.label} of table "{record.source}" of "{label}" is not created yet'
         for relation in relations
         for record in found.get(relation.relation_id, [])
         if not record.is_given_up

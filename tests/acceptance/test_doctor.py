@@ -57,14 +57,14 @@ def test_it_finds_what_is_wrong_until_nothing_is(
 ) -> None:
     before = command(config, "doctor")
     assert before.returncode == 1
-    assert "Source shop:eu: was never started." in before.stdout
+    assert "Source shop:eu: has never been started." in before.stdout
     assert "run here:\n      streamer run\n" in before.stdout
 
     with Process(config, spark=False) as process:
         caught_up(process)
         well = command(config, "doctor")
         assert (well.returncode, well.stderr) == (0, ""), well.stdout
-        assert well.stdout.endswith("Nothing is wrong.\n")
+        assert well.stdout.endswith("No problems found.\n")
         assert json.loads(command(config, "doctor", "--json").stdout)["well"] is True
 
         # A refused row and a stopped table: doctor names both, with the command to run.
@@ -139,7 +139,7 @@ def test_a_bundle_is_whole_private_and_without_secrets(
     content = path.read_bytes()
     again = command(config, "doctor", "--bundle", str(path))
     assert (again.returncode, path.read_bytes()) == (2, content)
-    assert "exists already" in again.stderr
+    assert "already exists" in again.stderr
     nowhere = command(config, "doctor", "--bundle", str(tmp_path / "no" / "bundle.zip"))
     assert nowhere.returncode == 2
     assert "cannot write" in nowhere.stderr

@@ -87,7 +87,7 @@ async def test_a_failover_slot_lets_streaming_go_on(
                 source.execute("select pg_log_standby_snapshot()")
                 await streamer.caught_up(SECONDS)
         findings = await found(tmp_path)
-        assert "fit for failover" in findings
+        assert "ready for failover" in findings
         assert "synchronized_standby_slots" not in findings
         source.execute("insert into t values (2)")
         await streamer.caught_up(SECONDS)

@@ -21,7 +21,9 @@ async def test_rules_that_are_wrong_are_all_named(checker: Checker) -> None:
     await checker.finds(ERROR, "b.t and public.t would both be written to target table public.t")
     await checker.finds(WARNING, "public.none*: matches no table")
     await checker.finds(WARNING, "public.lists", 'names column "naam"')
-    await checker.finds(WARNING, "public.lists", 'names column "nome"', "its columns are: id, name")
+    await checker.finds(
+        WARNING, "public.lists", 'names column "nome"', "the table has the columns: id, name"
+    )
     checker.configure("'none*':")
     await checker.finds(ERROR, "shop: no table matches its rules")
 
@@ -59,7 +61,7 @@ async def test_what_is_named_and_cannot_be_replicated(checker: Checker) -> None:
     checker.source.execute(KINDS)
     checker.configure("u: {}\nv: {}\nm: {}\nf: {}\np1: {}\ntemporary_one: {}")
     await checker.mends(ERROR, "public.u: is unlogged and cannot be replicated")
-    await checker.finds(ERROR, "public.v: is a view and cannot be replicated", "take it out")
+    await checker.finds(ERROR, "public.v: is a view and cannot be replicated", "remove it from")
     await checker.finds(ERROR, "public.m: is a materialized view and cannot")
     await checker.finds(ERROR, "public.f: is a foreign table and cannot")
     await checker.finds(

@@ -29,7 +29,7 @@ async def test_a_role_that_may_nothing_at_the_target(role: str, checker: Checker
     )
     target.url_user = role
     checker.configure("items: {}\nmore: {target: inner_.more}\n")
-    await checker.mends(ERROR, "may not make temporary tables")
+    await checker.mends(ERROR, "may not create temporary tables")
     checker.configure("items: {}\nmore: {target: nowhere_yet.more}\n")
     await checker.finds(
         ERROR, 'schema "nowhere_yet": is missing, and streamer may not create it', "create schema"
@@ -38,7 +38,7 @@ async def test_a_role_that_may_nothing_at_the_target(role: str, checker: Checker
     await checker.mends(ERROR, "may not use language plpgsql")
     target.execute("drop extension plpgsql")
     await checker.mends(ERROR, "has no language plpgsql")
-    found = await checker.mends(ERROR, 'schema "streamer"', "may not make schemas")
+    found = await checker.mends(ERROR, 'schema "streamer"', "may not create schemas")
     assert f'grant create on database "{name}"' in str(found)
     await checker.mends(ERROR, 'schema "public"', "may not use it")
     await checker.mends(ERROR, 'schema "inner_"', "may not use it")
@@ -74,9 +74,9 @@ async def test_a_source_that_is_a_target_too(
         await streamer.caught_up()
     onwards = Checker(checker.path, checker.target, second)
     onwards.configure("items:")
-    await onwards.finds(INFO, "a streamer writes into it as well", "forward_origins: true")
+    await onwards.finds(INFO, "a streamer also writes to this database", "forward_origins: true")
     onwards.configure("items:", group="forward_origins: true")
-    await onwards.is_gone(INFO, "a streamer writes into it as well")
+    await onwards.is_gone(INFO, "a streamer also writes to this database")
 
 
 async def test_truncate_is_not_needed_where_nothing_is_truncated(
@@ -91,7 +91,7 @@ async def test_truncate_is_not_needed_where_nothing_is_truncated(
     checker.configure("items: {type: append, initial: none}")
     assert await checker.findings() == []
     checker.configure("items: {type: append}")
-    await checker.finds(WARNING, "lacks truncate", "a copy that is interrupted")
+    await checker.finds(WARNING, "lacks truncate", "an interrupted copy")
     checker.configure("items:")
     await checker.mends(ERROR, "lacks truncate")
     # It must leave others' objects as they are, also while it copies.
@@ -107,7 +107,7 @@ async def test_bookkeeping_that_is_not_ours(role: str, checker: Checker) -> None
     checker.target.execute(
         "drop schema streamer cascade; create schema streamer; create table streamer.source (id int)"
     )
-    await checker.mends(ERROR, "is not streamer's, but has a table source")
+    await checker.mends(ERROR, "does not belong to streamer, but has a table source")
 
     await prepare_bookkeeping(checker)
     assert not matching(await checker.findings(), ERROR)

@@ -20,7 +20,7 @@ async def test_missing_tables(checker: Checker) -> None:
     checker.path.write_text(
         checker.path.read_text().replace("target: {url", "target: {create_tables: false, url")
     )
-    await checker.mends(ERROR, "its target table deep.feelings is not there", "create type")
+    await checker.mends(ERROR, "its target table deep.feelings does not exist", "create type")
     assert await checker.findings() == []
 
     checker.source.execute("create collation mine (provider = libc, locale = 'C')")
@@ -88,9 +88,9 @@ async def test_generated_columns_are_not_delivered(checker: Checker) -> None:
     )
     checker.target.execute("create table t (id int primary key, a text, big text)")
     checker.configure("t:")
-    await checker.mends(WARNING, '"big" is generated and not delivered')
+    await checker.mends(WARNING, '"big" is generated, so the source does not send it')
     checker.target.execute("alter table t drop column big")
-    await checker.mends(INFO, '"big" is generated, and the target has none')
+    await checker.mends(INFO, '"big" is generated, and the target has no column')
     checker.configure("t: {exclude: [big]}")
     assert await checker.findings() == []
 
@@ -124,11 +124,11 @@ async def test_history_tables_and_keys_without_an_index(checker: Checker) -> Non
     checker.target.execute("create table items (id int, name text)")
     checker.configure("items: {type: history}")
     await checker.mends(ERROR, 'has no column "kvsz_start"')
-    await checker.mends(WARNING, "has no index on (id): slow")
+    await checker.mends(WARNING, "has no index on (id), so changes are slow")
     assert await checker.findings() == []
     checker.target.execute("drop table items; create table items (sid text, id int, name text)")
     checker.configure("items:", sid="eu")
-    found = await checker.mends(WARNING, "no unique index on (sid, id): slow")
+    found = await checker.mends(WARNING, "no unique index on (sid, id), so changes are slow")
     assert 'create unique index on "public"."items" ("sid", "id")' in str(found)
 
 
@@ -165,7 +165,7 @@ async def test_a_locked_target_table_is_not_waited_for(
     with checker.target.connect() as connection:
         connection.autocommit = False
         connection.execute("lock table items")
-        await checker.finds(WARNING, "could not be seen", "statement timeout")
+        await checker.finds(WARNING, "cannot tell whether", "statement timeout")
 
 
 async def test_unlogged_and_hidden_target_tables(role: str, checker: Checker) -> None:
@@ -215,9 +215,12 @@ async def test_types_into_which_not_every_value_fits(checker: Checker) -> None:
         "create table t (id int primary key, a short, b smallint[], c text)"
     )
     checker.configure("t:")
-    await checker.mends(WARNING, 'column "id" has type bigint, at the target integer: large values')
+    await checker.mends(
+        WARNING,
+        'column "id" has type bigint, but integer at the target: the target rejects large values',
+    )
     await checker.mends(WARNING, 'column "a" has type text', "longer than 3 characters")
-    await checker.mends(WARNING, 'column "b" has type integer[], at the target smallint[]')
+    await checker.mends(WARNING, 'column "b" has type integer[], but smallint[] at the target')
     assert await checker.findings() == []
 
 

@@ -93,7 +93,7 @@ async def test_programs_go_over_and_their_changes_come_back(
         assert target.value("insert into t (v) values ('new side') returning id") == 52
         assert target.value("select nextval('invoice')") == 4712
         target.execute("update words set n = 0 where term = 'w1'")
-        with pytest.raises(CutoverError, match="may have written at the target"):
+        with pytest.raises(CutoverError, match="may have written to the target"):
             await case.undo()
         await case.run()  # nothing is left
 

@@ -94,7 +94,7 @@ async def test_wait_can_be_limited_and_waits_for_absent_sources_and_for_requests
         assert target.value("select count(*) from other") == 1
         await streamer.stop()
         await request(address, "resync", "free", database="shop", sid=None)
-        waiting_for = 'after 2 s: table "public.free" of "shop" has a request that waits'
+        waiting_for = 'after 2 s: table "public.free" of "shop" has a pending request'
         assert (await missing(2) or "").startswith(waiting_for)
         target.execute("truncate free")
         streamer.start()

@@ -89,7 +89,7 @@ async def test_what_cannot_be_made_is_named_and_stops_nothing(
     )
     write_config(tmp_path / "check.yaml", source, target, "people: {exclude: [boss]}")
     checked = command(tmp_path / "check.yaml", "check").stdout
-    assert 'foreign key "people_boss_fkey" is not made at the target' in checked
+    assert 'foreign key "people_boss_fkey" is not created at the target' in checked
     assert 'alter table "public"."people" add constraint "people_boss_fkey"' in checked
     async with stream("people: {exclude: [boss]}") as streamer:
         await streamer.caught_up()
@@ -108,8 +108,8 @@ async def test_what_cannot_be_made_is_named_and_stops_nothing(
         assert "mine" in table["definitions"][0]["reason"]
         assert table["state"] == "ready"
         said = command(streamer.path, "doctor").stdout
-        assert 'lacks index "of_mine", which cannot be made' in said
-        assert 'lacks foreign key "people_boss_fkey", which cannot be made' in said
+        assert 'lacks index "of_mine", which cannot be created' in said
+        assert 'lacks foreign key "people_boss_fkey", which cannot be created' in said
 
 
 async def test_tenants_share_a_table_and_its_definitions_under_other_names(

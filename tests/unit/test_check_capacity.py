@@ -81,7 +81,7 @@ def test_slots_and_walsenders_for_all_sources_of_a_server() -> None:
     )
     assert slots.severity is ERROR
     assert "max_replication_slots is 2, of which 1 are free: 2 needed" in str(slots)
-    assert "alter system set max_replication_slots = 4; and restart" in str(slots)
+    assert "alter system set max_replication_slots = 4; then restart" in str(slots)
     # With a slot of its own a copy makes another; a streaming source already needs nothing.
     held = _source("a", slots=2, walsenders=0, slot=SLOT, initial=copy)
     assert found(held) == [("error", "max_replication_slots")]

@@ -63,12 +63,12 @@ def test_a_failover_keeps_the_slot_where_the_standby_is_ready() -> None:
     facts.standbys = [StandbyLook("b", SLOT, READY)]
     lacks, fit = found(facts)
     assert "synchronized_standby_slots = 'other, standby'" in lacks
-    assert "fit for failover" in fit
+    assert "ready for failover" in fit
 
     facts.replication = {"synchronized_standby_slots": "other, standby"}
     (fit,) = found(facts)
     cases = (
-        (StandbyLook("b", None, READY), "is not there yet"),
+        (StandbyLook("b", None, READY), "does not exist yet"),
         (StandbyLook("b", replace(SLOT, is_temporary=True), READY), "would be lost"),
         (StandbyLook("b", replace(SLOT, invalidation="rows_removed"), READY), "rows_removed"),
         (StandbyLook("b", error="connection refused"), "does not answer: connection refused"),

@@ -48,7 +48,7 @@ def test_a_server_with_everything_right_has_no_findings() -> None:
 @pytest.mark.parametrize(
     ("change", "severity", "words"),
     [
-        ({"version": 11_00_00}, ERROR, ("too old", "12 is the oldest")),
+        ({"version": 11_00_00}, ERROR, ("too old", "oldest supported version is 12")),
         ({"version": 19_00_00}, WARNING, ("newer than any",)),
         ({"in_recovery": True}, ERROR, ("is a standby", "primary")),
         ({"may_use_temporary": False}, ERROR, ('grant temporary on database "dw" to "me"',)),
@@ -75,10 +75,10 @@ def test_writes_that_other_replication_cannot_tell_from_those_of_users() -> None
     server = replace(SERVER, is_source=True)
     assert list(check_origins(server, 10)) == []
     (found,) = check_origins(server, 11)
-    assert "place for 10 replication origins, and up to 11 connections write" in found.problem
+    assert "10 replication origins are free, but up to 11 connections write" in found.problem
     assert "alter system set max_active_replication_origins = 11" in str(found)
     (found,) = check_origins(replace(server, version=17_00_00, free_origins=-3), 4)
-    assert "place for 0 replication origins" in found.problem
+    assert "0 replication origins are free" in found.problem
     assert "alter system set max_replication_slots = 17" in str(found)
     (found,) = check_origins(replace(server, may_set_origin=False), 1)
     assert found.fix is not None
@@ -90,7 +90,10 @@ def test_writes_that_other_replication_cannot_tell_from_those_of_users() -> None
 def test_a_schema_streamer_that_cannot_be_used() -> None:
     for change, words in (
         ({"may_use": False}, 'grant usage, create on schema streamer to "me"'),
-        ({"tables": ("relation", "source")}, "is not streamer's, but has a table relation"),
+        (
+            {"tables": ("relation", "source")},
+            "does not belong to streamer, but has a table relation",
+        ),
         ({"forbidden_tables": ("source",)}, "may not write its tables"),
         ({"migration": NEWEST + 1}, f"newer streamer (migration {NEWEST + 1})"),
     ):

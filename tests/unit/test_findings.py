@@ -45,7 +45,7 @@ def test_a_plan_prints_statements_in_the_same_way() -> None:
             "changes": True}  # fmt: skip
     assert list(plan_lines(plan)) == [
         "shop: add; slot s: create, from a standby",
-        "  run at the source by streamer:",
+        "  streamer runs at the source:",
         "    create publication p;",
         "error   shop public.t: is not ready",
         "  run at the source:",

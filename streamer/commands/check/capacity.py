@@ -137,7 +137,7 @@ def _check_free(
     if free >= needs.most:
         return
     wanted = f"alter system set {setting} = {most - free + needs.most}"
-    words = "and restart that server after it"
+    words = "then restart that server"
     fix = (at_target if place is TARGET else at_source)(wanted, words=words)
     more = "one more" if needs.copies == 1 else f"{needs.copies} more"
     while_copying = f", and {more} while tables are copied" if needs.copies else ""

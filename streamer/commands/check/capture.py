@@ -25,14 +25,14 @@ def check_capture(facts: SourceFacts) -> Iterable[Finding]:
         )
         return
     problem = (
-        "the event triggers that capture definitions are of another version"
+        "the event triggers that capture definitions belong to another version"
         if capture.is_there
-        else "changes of definitions are not captured: the event triggers are missing"
+        else "changes to definitions are not captured: the event triggers are missing"
     )
     statements = ";\n".join(create_sql(facts.source, server.role, server.version))
     where = "at its primary, " if server.in_recovery else ""
     words = (
-        f"{where}as a superuser, who alone may create event triggers; streamer teardown removes "
-        "them"
+        f"{where}as a superuser: no other role may create event triggers; streamer teardown "
+        "removes them"
     )
     yield warning(place, problem, at_source(statements, words=words))

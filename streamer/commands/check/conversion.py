@@ -51,8 +51,8 @@ def type_risk(source: str, target: str) -> str | None:
     if theirs.base in (*_TIMES, "date") and ours.base in (*_TIMES, "date"):
         return _time_risk(theirs, ours)
     if {theirs.base, ours.base} == {"json", "jsonb"}:
-        return None if ours.base == "json" else "its order and its duplicate keys are lost"
-    return "not every value of the one is a value of the other"
+        return None if ours.base == "json" else "the order and duplicates of its keys are lost"
+    return "not every value of the one type is a value of the other"
 
 
 def _string_risk(source: _Type, target: _Type) -> str | None:
@@ -67,7 +67,7 @@ def _string_risk(source: _Type, target: _Type) -> str | None:
     else:
         fits = bool(source.modifiers) and source.modifiers[0] <= length
     if not fits:
-        return f"values longer than {length} characters are refused"
+        return f"the target rejects values longer than {length} characters"
     return "values are padded with blanks" if is_padded else None
 
 
@@ -98,11 +98,11 @@ def _number_risk(source: _Type, target: _Type) -> str | None:
             digits = source.modifiers[0]
         return None if digits is not None and digits <= exact else "values are rounded"
     if target.base not in _DIGITS and target.base != "numeric":
-        return "not every value of the one is a value of the other"
+        return "not every value of the one type is a value of the other"
     if target.base == "numeric" and not target.modifiers:
         return None
     if source.base in _EXACT_DIGITS:
-        return "large values are refused, others are rounded"
+        return "the target rejects large values and rounds others"
     wanted, room = _whole_digits(source), _whole_digits(target)
     if target.base in _DIGITS and source.base not in _DIGITS and room is not None:
         room -= 1  # of the numbers with as many digits as its largest has, some are larger
@@ -110,9 +110,9 @@ def _number_risk(source: _Type, target: _Type) -> str | None:
     assert room is not None
     assert kept is not None
     if wanted is None or wanted > room:
-        return "large values are refused"
+        return "the target rejects large values"
     if scale is None or scale > kept:
-        return "fractions are refused" if target.base in _DIGITS else "fractions are rounded"
+        return "the target rejects fractions" if target.base in _DIGITS else "fractions are rounded"
     return None
 
 
@@ -123,9 +123,9 @@ def _time_risk(source: _Type, target: _Type) -> str | None:
         )
         return None if wanted <= kept else "fractions of a second are rounded"
     if source.base == "date":
-        return None if target.base.startswith("timestamp") else "it is refused"
+        return None if target.base.startswith("timestamp") else "the target rejects it"
     if target.base == "date":
         return "the time of day is lost"
     if target.base.endswith("with time zone"):
-        return "values are taken as UTC"
+        return "values are read as UTC"
     return "the time zone is lost: values are written in UTC"

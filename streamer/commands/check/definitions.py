@@ -31,7 +31,8 @@ def check_definitions(
         for planned in renderer.plan(mapping.rule.create):
             if planned.reason is not None:
                 problem = (
-                    f'{planned.kind} "{planned.name}" is not made at the target: {planned.reason}'
+                    f'{planned.kind} "{planned.name}" is not created at the target: '
+                    f"{planned.reason}"
                 )
                 place = Place(facts.label, str(mapping.source))
                 yield info(place, problem, at_target(planned.sql))

@@ -131,18 +131,20 @@ def _check_candidate(place: Place, look: StandbyLook, slot: Slot | None) -> Iter
         if look.settings.get(name, value) == value:
             yield warning(
                 place,
-                f"{name} is {value or 'empty'}, so the slot does not get here",
-                in_words(f"set it there to {wanted}"),
+                f"{name} is {value or 'empty'}, so this standby gets no copy of the slot",
+                in_words(f"set it on the standby to {wanted}"),
             )
     copy = look.slot
     if copy is not None and copy.invalidation is not None:
         yield error(place, f"its copy of the slot was invalidated: {copy.invalidation}")
     elif slot is not None and (copy is None or copy.is_temporary):
-        state = "is temporary, and would be lost in a failover" if copy else "is not there yet"
+        state = "is temporary, and would be lost in a failover" if copy else "does not exist yet"
         yield warning(
             place,
             f"the copy of the slot {state}",
             in_words("wait until streamer and the standby have passed it; see the standby's log"),
         )
     elif copy is not None:
-        yield info(place, f"has a copy of the slot at {copy.confirmed_flush_lsn}, fit for failover")
+        yield info(
+            place, f"has a copy of the slot at {copy.confirmed_flush_lsn}, ready for failover"
+        )

@@ -55,7 +55,9 @@ def _identity_fix(relation: SourceRelation, details: Details) -> Fix:
     if (key_fix := _key_fix(relation, details)) is not None:
         return key_fix
     if root.refuses_full:
-        return in_words("add a primary key, or a unique index over NOT NULL columns, that has none")
+        return in_words(
+            "add a primary key, or a unique index on NOT NULL columns, without a generated column"
+        )
     words = "or, which is faster, add a primary key"
     if root.has_deferrable_primary_key:
         words = "or, which is faster, re-create the primary key without DEFERRABLE"
@@ -64,7 +66,7 @@ def _identity_fix(relation: SourceRelation, details: Details) -> Fix:
 
 def key_fix(relation: SourceRelation, details: Details) -> Fix:
     """Give a table a key in place of whole rows."""
-    words = "add a primary key at the source, or a unique index over NOT NULL columns here"
+    words = "add a primary key at the source, or a unique index on NOT NULL columns here"
     return _key_fix(relation, details) or in_words(words)
 
 
@@ -97,8 +99,8 @@ def _fix(
             statements.append(_alter(leaf, way))
         else:
             words = (
-                f'make a unique index over the columns of that key on partition "{leaf.name}", and '
-                "then its replica identity of that index"
+                f'create a unique index on the columns of that key on partition "{leaf.name}", '
+                "then make that index its replica identity"
             )
     return at_source(*statements, words=words) if statements else in_words(words or "")
 

@@ -37,7 +37,7 @@ def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterab
         for mapping, relation in facts.mapped():
             if relation.is_partitioned:
                 problem = "is partitioned, and PostgreSQL 12 cannot publish that"
-                fix = in_words("take it out of `tables`, or upgrade that server")
+                fix = in_words("remove it from `tables`, or upgrade that server")
                 yield error(Place(facts.label, str(mapping.source)), problem, fix)
     lists = _lists(facts)
     changes = publication_changes(
@@ -110,8 +110,8 @@ def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[
     members = {name for each in facts.publications.values() for name in each.members}
     yield warning(
         Place(facts.label),
-        "its publications have tables that are not in `tables`, so the source sends changes for "
-        f"nothing: {some_of(map(str, sorted(members - mapped)))}",
+        "its publications have tables that are not in `tables`, so the source sends changes that "
+        f"nothing needs: {some_of(map(str, sorted(members - mapped)))}",
         at_source(*changes.surplus, words="as an administrator"),
     )
 
@@ -161,7 +161,7 @@ def _check_excluded(facts: SourceFacts, lists: ColumnLists) -> Iterable[Finding]
         else:
             is_able = facts.server.version >= LISTS_SINCE
             more = "`column_list: true`" if is_able else "PostgreSQL 15"
-            problem = f"excluded {some_of(sorted(excluded))} leaves the source, and is not written"
+            problem = f"excluded {some_of(sorted(excluded))} leaves the source, but is not written"
             yield info(place, f"{problem}; {more} can keep it there")
 
 

@@ -118,22 +118,22 @@ def _missing(source: SourceMapping, name: RelationName, relations: list[SeenTabl
             continue
         problem = f"is {relation.obstacle} and cannot be replicated"
         if relation.root_name is not None:
-            fix = in_words(f"put its root {relation.root_name} into `tables` in its place")
+            fix = in_words(f"put its root {relation.root_name} into `tables` instead")
             return error(place, problem, fix)
         if relation.persistence == "u" and relation.kind in "rp":
-            words = "or take it out of `tables`"
+            words = "or remove it from `tables`"
             logged = f"alter table {quote_relation(name)} set logged"
             return error(place, problem, at_source(logged, words=words))
-        return error(place, problem, in_words("take it out of `tables`"))
+        return error(place, problem, in_words("remove it from `tables`"))
     similar = [
         str(relation.relation)
         for relation in relations
         if relation.name.lower() == name.name.lower() and relation.obstacle is None
     ]
-    hint = "create it there, correct its name in `tables`, or take it out of there"
+    hint = "create it there, correct its name in `tables`, or remove it from `tables`"
     if similar:
         hint = (
-            f"write {' or '.join(similar)} in `tables`, if that is meant, or take it out of there"
+            f"write {' or '.join(similar)} in `tables` if you mean that, or remove it from `tables`"
         )
     return error(place, "is in `tables`, but not in the source", in_words(hint))
 

@@ -25,7 +25,7 @@ def check_sequences(facts: SourceFacts, target: TargetFacts | None) -> Iterable[
         if own:
             yield info(
                 Place(facts.label),
-                "sequences are not replicated, at the target they keep their values: "
+                "sequences are not replicated; at the target they keep their values: "
                 f"{some_of(own)}",
                 in_words(
                     "set `sequences: true`, or set them at the target before other programs "
@@ -46,7 +46,7 @@ def check_sequences(facts: SourceFacts, target: TargetFacts | None) -> Iterable[
                 yield info(
                     place,
                     f"the target has no sequence for column {home}, so nothing follows it",
-                    in_words("make that column an identity, if programs are to insert there"),
+                    in_words("make that column an identity column if programs will insert there"),
                 )
         elif there.grant is not None:
             problem = f'the role may not set the target\'s sequence "{there.name}"'

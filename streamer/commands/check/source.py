@@ -89,12 +89,12 @@ def copied(facts: SourceFacts, target: TargetFacts | None) -> list[RelationMappi
 def check_server(place: Place, server: SourceServer) -> Iterable[Finding]:
     """Version, wal_level, the role's right to replicate."""
     if server.major > VERSION_TESTED:
-        problem = f"PostgreSQL {server.version_text} is newer than any version tested with streamer"
-        yield warning(place, problem, in_words("look for a newer streamer"))
-    if server.wal_level != "logical":
-        fix = at_source(
-            "alter system set wal_level = 'logical'", words="and restart that server after it"
+        problem = (
+            f"PostgreSQL {server.version_text} is newer than any version tested with this streamer"
         )
+        yield warning(place, problem, in_words("upgrade streamer if a newer version exists"))
+    if server.wal_level != "logical":
+        fix = at_source("alter system set wal_level = 'logical'", words="then restart that server")
         yield error(place, f"wal_level is {server.wal_level}", fix)
     if not server.role_may_replicate:
         fix = at_source(f"alter role {quote_identifier(server.role)} replication")
@@ -109,7 +109,8 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
     if 0 < timeout < TIMEOUT_MILLISECONDS_LOW:
         yield warning(
             place,
-            f"wal_sender_timeout is {timeout} ms: a longer silence of streamer ends the stream",
+            f"wal_sender_timeout is {timeout} ms: if streamer is silent for longer, the source "
+            "ends the stream",
             at_source(f"alter role {role} set wal_sender_timeout = '60s'"),
         )
     kept = settings.get("max_slot_wal_keep_size", -1)
@@ -210,7 +211,7 @@ def check_same_database(sources: Iterable[SourceFacts]) -> Iterable[Finding]:
             yield warning(
                 Place(facts.label),
                 f'its url leads to database "{server.database}" of the same server as that of '
-                f"{other.label}, so the target gets its rows twice, with either sid",
+                f"{other.label}, so the target gets its rows twice, once with each sid",
                 in_words(f"correct the url of {facts.label} or {other.label}"),
             )
 
@@ -274,17 +275,18 @@ def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterab
         age = "for a while" if open_one.seconds is None else f"for {open_one.seconds} s"
         yield warning(
             place,
-            f"the making of a slot waits for a transaction that is open {age}: pid {open_one.pid}, "
+            f"creating a slot waits for a transaction that has been open {age}: pid "
+            f"{open_one.pid}, "
             f'user "{open_one.user}", database "{open_one.database}"',
             at_source(
-                f"select pg_terminate_backend({open_one.pid})", words="or let it come to its end"
+                f"select pg_terminate_backend({open_one.pid})", words="or wait until it ends"
             ),
         )
     for prepared in facts.prepared_transactions:
         gid = quote_literal(prepared.gid).strip()
         yield warning(
             place,
-            f"the making of a slot waits for prepared transaction {gid}",
+            f"creating a slot waits for prepared transaction {gid}",
             at_source(
                 f"rollback prepared {gid}",
                 words=f'or commit prepared, in database "{prepared.database}"',
@@ -350,8 +352,10 @@ def check_rule(
     for name in sorted(named - set(relation.column_names)):
         yield warning(
             _place(facts, mapping),
-            f'its rule names column "{name}", which is not there',
-            in_words(f"correct it; its columns are: {', '.join(relation.column_names)}"),
+            f'its rule names column "{name}", which does not exist',
+            in_words(
+                f"correct the rule; the table has the columns: {', '.join(relation.column_names)}"
+            ),
         )
 
 
@@ -376,8 +380,8 @@ def check_expressions(
     if mapping.rule.on_error is OnError.QUARANTINE and (unwritten := _unwritten(mapping, relation)):
         yield warning(
             place,
-            f"changes in quarantine keep the values of columns that the target does not have as "
-            f"they are ({some_of(unwritten)}), because `filter` and `set` need them",
+            "changes in quarantine hold unaltered values of columns that the target does not "
+            f"have ({some_of(unwritten)}), because `filter` and `set` need them",
             in_words("set `on_error: stop` for it, if these values must not leave the source"),
         )
     if not mapping.rule.expressions or not relation.has_usable_identity:
@@ -396,8 +400,8 @@ def check_expressions(
     if large:
         yield warning(
             place,
-            f"an update does not send large values that it leaves as they are ({some_of(large)}), "
-            "and `filter` or `set` may need them: the table would stop",
+            f"an update does not send large values that it leaves unchanged ({some_of(large)}), "
+            "but `filter` or `set` may need them: the table would stop",
             at_source(f"alter table {quote_relation(relation.name)} replica identity full"),
         )
 
@@ -436,8 +440,11 @@ def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
     if usage.is_target and not facts.source.forward_origins:
         yield info(
             place,
-            "a streamer writes into it as well; its changes are not replicated from here",
-            in_words("set `forward_origins: true`, if it should and cannot come back there"),
+            "a streamer also writes to this database, and its changes are not replicated from here",
+            in_words(
+                "set `forward_origins: true` to replicate them, if they cannot come back to this "
+                "database"
+            ),
         )
     if usage.large_objects:
         yield warning(
@@ -450,7 +457,7 @@ def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
             place,
             "commits at this source wait until streamer has confirmed them, because "
             "synchronous_standby_names lists it",
-            in_words('see the guide "Synchronous mode": they also wait while a table stands still'),
+            in_words('see the guide "Synchronous mode": they also wait while a table is stopped'),
         )
     if any(relation.is_partitioned for relation in facts.relations.values()):
         yield info(

@@ -183,7 +183,7 @@ async def read_source(source: SourceMapping, target_namespace: str) -> SourceFac
             await _read(facts, target_namespace)
     except TimeoutError:
         facts.error = SourceConnectionError(
-            f"its catalogs did not answer in {READ_SECONDS:g} s",
+            f"reading its catalogs took longer than {READ_SECONDS:g} s",
             hint="a session may hold a lock on a table: see pg_locks there",
         )
     except StreamerError as exc:

@@ -34,8 +34,10 @@ def check_spark(settings: SyncSection) -> Iterator[Finding]:
         defaults = {}
     for weakness in find_weaknesses(defaults | settings.spark_settings):
         if settings.allow_insecure_spark:
-            fix = in_words("copies send connection strings all the same: sync.allow_insecure_spark")
+            fix = in_words(
+                "copies send connection strings anyway, because sync.allow_insecure_spark is set"
+            )
             yield warning(SPARK, weakness, fix)
         else:
-            words = f"set it in {path}, and the same secret on the cluster, or copies fail"
+            words = f"set it in {path}, with the same secret on the cluster; otherwise copies fail"
             yield error(SPARK, weakness, in_words(words))

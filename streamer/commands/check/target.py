@@ -54,20 +54,25 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
     role, database = quote_identifier(server.role), quote_identifier(server.database)
     if server.version < VERSION_MIN:
         problem = f"PostgreSQL {server.version_text} is too old"
-        yield error(TARGET, problem, in_words("12 is the oldest that works"))
+        yield error(TARGET, problem, in_words("the oldest supported version is 12"))
     elif server.version // 10000 > VERSION_TESTED:
-        problem = f"PostgreSQL {server.version_text} is newer than any this was tested with"
-        yield warning(TARGET, problem, in_words("look for a newer streamer"))
+        problem = (
+            f"PostgreSQL {server.version_text} is newer than any version tested with this streamer"
+        )
+        yield warning(TARGET, problem, in_words("upgrade streamer if a newer version exists"))
     if server.in_recovery:
         yield error(
             TARGET, "is a standby, and accepts no writes", in_words("connect to its primary")
         )
     if not server.may_use_temporary:
         grant = at_target(f"grant temporary on database {database} to {role}")
-        problem = f'role "{server.role}" may not make temporary tables, which changes go through'
+        problem = (
+            f'role "{server.role}" may not create temporary tables, through which '
+            "streamer applies changes"
+        )
         yield error(TARGET, problem, grant)
     if not server.has_plpgsql:
-        problem = "has no language plpgsql, which applies changes in order"
+        problem = "has no language plpgsql, which streamer needs to apply changes in order"
         yield error(TARGET, problem, at_target("create extension plpgsql"))
     elif not server.may_use_plpgsql:
         problem = f'role "{server.role}" may not use language plpgsql'
@@ -79,7 +84,7 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
         )
         yield info(TARGET, problem)
     if server.fsync == "off":
-        problem = "fsync is off: changes that the target loses in a crash do not come again"
+        problem = "fsync is off: changes that the target loses in a crash are not sent again"
         fix = at_target("alter system set fsync = on", "select pg_reload_conf()")
         yield warning(TARGET, problem, fix)
 
@@ -88,7 +93,7 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
     """Whether other replication can tell streamer's writes from those of users."""
     if not server.is_source:
         return
-    effect = "where changes are replicated from here as well, they may travel back"
+    effect = "if changes are also replicated from here, they may travel back"
     if not server.may_set_origin:
         problem = f'role "{server.role}" may not tag its writes as replicated: {effect}'
         fix = in_words("before PostgreSQL 14 only superusers may")
@@ -100,11 +105,12 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
         if server.version >= 18_00_00:
             setting = "max_active_replication_origins"
         problem = (
-            f"there is place for {max(0, server.free_origins)} replication origins, and up to "
-            f"{connections} connections write, not all of which can mark it as replicated: {effect}"
+            f"{max(0, server.free_origins)} replication origins are free, but up to "
+            f"{connections} connections write, so not all can tag their writes as "
+            f"replicated: {effect}"
         )
         wanted = server.origins_max - server.free_origins + connections
-        words = "and restart that server after it, or lower `workers` or `sync.jobs`"
+        words = "then restart that server; or lower `workers` or `sync.jobs`"
         yield warning(
             TARGET, problem, at_target(f"alter system set {setting} = {wanted}", words=words)
         )
@@ -116,7 +122,7 @@ def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> It
     place = Place(None, 'schema "streamer"')
     if not server.may_create:
         # Also when it is there: CREATE SCHEMA IF NOT EXISTS asks for the right first.
-        problem = f'role "{server.role}" may not make schemas in database "{server.database}"'
+        problem = f'role "{server.role}" may not create schemas in database "{server.database}"'
         yield error(place, problem, at_target(f"grant create on database {database} to {role}"))
     if not bookkeeping.exists:
         return
@@ -125,7 +131,7 @@ def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> It
         yield error(place, f'role "{server.role}" may not use it', grant)
     if taken := _OUR_TABLES.intersection(bookkeeping.tables):
         if "migration" not in bookkeeping.tables:
-            problem = f"is not streamer's, but has a table {min(taken)}"
+            problem = f"does not belong to streamer, but has a table {min(taken)}"
             fix = at_target("alter schema streamer rename to streamer_other")
             yield error(place, problem, fix)
         elif bookkeeping.forbidden_tables:
@@ -260,10 +266,10 @@ def _check_keys(
         if SID in key:
             continue
         problem = (
-            f"target table {target} has a unique key ({', '.join(key)}) without the sid: rows of "
-            "two sources with the same key cannot both be there"
+            f"target table {target} has a unique key ({', '.join(key)}) without the sid: "
+            "rows of two sources with the same key cannot coexist"
         )
-        fix = in_words("put the sid into that key")
+        fix = in_words("add the sid to that key")
         if key == there.primary_key:
             fix = at_target(*_key_with_sid(facts, target))
         yield warning(Place(labels, str(writers[0][1].source)), problem, fix)
@@ -278,6 +284,6 @@ def check_loops(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[
             continue
         for mapping in source.mappings:
             if mapping.source == mapping.target:
-                problem = "is its own target: source and target are one database"
+                problem = "is its own target: source and target are the same database"
                 fix = in_words("give it another `target`, or correct a url")
                 yield error(Place(source.label, str(mapping.source)), problem, fix)

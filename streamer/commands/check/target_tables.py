@@ -125,7 +125,7 @@ def check_missing(pair: Pair, *, create_tables: bool) -> Iterable[Finding]:
             pair.relation, pair.mapping, pair.sid, pair.expressions.types
         )
         fix = at_target(*statements, words="or set `target.create_tables: true`")
-        yield error(pair.place, f"its target table {pair.name} is not there", fix)
+        yield error(pair.place, f"its target table {pair.name} does not exist", fix)
         return
     yield from check_extensions(pair)
     yield from check_collations(pair)
@@ -142,9 +142,9 @@ def check_collations(pair: Pair) -> Iterable[Finding]:
         if name is None or column.collation is None or column.collation in pair.target.collations:
             continue
         problem = (
-            f'the target has no collation {column.collation}, which column "{column.name}" has'
+            f'the target has no collation {column.collation}, which column "{column.name}" uses'
         )
-        words = "make the collation there, or the table itself with another one"
+        words = "create the collation there, or create the table yourself with another one"
         yield error(pair.place, problem, in_words(words))
 
 
@@ -156,7 +156,7 @@ def check_extensions(pair: Pair) -> Iterable[Finding]:
         problem = f"the target has no type {kind.name}"
         extension = kind.extension
         if extension is None:
-            yield error(pair.place, problem, in_words("make it there"))
+            yield error(pair.place, problem, in_words("create it there"))
         elif extension not in pair.target.available_extensions:
             words = f"install the package of extension {extension} on that server"
             yield error(pair.place, problem, in_words(words))
@@ -409,8 +409,8 @@ def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> It
         and not relation.is_referenced
     ):
         problem = (
-            f'role "{role}" lacks truncate on its target table {pair.name}, so a copy that is '
-            "interrupted cannot begin again"
+            f'role "{role}" lacks truncate on its target table {pair.name}, so an interrupted '
+            "copy cannot start again"
         )
         yield warning(pair.place, problem, at_target(grant.format("truncate")))
     if table.row_security:
@@ -428,17 +428,22 @@ def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
     if plan.identity is Identity.ROW:
         yield warning(
             pair.place,
-            "has no key, so every update and delete compares whole rows: slow",
+            "has no key, so every update and delete compares whole rows, which is slow",
             key_fix(pair.relation, pair.facts.identities),
         )
     elif plan.identity is Identity.KEY and plan.type is TableType.HISTORY:
         if not plan.target.leading_index_columns.intersection(key):
             sql = f"create index on {pair.quoted} ({quote_columns([*key, 'kvsz_end'])})"
-            problem = f"target table {pair.name} has no index on ({', '.join(key)}): slow"
+            problem = (
+                f"target table {pair.name} has no index on ({', '.join(key)}), so changes are slow"
+            )
             yield warning(pair.place, problem, at_target(sql))
     elif plan.identity is Identity.KEY and not plan.key_is_indexed:
         sql = f"create unique index on {pair.quoted} ({quote_columns(key)})"
-        problem = f"target table {pair.name} has no unique index on ({', '.join(key)}): slow"
+        problem = (
+            f"target table {pair.name} has no unique index on ({', '.join(key)}), so "
+            "changes are slow"
+        )
         yield warning(pair.place, problem, at_target(sql))
 
 
@@ -462,11 +467,12 @@ def _check_generated(
         return
     fix = generated_fix(pair, column, name, is_there=there is not None)
     if there is None:
-        problem = f'column "{column.name}" is generated, and the target has none of that name'
+        problem = f'column "{column.name}" is generated, and the target has no column of that name'
         yield info(pair.place, problem, fix)
     elif not there.not_null or there.has_default:  # otherwise the plan has said so
         problem = (
-            f'column "{column.name}" is generated and not delivered: at the target it stays empty'
+            f'column "{column.name}" is generated, so the source does not send it: at the target '
+            "it stays empty"
         )
         yield warning(pair.place, problem, fix)
 
@@ -478,7 +484,7 @@ def _check_type(pair: Pair, column: SourceColumn, there: TargetColumn) -> Iterab
     quoted = quote_identifier(there.name)
     yield warning(
         pair.place,
-        f'column "{column.name}" has type {column.type}, at the target {there.type}: {risk}',
+        f'column "{column.name}" has type {column.type}, but {there.type} at the target: {risk}',
         at_target(
             *missing_types_sql(pair),
             f"alter table {pair.quoted} alter column {quoted} type {column.type} "
@@ -500,8 +506,8 @@ def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
     reason = f'because role "{server.role}" may not set session_replication_role'
     if table.has_foreign_keys:
         problem = (
-            f"foreign keys of target table {pair.name} would be checked, {reason}; tables are "
-            "written side by side, so rows would be refused"
+            f"foreign keys of target table {pair.name} would be checked, {reason}; streamer writes "
+            "tables in parallel, so the target would reject rows"
         )
         yield error(pair.place, problem, fix)
     if table.triggers:
@@ -516,7 +522,7 @@ def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
     if found is None or found is False:
         return
     if isinstance(found, str):
-        problem = f"whether target table {pair.name} holds rows could not be seen: {found}"
+        problem = f"streamer cannot tell whether target table {pair.name} holds rows: {found}"
         yield warning(pair.place, problem, in_words("try again when it is not locked"))
         return
     sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
@@ -530,7 +536,10 @@ def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
         "or set `truncate_target: true` to replace them, `initial: keep` to keep rows that the "
         "source lacks, or `initial: none` if it is in sync with the source"
     )
-    problem = f"target table {pair.name} already holds rows of this source, and is to be copied"
+    problem = (
+        f"target table {pair.name} already holds rows of this source, so streamer "
+        "refuses to copy it"
+    )
     yield error(pair.place, problem, at_target(empty, words=words))
 
 
@@ -552,5 +561,5 @@ def check_labels(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
             statements.append(add)
         if statements:
             missing = ", ".join(f'"{label}"' for label in labels if label not in there)
-            problem = f"the target's type lacks {missing}, so rows with that are refused"
+            problem = f"the target's type lacks {missing}, so the target rejects rows with that"
             yield warning(Place(facts.label, f"type {name}"), problem, at_target(*statements))

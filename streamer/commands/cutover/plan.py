@@ -85,13 +85,15 @@ def describe(step: Step, options: CutoverOptions, label: str, database: str) -> 
     """Return what a step does, in words."""
     match step:
         case Step.CHECK:
-            return "check that every table is ready and equal, and every sequence is known"
+            return (
+                "check that every table is ready and equal, and that the target has every sequence"
+            )
         case Step.STOP_WRITES if options.stop_writes is StopWrites.OPERATOR:
-            return f"check that no session writes at {label}; you have stopped the programs"
+            return f"check that no session writes to {label}; you have stopped the programs"
         case Step.STOP_WRITES:
-            return f"stop writes at {label}: {stop_sql(database)}; end the programs' sessions"
+            return f"stop writes to {label}: {stop_sql(database)}; end the programs' sessions"
         case Step.DRAIN:
-            return "wait until the target has everything that was committed"
+            return "wait until the target has everything committed"
         case Step.COMPARE if options.comparison is FinalComparison.COUNTS:
             return "count the rows of every table on both sides"
         case Step.COMPARE if options.comparison is FinalComparison.FULL:
@@ -99,8 +101,8 @@ def describe(step: Step, options: CutoverOptions, label: str, database: str) -> 
         case Step.COMPARE:
             return "compare again every table that has changed since the check"
         case Step.SEQUENCES:
-            return "give every sequence of the target the value of the source"
+            return "set every sequence of the target to the source's value"
         case Step.REVERSE:
-            return f"prepare the stream back, by {options.reverse}"
+            return f"prepare the stream back; its configuration is {options.reverse}"
         case Step.FINISH:
-            return "check that nothing was written meanwhile, and allow writes at the target"
+            return "check that nothing was written in the meantime, and allow writes at the target"

@@ -121,6 +121,6 @@ async def remove(path: Path) -> None:
     for result in results:
         if result.error is not None:
             raise CutoverError(
-                f"the stream back is not removed: {result.error}",
+                f"the stream back could not be removed: {result.error}",
                 hint=f"run `streamer --config {path} teardown --yes`",
             )

@@ -132,7 +132,8 @@ class Cutover:
                 self._source_id = record.source_id
         if not self._source_id:
             raise MappingError(
-                f'source "{source.label}" was never streamed', hint="start `streamer run` first"
+                f'source "{source.label}" has never been streamed',
+                hint="start `streamer run` first",
             )
         self._record = await read_cutover(self._bookkeeping, self._source_id)
         self._options = self._asked.begun_with(self._record)
@@ -182,18 +183,19 @@ class Cutover:
             return
         if record.is_finished:
             raise CutoverError(
-                "programs may have written at the target since the cut-over ended",
-                hint="cut over back with the configuration of the stream back",
+                "programs may have written to the target since the cut-over finished",
+                hint="run a cut-over in the other direction, with the configuration of the "
+                "stream back",
             )
         if self._options.reverse is not None and Step(record.step) in (Step.REVERSE, Step.FINISH):
             await reverse.remove(self._options.reverse)
-            self._report("undo", "the stream back is removed")
+            self._report("undo", "the stream back has been removed")
         if record.details["has_stopped"]:
             sql = await self._allow_writes(record)
             self._report("undo", f"writes are allowed at {self._source.label} again: {sql}")
         failpoint("cutover.undone")
         await forget_cutover(self._bookkeeping, self._source_id)
-        self._report("undo", "the cut-over is undone")
+        self._report("undo", "the cut-over has been undone")
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -204,7 +206,7 @@ class Cutover:
                 raise CutoverError("; ".join(found))
             self._report(
                 step.value,
-                "every table is ready and equal, every sequence is known; "
+                "every table is ready and equal, and the target has every sequence; "
                 f"compared in {self._compared_seconds:.1f} s",
             )
             return
@@ -224,7 +226,7 @@ class Cutover:
             source = self._source
             again = command("cutover", database=source.database, sid=source.sid)
             go_on = f"run `{again} --yes` again, or `{again} --undo` to go back"
-            exc.hint = f"{exc.hint or 'correct that'}; then {go_on}"
+            exc.hint = f"{exc.hint or 'fix that'}; then {go_on}"
             raise
 
     @property
@@ -260,7 +262,7 @@ class Cutover:
         await store_marker(self._bookkeeping, self._source_id, marker)
         failpoint("cutover.marked")
         self._record = await read_cutover(self._bookkeeping, self._source_id)
-        return f"nothing writes any more; the last position is {marker}"
+        return f"no session writes any more; the last position is {marker}"
 
     async def _until_no_writer(self, plain: Connection, *, ends: bool) -> None:
         deadline = time.monotonic() + self._options.seconds
@@ -271,7 +273,7 @@ class Cutover:
             if not writers:
                 return
             if time.monotonic() > deadline:
-                raise CutoverError(f"sessions still write at the source: {', '.join(writers)}")
+                raise CutoverError(f"sessions still write to the source: {', '.join(writers)}")
             await asyncio.sleep(POLL_SECONDS)
 
     async def _allow_writes(self, record: CutoverRecord) -> str:
@@ -320,7 +322,7 @@ class Cutover:
                     await set_exact(target, there, value, is_called=is_called)
         failpoint("cutover.sequences_set")
         later = ", or later ones where others use them" if shared else ""
-        return f"{len(pairs)} sequences have the values of the source{later}"
+        return f"{len(pairs)} sequences have the source's values{later}"
 
     async def _find_shared(self, oids: Iterable[int]) -> set[int]:
         """Return which sequences of the target have values of others, by their OIDs.
@@ -348,13 +350,13 @@ class Cutover:
     async def _finish(self) -> str:
         await self._drain()
         if self._record is None or self._record.marker_lsn is None:
-            raise CutoverError("writes at the source were never stopped")
+            raise CutoverError("writes to the source were never stopped")
         if late := await self._written_behind(self._record.marker_lsn):
-            raise CutoverError(f"rows were written at the source after the stop: {', '.join(late)}")
+            raise CutoverError(f"rows were written to the source after the stop: {', '.join(late)}")
         async with self._bookkeeping.connection() as target:
             await allow_writes(target)
         await finish_cutover(self._bookkeeping, self._source_id)
-        return "programs may write at the target now"
+        return "programs may now write to the target"
 
     async def _written_behind(self, marker: Lsn) -> list[str]:
         records = await read_relation_records(self._bookkeeping, self._source_id)
@@ -390,9 +392,11 @@ class Cutover:
                 what = (
                     f"run at the target: create sequence {name}"
                     if sequence.owner is None
-                    else "give the column of the target table an identity or a serial"
+                    else "make the column of the target table an identity or serial column"
                 )
-                problems.append(f'the target has nothing for sequence "{sequence.name}"; {what}')
+                problems.append(
+                    f'the target has no counterpart of sequence "{sequence.name}"; {what}'
+                )
             elif (obstacle := obstacle_of(sequence, there)) is not None:
                 problems.append(f'sequence "{sequence.name}": {obstacle}')
         return problems

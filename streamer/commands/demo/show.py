@@ -115,7 +115,7 @@ async def _play(stage: Stage, view: View, seconds: float) -> DemoReport:
     view.say(f"{' and '.join(titles.values())}, into one warehouse, PostgreSQL {TARGET}")
     with view.working("starting three servers"):
         await stage.start_servers()
-    with view.working("making the shops' tables and rows"):
+    with view.working("creating the shops' tables and rows"):
         rows = await _make_shops(stage)
     stage.write_config()
     stage.start_streamer()
@@ -170,7 +170,7 @@ async def _watch_sync(
     report.rows_copied = await bookkeeping.rows_copied()
     view.say(
         f"copied {report.rows_copied:,} rows of {tables} tables: {report.sync_seconds:.1f} s, "
-        "the start of Spark included"
+        "including the start of Spark"
     )
 
 
@@ -218,7 +218,7 @@ async def _wait(stage: Stage) -> None:
     address = TargetAddress.parse(settings.target.url)
     missing = await wait_command.wait(address, mapping, WAIT_SECONDS_MAX)
     if missing is not None:
-        raise DemoError(f"the program does not catch up: {missing}; {stage.last_words()}")
+        raise DemoError(f"streamer does not catch up: {missing}; {stage.last_words()}")
 
 
 def _tell_what_runs(stage: Stage, view: View) -> None:

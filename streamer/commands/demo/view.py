@@ -192,9 +192,9 @@ class View:
             latency = f", visible {format_latency(report.commit_to_visible_seconds)} after commit"
         self.say(
             f"rows copied      {report.rows_copied:,} in {report.sync_seconds:.1f} s,"
-            " the start of Spark included\n"
+            " including the start of Spark\n"
             f"changes streamed {report.changes:,} in {report.transactions:,} transactions,"
-            f" {report.changes_per_second:,.0f} a second{latency}\n"
+            f" {report.changes_per_second:,.0f} per second{latency}\n"
             f"peak lag         {format_latency(report.peak_lag_seconds)},"
             f" {format_bytes(report.peak_lag_bytes)};"
             f" nothing left {report.drain_seconds:.1f} s after the last commit\n"

@@ -66,7 +66,7 @@ class CopyWatch:
             return SyncProgress()
         ready, rows, source_error, relation_error = await self._row(_SYNC_SQL)
         if error := source_error or relation_error:
-            raise DemoError(f"the program stopped: {error}")
+            raise DemoError(f"streamer stopped: {error}")
         return SyncProgress(int(rows), ready)
 
     async def rows_copied(self) -> int:

@@ -49,7 +49,7 @@ async def check_new(path: Path) -> None:
 
 
 def _there_already(path: Path) -> SettingsError:
-    return SettingsError(f"{path} exists already", hint="name a new file")
+    return SettingsError(f"{path} already exists", hint="name a new file")
 
 
 async def write_bundle(
@@ -91,7 +91,7 @@ def _write_new(path: Path, data: bytes) -> None:
     except OSError as exc:
         raise SettingsError(
             f"cannot write {path}: {exc.strerror}",
-            hint="name a file in a directory that you may write to",
+            hint="name a file in a directory that you can write to",
         ) from None
 
 
@@ -208,7 +208,7 @@ async def _slots(mapping: Mapping) -> list[Any]:
             async with asyncio.timeout(SECONDS_MAX), connection(source) as plain:
                 return [dict(row) for row in await fetch_all(plain, _SLOTS_SQL, source.slot)]
         except (SourceError, TimeoutError) as exc:
-            return {"error": str(exc) or "it did not answer in time"}
+            return {"error": str(exc) or "no answer in time"}
 
     found = await asyncio.gather(*map(read, mapping.sources))
     labels = [source.label for source in mapping.sources]
@@ -262,7 +262,7 @@ async def _bookkeeping(settings: Settings) -> Any:
                 except TargetError as exc:  # an older one, or none at all
                     found[name] = {"error": str(exc)}
     except (StreamerError, TimeoutError) as exc:
-        found["error"] = str(exc) or "it did not answer in time"
+        found["error"] = str(exc) or "no answer in time"
     return found
 
 

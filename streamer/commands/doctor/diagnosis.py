@@ -87,12 +87,12 @@ def judge_status(status: SourceStatus) -> Iterable[Finding]:
     place, reason = Place(status.label), f": {status.error}" if status.error else ""
     match status.state:
         case "not started":
-            yield error(place, "was never started", run_here("streamer run"))
+            yield error(place, "has never been started", run_here("streamer run"))
         case "stopped":
             problem = "no process streams from it, so it retains its WAL"
             yield error(place, problem, run_here("streamer run"))
         case "starting":
-            words = "wait a moment and look again"
+            words = "wait a moment, then run this command again"
             yield warning(place, f"is starting{reason}", in_words(words), status.error_code)
         case "waiting":
             words = "streamer retries; remove the cause of the wait"
@@ -105,7 +105,7 @@ def judge_status(status: SourceStatus) -> Iterable[Finding]:
     heartbeat = status.heartbeat_seconds
     if heartbeat is not None and heartbeat > OVERDUE_SECONDS:
         problem = f"commits have not become visible for {format_latency(heartbeat)}"
-        words = "see the messages about its tables; without one, the target is too slow"
+        words = "see the messages about its tables; if there are none, the target is too slow"
         yield warning(place, problem, in_words(words))
 
 
@@ -119,7 +119,7 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
     match table.state:
         case "error":
             words = (
-                "remove the cause; streamer then continues within seconds, or at once after: "
+                "remove the cause; streamer then continues within seconds, or at once with: "
                 f"{command('resume')}"
             )
             problem = f"has stopped{held}: {table.error}"
@@ -138,15 +138,18 @@ def _judge_table(status: SourceStatus, table: TableStatus) -> Iterable[Finding]:
             yield info(place, f"is being copied{pace}{waits}")
     for lacks in table.definitions:
         if lacks.is_given_up:
-            problem = f"its target lacks {lacks.label}, which cannot be made: {lacks.reason}"
+            problem = f"its target lacks {lacks.label}, which cannot be created: {lacks.reason}"
             yield warning(place, problem, at_target(lacks.sql))
         else:
-            yield info(place, f"{lacks.label} of its target is yet to be made")
+            yield info(place, f"{lacks.label} of its target is yet to be created")
     if table.quarantined:
         problem = f"{table.quarantined:,} changes are in quarantine, so the target lacks them"
         yield error(place, problem, run_here(command("quarantine list --table")))
     if table.differing_rows:
-        problem = f"{table.differing_rows:,} rows differ from the source, by the last comparison"
+        problem = (
+            f"{table.differing_rows:,} rows differ from the source, according to the "
+            "last comparison"
+        )
         yield error(place, problem, run_here(command("repair")), ComparisonError.code)
     elif table.verification_error:
         problem = f"cannot be compared with its source: {table.verification_error}"
@@ -158,8 +161,8 @@ def sentences(diagnosis: Diagnosis) -> Iterable[str]:
     """Say it to people, one finding after the other."""
     titles = {
         Severity.ERROR: "Problems:",
-        Severity.WARNING: "Worth knowing:",
-        Severity.INFO: "Going on:",
+        Severity.WARNING: "Warnings:",
+        Severity.INFO: "In progress:",
     }
     for severity, title in titles.items():
         found = [f for f in diagnosis.findings if f.severity is severity]
@@ -168,7 +171,7 @@ def sentences(diagnosis: Diagnosis) -> Iterable[str]:
         for finding in found:
             yield from _sentence(finding)
     if diagnosis.is_well:
-        yield "Nothing is wrong."
+        yield "No problems found."
 
 
 def _sentence(finding: Finding) -> Sequence[str]:

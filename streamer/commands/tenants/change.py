@@ -63,7 +63,7 @@ def urls_of(template: str, sids: list[str]) -> list[tuple[str, str]]:
     if len({url for url, _ in urls}) < len(urls):
         raise MappingError(
             "several tenants would have the same url",
-            hint=f"write {SID_VARIABLE} where their urls differ",
+            hint=f"write {SID_VARIABLE} in the place where their urls differ",
         )
     return urls
 
@@ -75,17 +75,17 @@ async def check_new(
     group = [source for source in mapping.sources if source.database == database]
     if not group:
         raise MappingError(
-            f'there is no group "{database}" whose tables a tenant could have',
+            f'there is no group "{database}" to which a tenant could be added',
             hint=f"`{command('tenants list')}` shows the groups",
         )
     if any(source.sid is None for source in group):
         raise MappingError(
-            f'the source of "{database}" has no sid, so its rows cannot be told from others',
+            f'the source of "{database}" has no sid, so its rows cannot be told apart from others',
             hint="give its url a sid first; its tables then need a column sid and a resync",
         )
     for sid in sids:
         if find_source(group, database, sid) is not None:
-            raise MappingError(f'"{SourceLabel(database, sid)}" is in the mapping already')
+            raise MappingError(f'"{SourceLabel(database, sid)}" is already in the mapping')
     bookkeeping = Bookkeeping(address, "streamer tenants")
     try:
         purges = await read_purges(bookkeeping) if await is_installed(bookkeeping) else []
@@ -107,20 +107,20 @@ def add_to_file(config: Path, database: str, urls: list[tuple[str, str]]) -> Cha
     for url, sid in urls:
         text = None if text is None else add_url(text, database, url, sid)
     lines = [f"- {url_line(url, sid)}" for url, sid in urls]
-    step = f"send SIGHUP to the process that runs, which reads {config} again"
+    step = f"send SIGHUP to the running process, which then reads {config} again"
     if text is not None and _write(config, text):
         return Changed(labels, next_step=step)
-    words = f'write the lines below `urls` of "{database}" in {config}; then {step}'
+    words = f'add these lines to `urls` of "{database}" in {config}; then {step}'
     return Changed(labels, lines, words)
 
 
 def remove_from_file(config: Path, database: str, sid: str) -> Changed:
     """Take a tenant out of the configuration file. Raises SettingsError for a faulty result."""
     text = remove_url(read_text(config), database, sid)
-    step = f"send SIGHUP to the process that runs, which reads {config} again"
+    step = f"send SIGHUP to the running process, which then reads {config} again"
     if text is not None and _write(config, text):
         return Changed([SourceLabel(database, sid)], next_step=step)
-    words = f'take the url with sid "{sid}" out of "{database}" in {config}; then {step}'
+    words = f'remove the url with sid "{sid}" from "{database}" in {config}; then {step}'
     return Changed([SourceLabel(database, sid)], [], words)
 
 

@@ -307,15 +307,20 @@ def render(report: DriftReport, console: Console, *, everything: bool) -> None:
         console.print(table)
     for item in report.items:
         if item.remedy is not None:
-            text = (
-                f"no tenant has column {item.name} of {item.target_table} any more; {item.remedy}"
-            )
+            text = f"no tenant still has column {item.name} of {item.target_table}; {item.remedy}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
     if any(item.remedy is not None for item in report.items):
-        text = "then `streamer compare --definitions` names indexes and constraints that went too"
+        text = (
+            "then `streamer compare --definitions` names indexes and constraints that were "
+            "dropped with it"
+        )
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     for label, number in report.deviating.items():
-        console.print(f"{label}: {number} deviations", markup=False, highlight=False)
+        console.print(
+            f"{label} deviates in {number} item{'' if number == 1 else 's'}",
+            markup=False,
+            highlight=False,
+        )
     for label, reason in report.unreachable.items():
         console.print(f"{label}: not compared: {reason}", markup=False, highlight=False)
     if report.is_equal:

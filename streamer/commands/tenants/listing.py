@@ -134,5 +134,5 @@ def note_of(tenant: Tenant) -> str:
         return tenant.error
     if tenant.state not in (REMOVED, PURGING):
         return ""
-    begun = f"; {tenant.rows_purged:,} rows are deleted" if tenant.state == PURGING else ""
-    return f"rows of it may be in the target{begun}"
+    begun = f"; {tenant.rows_purged:,} rows deleted so far" if tenant.state == PURGING else ""
+    return f"its rows may still be in the target{begun}"

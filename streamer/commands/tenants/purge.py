@@ -111,7 +111,7 @@ async def purge(
     label = SourceLabel(database, sid)
     if find_source(mapping.sources, database, sid) is not None:
         raise MappingError(
-            f'source "{label}" is in the mapping, so its rows are wanted',
+            f'source "{label}" is in the mapping, so its rows must stay',
             hint=f"run first: {command('tenants remove', database, '--yes', sid=sid)}",
         )
     bookkeeping = Bookkeeping(address, "streamer purge")
@@ -123,7 +123,7 @@ async def purge(
         await _check_known(bookkeeping, database, sid)
         if (other := await lock.try_acquire()) is not None:
             raise MappingError(
-                f'source "{label}" streams: {other} runs it',
+                f'source "{label}" is streaming: {other} runs it',
                 hint="remove it from the mapping of that process first",
             )
         await write_act(bookkeeping, actor, PURGE, label)
@@ -148,7 +148,7 @@ async def _check_known(bookkeeping: Bookkeeping, database: str, sid: str) -> Non
     if not known and not await _of(bookkeeping, database, sid):
         raise MappingError(
             f'streamer knows no target table of "{SourceLabel(database, sid)}"',
-            hint=f"`{command('tenants list')}` shows the tenants it knows",
+            hint=f"`{command('tenants list')}` shows the tenants that it knows",
         )
 
 
@@ -245,7 +245,7 @@ async def _purge_table(
         if is_whole and not count:
             raise MappingError(
                 f'rows of sid "{record.sid}" in {record.target} cannot be deleted',
-                hint="look for row security, rules and triggers of the table",
+                hint="check row security, rules and triggers of the table",
             )
         first, is_whole = 0, True
     report(await _of(bookkeeping, record.database, record.sid))
