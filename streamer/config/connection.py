@@ -76,8 +76,9 @@ class ConnectionSettings(Strict):
     password_command: CommandLine | None = Field(
         default=None,
         title="Password command",
-        description="Command that prints the password, such as a token of a cloud, if the url has "
-        "none. streamer runs it without a shell. Its environment has PGHOST, PGPORT, PGUSER and "
+        description="Command that prints the password, such as a cloud provider's token, if "
+        "the url has none. streamer runs it without a shell. Its environment has "
+        "PGHOST, PGPORT, PGUSER and "
         "PGDATABASE of the url. Only a configuration file can name a command.",
     )
     password_lifetime: float = Field(
@@ -93,7 +94,7 @@ class ConnectionSettings(Strict):
         if self.password_file is None and self.password_command is None:
             return self
         if self.password_file is not None and self.password_command is not None:
-            raise ValueError("password_file and password_command exclude each other")
+            raise ValueError("password_file and password_command cannot be used together")
         try:
             given = parse_conninfo(self.url.reveal())
         except ValueError:  # another check reports it, with its place

@@ -95,19 +95,18 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "add_column": "a new column",
         "drop_column": "a dropped column",
         "rename_column": "a renamed column",
-        "widen_type": "a type that holds every value of the one before",
-        "change_type": "any other type, or one whose values the statement computes",
+        "widen_type": "a wider type, which holds every value of the old one",
+        "change_type": "any other type, or new values that the statement computes",
         "set_not_null": "a column becomes NOT NULL",
         "drop_not_null": "a column may be null",
         "set_default": "a default, or an identity with `create: all`, is set, changed or dropped",
-        "set_expression": "another expression of a generated column, which the target computes "
-        "anew, too",
-        "attach_partition": "a partition that was attached with rows in it; without `apply` the "
-        "table goes on, and shows that it lacks them",
-        "detach_partition": "a partition that was detached or dropped: its rows leave the target's "
-        "table",
-        "rename_table": "a table with another name or schema that a pattern matches before and "
-        "after; `ignore` stops, too",
+        "set_expression": "another expression of a generated column, which the target also "
+        "recomputes",
+        "attach_partition": "a partition attached with rows in it; without `apply` the table "
+        "continues, and its status shows that these rows are missing",
+        "detach_partition": "a partition detached or dropped: its rows leave the target table",
+        "rename_table": "a new name or schema of a table, if a pattern matches both the old and "
+        "the new one; `ignore` stops, too",
         "add_index": "a new index, if `create` is `keys` or `all`",
         "drop_index": "a dropped index",
         "rename_index": "a renamed index",
@@ -119,7 +118,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "rename_type": "a type that a column uses is renamed",
         "add_enum_value": "a new value of an enum",
         "rename_enum_value": "a renamed value of an enum",
-        "change_domain": "constraints, NOT NULL and default of a domain",
+        "change_domain": "the constraints, NOT NULL or the default of a domain",
         "add_attribute": "a new attribute of a composite type",
         "drop_attribute": "a dropped attribute of a composite type",
         "rename_attribute": "a renamed attribute of a composite type",
@@ -188,7 +187,7 @@ class TargetSettings(ConnectionSettings):
     )
     create_fk_indexes: bool = Field(
         default=False,
-        description="Build missing indexes under foreign keys with CREATE INDEX CONCURRENTLY, once "
+        description="Build missing indexes on foreign keys with CREATE INDEX CONCURRENTLY, once "
         "the tables are ready. `streamer indexes --missing-fk` lists them.",
     )
 
@@ -233,13 +232,11 @@ class Role(enum.StrEnum):
 class UserSettings(Strict):
     """``admin.users[]``"""
 
-    name: str = Field(
-        min_length=1, description="Name of the user at the login.", examples=["alice"]
-    )
+    name: str = Field(min_length=1, description="User name for the login.", examples=["alice"])
     password_hash: SecretText = Field(
         description="The output of `streamer admin hash-password`.", examples=["$argon2id$…"]
     )
-    role: Role = Field(default=Role.VIEWER, description="Access of this user.")
+    role: Role = Field(default=Role.VIEWER, description="Access level of this user.")
 
 
 class AdminSettings(Strict):
@@ -256,10 +253,9 @@ class AdminSettings(Strict):
     users: list[UserSettings] = Field(default=[], description="Users with a password login.")
     key: SecretText | None = Field(
         default=None,
-        description="Key that encrypts passwords in the mapping database, from "
-        "`streamer admin generate-key`. Best set as STREAMER_ADMIN__KEY. Of several keys, "
-        "separated by commas, the first encrypts and all decrypt. Without it, `admin.key_file` "
-        "holds the key.",
+        description="Key that encrypts passwords in the mapping database, from `streamer admin "
+        "generate-key`. It is best set as STREAMER_ADMIN__KEY. Of several keys, separated by "
+        "commas, the first encrypts and all decrypt. Without it, `admin.key_file` holds the key.",
     )
     key_file: Path | None = Field(
         default=None,
@@ -283,7 +279,7 @@ class SpoolSettings(Strict):
         default=None,
         description="Directory for held changes and large transactions; it needs room for them. It "
         "need not survive a restart, unless `on_max_retained_wal` is `spool`: then the journals in "
-        "it hold the only copy of their changes. By default it is a directory of the user below "
+        "it hold the only copy of their changes. By default it is a directory for each user, below "
         "the system's temporary directory.",
     )
 
@@ -372,7 +368,7 @@ class TableSettings(Strict):
     initial: Initial = Field(
         default=Initial.COPY,
         title="Existing rows",
-        description="How replication of the table begins. It counts once: a later resync copies "
+        description="How replication of the table begins. It applies once: a later resync copies "
         "the table, and needs `truncate_target` if the target holds rows that streamer did not "
         "write.",
     )
@@ -391,21 +387,21 @@ class TableSettings(Strict):
         default=False,
         title="Partitions at the target",
         description="A target that streamer creates for a partitioned table has the same "
-        "partitions, with their names and bounds. With `ddl: capture`, partitions that come and "
-        "go do so at the target as well. Not for `type: history`.",
+        "partitions, with their names and bounds. With `ddl: capture`, partitions that come and go "
+        "do so at the target as well. Not for `type: history`.",
     )
     on_column_added: OnColumnAdded = Field(
         default=OnColumnAdded.STOP,
         title="When the source adds a column",
-        description="Reaction to a source column that the target lacks. With `add`, "
-        "existing rows get the values that ADD COLUMN gave them at the source. A renamed column "
-        "stops the table instead.",
+        description="Reaction to a source column that the target lacks. With `add`, existing rows "
+        "get the values that ADD COLUMN gave them at the source. A renamed column stops the table "
+        "instead.",
     )
     on_table_dropped: OnTableDropped = Field(
         default=OnTableDropped.STOP,
         title="When the source drops the table",
-        description="Reaction when the table is no longer at the source. With `keep` and `close`, "
-        "it joins again when the source has a table of that name.",
+        description="Reaction when the table is no longer at the source. With `keep` and "
+        "`close`, it joins again as soon as the source has a table of that name.",
     )
     verify_interval: float | None = Field(
         default=None,
@@ -437,8 +433,8 @@ class TableSettings(Strict):
         default=None,
         ge=0,
         title="Deleted rows per transaction",
-        description="Pause the table before a source transaction that deletes more of its rows, "
-        "or truncates it. `streamer resume` then applies the transaction, and `streamer resume "
+        description="Pause the table before a source transaction that deletes more of its rows, or "
+        "truncates it. `streamer resume` then applies the transaction, and `streamer resume "
         "--skip-deletes` applies it without its deletes. Not set: no limit.",
         examples=[10000],
     )
@@ -484,21 +480,21 @@ class SourceSettings(Strict):
         default=Transport.AUTO,
         title="Transport",
         description="Format in which the source sends values. One column that does not qualify for "
-        "binary makes all values of its source come as text. `status --json` has the transport of "
-        "each table, and the reason.",
+        "binary makes all values of its source come as text. `status --json` shows the transport "
+        "of each table, and the reason.",
     )
     forward_origins: bool = Field(
         default=False,
         title="Forward replicated changes",
-        description="Also replicate changes that the source itself received by replication. A "
-        "cascade needs this; two databases that feed each other must not use it.",
+        description="Also replicate changes that the source itself received by replication. "
+        "Cascading replication needs this; two databases that feed each other must not use it.",
     )
     failover: bool = Field(
         default=False,
         title="Failover slot",
-        description="Create the slot with FAILOVER, so that standbys with "
-        "`sync_replication_slots = on` keep it. Streaming then continues after a failover of the "
-        "source. Needs PostgreSQL 17 or later.",
+        description="Create the slot with FAILOVER, so that standbys with `sync_replication_slots "
+        "= on` keep it. Streaming then continues after a failover of the source. Needs PostgreSQL "
+        "17 or later.",
     )
     sequences: bool = Field(
         default=False,
@@ -515,13 +511,14 @@ class SourceSettings(Strict):
     )
     ddl: Annotated[DdlCapture, BeforeValidator(_off_is_a_word)] = Field(
         default=DdlCapture.OFF,
-        title="Capture changes of definitions",
-        description="Changes of table definitions at the source. Needs an event trigger there, "
-        "which only a superuser may create: `streamer check` prints the SQL.",
+        title="Capture changes to definitions",
+        description="How streamer learns of changes to table definitions. `capture` needs an event "
+        "trigger at the source, which only a superuser may create: `streamer check` prints the "
+        "SQL.",
     )
     on_ddl: dict[DdlKind, OnDdl] = Field(
         default={},
-        title="Reaction to changes of definitions",
+        title="Reaction to changes to definitions",
         description="With `ddl: capture`: `apply`, `stop` or `ignore` by kind of change. "
         "`drop_column`, `change_type`, `drop_attribute`, `change_attribute` and `detach_partition` "
         "stop by default, because they can lose values; all others apply.",
@@ -531,8 +528,8 @@ class SourceSettings(Strict):
         default=None,
         title="Limit on retained WAL",
         description="WAL that each database of the group may retain for streamer, such as `10GB`; "
-        "at least 1MB. A plain number is bytes. streamer warns at half of it, and reduces "
-        "copies to a quarter of their speed at 80 %. Without it there is no limit.",
+        "at least 1MB. A plain number is bytes. streamer warns at half of it, and reduces copies "
+        "to a quarter of their speed at 80 %. Without it there is no limit.",
         examples=["10GB"],
     )
     on_max_retained_wal: OnMaxRetainedWal = Field(
@@ -581,17 +578,17 @@ class Settings(BaseSettings):
         default=0.2,
         ge=0,
         le=60,
-        description="The most seconds that a change waits in a worker before the worker begins to "
-        "commit it, unless an earlier commit takes longer. A worker waits that long only for a "
-        "backlog, because larger commits cost less.",
+        description="Longest time in seconds that a change waits in a worker before the worker "
+        "begins to commit it, unless an earlier commit takes longer. A worker waits that long only "
+        "when it has a backlog, because larger commits cost less.",
     )
     commit_interval_min: float = Field(
         default=0.012,
         ge=0,
         le=60,
-        description="The least seconds between the beginnings of two commits of a worker. Raise it "
-        "if few changes should cost the target fewer flushes of its WAL; each change then waits up "
-        "to that long. A larger value than `commit_interval` has no further effect.",
+        description="Shortest time in seconds between the starts of two commits of a worker. With "
+        "few changes, a higher value saves the target flushes of its WAL; each change then waits "
+        "up to that long. A value above `commit_interval` has no further effect.",
     )
     consistency: Literal["table", "transaction"] = Field(
         default="table",
@@ -612,30 +609,30 @@ class Settings(BaseSettings):
         default=30.0,
         ge=0,
         le=3600,
-        description="Seconds between two looks for tables that a source has got and that match a "
-        "pattern: they join by themselves. With `ddl: capture` they join at once. 0 switches the "
-        "looks off.",
+        description="Seconds between two searches for new tables of a source that match a pattern; "
+        "streamer adds them by itself. With `ddl: capture` it adds them at once. 0 switches the "
+        "search off.",
     )
     conflicts_kept: int = Field(
         default=1000,
         ge=1,
         le=1_000_000,
-        description="The newest conflicts of each table that `streamer conflicts` can show. A "
-        "conflict is a change whose row the target lacks, or has already.",
+        description="Number of conflicts of each table, the newest ones, that `streamer conflicts` "
+        "can show. A conflict is a change whose row the target lacks or already has.",
     )
     verify_interval: float = Field(
         default=0,
         ge=0,
-        description="Seconds between two comparisons of a table with its source, which the process "
-        "makes in quiet times, one table after the other. `status`, page and metrics show when "
-        "each table was last found equal. 0 switches verification off.",
+        description="Seconds between two comparisons of a table with its source. The process makes "
+        "them in quiet times, one table after the other. `status`, page and metrics show when each "
+        "table was last found equal. 0 switches verification off.",
         examples=[0],
     )
     verify_rows_per_second: float = Field(
         default=20_000,
         gt=0,
-        description="Rows per second that a verification reads from a source at most, if "
-        "`sync.rows_per_second` is not lower.",
+        description="Maximum number of rows per second that a verification reads from a "
+        "source, unless `sync.rows_per_second` is lower.",
     )
     sync: SyncSection = SyncSection()
     http: HttpSettings = HttpSettings()

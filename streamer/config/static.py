@@ -62,8 +62,8 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
         raise SettingsError(
             f"{document.where(('sources',))}: sources: the mapping is in "
             f"{settings.mapping_database}",
-            hint=f"run `{command('import', str(path))}` and take `sources` out of the file, or "
-            "leave out `mapping_database`",
+            hint=f"run `{command('import', str(path))}` and remove `sources` from the file, "
+            "or remove `mapping_database`",
         )
 
     def describe(location: Location) -> str:
@@ -286,7 +286,9 @@ class MappingBuilder:
             raise self._error(place, exc.message, exc.hint) from None
         columns = None if table.columns is None else tuple(table.columns.items())
         if columns is not None and len({name for _, name in columns}) < len(columns):
-            raise self._error((*place, "columns"), "two columns would be written to one")
+            raise self._error(
+                (*place, "columns"), "two columns would be written to the same target column"
+            )
         if table.initial is Initial.KEEP and table.truncate_target:
             raise self._error(
                 place, "`initial: keep` and `truncate_target: true` contradict each other"
@@ -341,7 +343,7 @@ class MappingBuilder:
             raise self._error(
                 (*place, "metadata"),
                 "a history table has kvsz_start and kvsz_end instead",
-                hint="take it out, or choose another type",
+                hint="remove it, or choose another type",
             )
         taken = {*(table.columns or {}).values(), *table.set, "sid"}
         for kind, name in named.items():
@@ -354,7 +356,7 @@ class MappingBuilder:
             if not is_name(name):
                 raise self._error(
                     (*place, "metadata", kind.value),
-                    f'"{name}" is no name of a column: PostgreSQL allows 1 to 63 bytes',
+                    f'"{name}" is not a column name: PostgreSQL allows 1 to 63 bytes',
                 )
             taken.add(name)
         return named
@@ -372,7 +374,7 @@ class MappingBuilder:
                 raise self._error(
                     (*place, "set", name),
                     f'column "{name}" is written to "{there}", which has no expression',
-                    hint=f"`set` goes by the target's names: write {there}",
+                    hint=f"`set` uses the target's names: write {there}",
                 )
         return tuple(
             (name, self._expression(text, (*place, "set", name)))
@@ -408,11 +410,11 @@ class MappingBuilder:
         if place != target and (place is not None or column in listed or column == target):
             raise self._error(
                 at,
-                f'the hash of column "{column}" takes the place of the column itself, which is '
-                f'not written to "{target}"',
+                f'the hash of column "{column}" replaces the column itself, which is not written '
+                f'to "{target}"',
                 hint=f"for the hash alone, list it in `exclude`: [{column}]"
                 if column != target and column not in listed
-                else "name it there by `columns`, and do not exclude it",
+                else "give it that name in `columns`, and do not exclude it",
             )
         if any(
             isinstance(given, HashSettings) and given.hmac == column and name != target
@@ -427,7 +429,7 @@ class MappingBuilder:
                 raise self._error(
                     at,
                     f'{name} uses column "{column}", and would bring its plain value to the target',
-                    hint="take it out there, or hash another column",
+                    hint="remove it there, or hash another column",
                 )
         if table.initial is Initial.NONE:
             raise self._error(
@@ -436,7 +438,7 @@ class MappingBuilder:
                 hint="choose `initial: copy` or `keep`",
             )
         if table.partitioned:
-            raise self._error(at, "`partitioned: true` does not go with a hashed column")
+            raise self._error(at, "`partitioned: true` cannot be used with a hashed column")
 
     def _expression(self, text: str, place: Location) -> Expression:
         try:

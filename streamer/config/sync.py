@@ -45,8 +45,8 @@ class SyncSection(Strict):
     )
     allow_insecure_spark: bool = Field(
         default=False,
-        description="Send connection strings through a cluster that neither authenticates clients "
-        "nor encrypts connections.",
+        description="Send connection strings even through a cluster that does not "
+        "authenticate clients or encrypt connections.",
     )
     jobs: int = Field(
         default=4,
@@ -67,17 +67,18 @@ class SyncSection(Strict):
         le=1000,
         description="Sources whose first copies run at the same time. The others have no slot and "
         "no snapshot until their turn: higher `priority` first, then less to copy. Tables that "
-        "join later, and resyncs, have as many turns of their own.",
+        "join later, and resyncs, have a separate limit of the same size.",
     )
     resumable_above: Size = Field(
         default=10 << 30,
-        description="Size above which streamer copies a table in chunks that survive.",
+        description="Size above which streamer copies a table in chunks. After an "
+        "interruption, such a copy continues after its last finished chunk.",
     )
     compare_on_spark_above: Size = Field(
         default=1 << 30,
-        description="Size of compared tables, all together, above which a comparison runs on a "
-        "local Spark. A smaller one runs in one Python process, because Spark takes seconds to "
-        "start. 0: always on Spark. A cluster makes all comparisons.",
+        description="Total size of the compared tables above which a comparison runs on a local "
+        "Spark. A smaller one runs in one Python process, because Spark takes seconds to start. 0: "
+        "always on Spark. With a Spark cluster, every comparison runs there.",
     )
     defer_indexes: bool = Field(
         default=True,

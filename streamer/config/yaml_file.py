@@ -144,7 +144,7 @@ class _Builder:
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key is None:
-                raise self._error(key_node, location, "a key must be a word")
+                raise self._error(key_node, location, "a key must be a string")
             if key in values:
                 raise self._error(key_node, (*location, key), "given twice")
             self._document.lines[*location, key] = key_node.start_mark.line + 1

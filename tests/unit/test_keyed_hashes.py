@@ -127,9 +127,9 @@ HASHED = "set: {email: {hmac: email, key: people}}"
     ("rule", "problem"),
     [
         ("set: {email: {hmac: email, key: nobody}}", "there is no hash key"),
-        ("set: {hash: {hmac: email, key: people}}", "takes the place of the column itself"),
-        (f"{HASHED}, exclude: [email]", "takes the place of the column itself"),
-        ("set: {hash: {hmac: email, key: people}}, columns: {email: mail}", "by `columns`"),
+        ("set: {hash: {hmac: email, key: people}}", "replaces the column itself"),
+        (f"{HASHED}, exclude: [email]", "replaces the column itself"),
+        ("set: {hash: {hmac: email, key: people}}, columns: {email: mail}", "name in `columns`"),
         (
             "set: {hash: {hmac: email, key: people}}, exclude: [email], columns: {id: hash}",
             "another column is written",
@@ -142,7 +142,7 @@ HASHED = "set: {email: {hmac: email, key: people}}"
         (f'{HASHED}, filter: "email is not null"', "filter uses column"),
         ("set: {email: {hmac: email, key: people}, low: lower(email)}", "low uses column"),
         (f"{HASHED}, initial: none", "another key would leave old hashes"),
-        (f"{HASHED}, partitioned: true", "does not go with a hashed column"),
+        (f"{HASHED}, partitioned: true", "cannot be used with a hashed column"),
     ],
 )
 def test_a_rule_that_would_bring_the_plain_value_is_refused(
