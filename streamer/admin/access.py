@@ -231,7 +231,8 @@ class Access:
         wanted = self.csrf_of(identity)
         if wanted is not None and not _is_equal(csrf, wanted):
             raise ForbiddenError(
-                "the form is of another session", hint="open the page again, and send it again"
+                "the form belongs to another session",
+                hint="reload the page, and send the form again",
             )
         _check_role(identity, needed)
 
@@ -350,7 +351,8 @@ def _check_host(request: HTTPConnection) -> None:
         name = ""
     if not is_loopback(name):
         raise ForbiddenError(
-            "without credentials, streamer serves this machine only, under its own name",
+            "without credentials, streamer answers only requests to this machine's loopback "
+            "address",
             hint="use http://127.0.0.1, or set admin.token",
         )
 

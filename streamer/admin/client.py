@@ -195,7 +195,7 @@ class RemoteClient:
     def _away(self, error: Exception) -> AdminConnectionError:
         reason = getattr(error, "reason", error)
         return AdminConnectionError(
-            f"cannot reach {self._url}: {reason}", hint="see that `streamer run` runs there"
+            f"cannot reach {self._url}: {reason}", hint="check that `streamer run` is running there"
         )
 
 

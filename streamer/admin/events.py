@@ -232,7 +232,7 @@ class Events:
         """
         wanted = wanted or Wanted()
         if len(self._listeners) >= LISTENERS_MAX:
-            raise UnreadyError("too many listen already", hint="close a page or two")
+            raise UnreadyError("too many clients listen already", hint="close a page or two")
         queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_MAX)
         if self._is_closed:
             queue.put_nowait(None)

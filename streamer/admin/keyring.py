@@ -86,7 +86,7 @@ class Keyring:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 if mode & 0o077:
                     raise StoreError(
-                        f"{path} may be read by others (mode {mode:o})",
+                        f"{path} is readable by other users (mode {mode:o})",
                         hint=f"run: {shlex.join(['chmod', '600', str(path)])}",
                     )
                 return file.read()
@@ -94,8 +94,8 @@ class Keyring:
             reason = exc.strerror if isinstance(exc, OSError) else "not a key"
             raise StoreError(
                 f"cannot read {path}, the key of stored passwords: {reason}",
-                hint="bring the key back, give it in STREAMER_ADMIN__KEY, or enter the passwords "
-                "again",
+                hint="restore the key file, give the key in STREAMER_ADMIN__KEY, or enter the "
+                "passwords again",
             ) from None
 
     @staticmethod
@@ -111,7 +111,7 @@ class Keyring:
             pass
         except OSError as exc:
             raise StoreError(
-                f"cannot make {path}, the key for passwords: {exc.strerror}",
+                f"cannot create {path}, the key for passwords: {exc.strerror}",
                 hint="give a key in STREAMER_ADMIN__KEY (`streamer admin generate-key` prints "
                 "one), or write ${NAME} instead of the password",
             ) from None

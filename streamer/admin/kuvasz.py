@@ -143,12 +143,12 @@ def _table_from_kuvasz(
         if table.get(name):
             raise SettingsError(
                 f"{where}: `{name}` is written in CEL there, and in SQL here",
-                hint="write it in SQL after the import, and take it out of this file",
+                hint="write it in SQL after the import, and remove it from this file",
             )
     if table.get("partitions_regex"):
         notes.append(
             f"{where}: `partitions_regex` is left out: a partitioned table is mapped by its root, "
-            "and its partitions come along"
+            "and its partitions come with it"
         )
     kept = {
         name: value

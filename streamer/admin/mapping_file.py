@@ -99,7 +99,7 @@ def _primary_code(error: BaseException | None) -> int:
 def _trouble(path: Path, state: str, advice: str) -> MappingTrouble:
     return MappingTrouble(
         f"mapping database {path} {state} while this process runs; streaming continues, and "
-        "streamer refuses changes",
+        "streamer refuses changes to the mapping",
         f"save the mapping of this process: streamer export > backup.yaml; {advice}",
     )
 

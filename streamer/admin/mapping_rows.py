@@ -175,14 +175,14 @@ def translating_constraints(kind: str, fields: Row) -> Iterator[None]:
             raise InvalidError(f"{kind}: {exc}") from exc
         match kind:
             case "database":
-                message = f'name: there is a database "{fields["name"]}" already'
+                message = f'name: database "{fields["name"]}" already exists'
             case "url":
                 sid = fields["sid"]
                 what = "without a sid" if sid is None else f'with sid "{sid}"'
-                message = f"sid: the database has a url {what} already"
+                message = f"sid: the database already has a url {what}"
             case _:
                 name = f"{fields['schema']}.{fields['name']}"
-                message = f'name: the database has a table "{name}" already'
+                message = f'name: the database already has a table "{name}"'
         raise TakenError(message) from exc
 
 

@@ -166,7 +166,7 @@ class MappingSettings(_Body):
         default=None, description="Schema of target tables whose rule names none."
     )
     on_error: OnError | None = Field(
-        default=None, description="Reaction of a table when the target rejects a change."
+        default=None, description="Reaction of a table when the target rejects one of its changes."
     )
 
 

@@ -252,19 +252,23 @@ def _plan_table(
     if record.expressions != rule.expressions_mark and rule.initial is not Initial.NONE:
         columns = columns_alone(record, mapping, relation)
         if columns is None:
-            return planned("copy", "its filter or its computed columns change")
+            return planned("copy", "its filter or computed columns change")
         if columns:
             return planned("change", f"existing rows get the values of {', '.join(columns)}")
         return planned("change", "its rule changes")
     earlier = rules.get(str(rule.pattern)) if rules is not None else None
     if earlier is not None and earlier != rule:
         if earlier.column_list and earlier.exclude - rule.exclude:
-            return planned("copy", "its publication did not send columns that it lets in")
+            return planned(
+                "copy", "its publication did not send columns that the new rule includes"
+            )
         if (earlier.columns, earlier.exclude) != (rule.columns, rule.exclude):
-            return planned("change", "existing rows get the values of columns that it lets in")
+            return planned(
+                "change", "existing rows get the values of columns that the new rule includes"
+            )
         return planned("change", "its rule changes")
     if target.needs_copy(facts.source, mapping):
-        return planned("copy" if copies else "stream", "its copy is not finished")
+        return planned("copy" if copies else "stream", "its copy has not finished")
     return planned("keep")
 
 

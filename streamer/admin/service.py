@@ -132,7 +132,8 @@ class AdminService:
         if self.is_static:
             raise ReadOnlyError(
                 "the mapping is in the configuration file",
-                hint="edit that and send SIGHUP, or set mapping_database and `streamer import` it",
+                hint="edit it and send SIGHUP, or set mapping_database and `streamer import` "
+                "the file",
             )
 
     async def create(self, kind: str, values: Row, actor: str) -> Row:
@@ -180,7 +181,7 @@ class AdminService:
         taken = {row["sid"] for row in content["urls"] if row["database_id"] in ids}
         if fields["sid"] in taken:
             what = f'with sid "{fields["sid"]}"' if fields["sid"] else "without a sid"
-            raise TakenError(f"sid: the database has a url {what} already")
+            raise TakenError(f"sid: the database already has a url {what}")
         return fields
 
     async def add_source(self, name: str, url: Row, tables: list[Row], actor: str) -> Row:
@@ -455,8 +456,8 @@ class AdminService:
             await bookkeeping.close()
         if not wanted:
             raise UnreadyError(
-                f'streamer does not stream such a table of "{row["database"]}" for "{own}"',
-                hint="apply the draft, and see /api/status",
+                f'streamer streams no table of "{row["database"]}" that "{own}" matches',
+                hint="apply the draft; /api/status lists the tables",
             )
         names: list[str] = []
         for record, name in wanted:
@@ -480,7 +481,7 @@ class AdminService:
             return source
         raise NotFoundError(
             f'no source "{SourceLabel(database, sid)}" runs',
-            hint="apply the draft, then see the overview",
+            hint="apply the draft; the overview then lists the source",
         )
 
     async def look_at(self, database: str, sid: str | None, table: str) -> Row:

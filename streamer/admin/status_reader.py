@@ -57,7 +57,7 @@ class StatusReader:
         if (task := self._task) is not None:
             await asyncio.wait([task], timeout=WAIT_SECONDS)
             if not task.done():
-                reason = "a server takes long to answer"
+                reason = "a server is slow to answer"
             else:
                 if self._task is task:
                     self._task, self._read_at = None, self._now()

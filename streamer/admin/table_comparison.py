@@ -41,8 +41,8 @@ async def look_at(
             seen = await examine(settings, Mapping((alone,), target_namespace))
     except TimeoutError:
         raise SourceConnectionError(
-            f"the servers did not answer in {LOOK_SECONDS:g} s",
-            hint="a server is out of reach, or something holds a lock on the table",
+            f"the servers did not answer within {LOOK_SECONDS:g} s",
+            hint="a server is unreachable, or a session holds a lock on the table",
         ) from None
     return _described(seen, table)
 
@@ -50,7 +50,7 @@ async def look_at(
 def _rule(source: SourceMapping, table: RelationName) -> TableRule:
     found = [rule for rule in source.rules if rule.pattern.matches(table)]
     if not found:
-        raise MappingError(f'no rule of "{source.label}" means table "{table}" any more')
+        raise MappingError(f'no rule of "{source.label}" matches table "{table}" any more')
     return min(found, key=lambda rule: rule.pattern.is_pattern)
 
 
@@ -113,7 +113,7 @@ def _columns(
         elif name == SID:
             note = "the source's sid"
         elif name in HISTORY_COLUMNS:
-            note = "of the version"
+            note = "about the row's version"
         yield {
             "source": None,
             "source_type": None,

@@ -72,7 +72,9 @@ def _users_comment(users: Sequence[tuple[str, str]]) -> str:
     lines = [f"#   streamer users add {shlex.quote(name)} --role {role}\n" for name, role in users]
     # A name may hold a line break, which would end the comment.
     lines = [line for line in lines if len(line.splitlines()) == 1]
-    return "# Users of the mapping database; add them again with a password:\n" + "".join(lines)
+    return "# Users of the mapping database; add them again, each with a password:\n" + "".join(
+        lines
+    )
 
 
 def export_mapping(
@@ -196,7 +198,8 @@ def read_import(path: Path, text: str, *, excludes_missing: bool = False) -> Imp
     if not isinstance(sources, list):
         raise SettingsError(
             f"{path}: no sources in it",
-            hint="it takes a configuration file with `sources`, or a map.yaml of kuvasz-streamer",
+            hint="import takes a configuration file with `sources`, or a map.yaml of "
+            "kuvasz-streamer",
         )
     wanted = []
     names: set[str] = set()
@@ -205,8 +208,8 @@ def read_import(path: Path, text: str, *, excludes_missing: bool = False) -> Imp
         model = _validate(group, location, document)
         if model.database in names:
             raise SettingsError(
-                f'{document.where(location)}: database "{model.database}" is there twice',
-                hint="put its urls and tables together",
+                f'{document.where(location)}: database "{model.database}" occurs twice',
+                hint="merge its urls and tables",
             )
         names.add(model.database)
         wanted.append(_rows(group, location, document))
@@ -252,7 +255,7 @@ def _rows(group: Row, location: Location, document: Document) -> tuple[Row, list
             if mark in seen:
                 where = document.where((*location, f"{kind}s"))
                 name = mark if kind == "url" else ".".join(mark)
-                raise SettingsError(f"{where}: {kind} {name} is there twice")
+                raise SettingsError(f"{where}: {kind} {name} occurs twice")
             seen.add(mark)
     return named, urls, tables
 

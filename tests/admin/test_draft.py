@@ -170,7 +170,7 @@ async def test_a_lost_key_is_told_at_the_start(open_admin: OpenAdmin, tmp_path: 
         await make_shop(client)
         await post(client, "apply", **FORCE)
     (tmp_path / "mapping.sqlite.key").unlink()
-    with pytest.raises(SettingsError, match="bring the key back"):
+    with pytest.raises(SettingsError, match="restore the key file"):
         async with open_admin():
             pass
 

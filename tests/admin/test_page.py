@@ -294,7 +294,7 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
         monkeypatch.setattr(admin.service, "status", status)
         pages = await asyncio.gather(*(client.get("/") for _ in range(5)))
         for page in pages:
-            assert "a server takes long to answer" in page.text
+            assert "a server is slow to answer" in page.text
             assert "not started" in page.text
         answered.set()
         pages = await asyncio.gather(*(client.get("/") for _ in range(5)))
@@ -329,7 +329,7 @@ async def test_the_wizard_writes_nothing_before_its_last_step(open_admin: OpenAd
         typed = {"csrf": csrf, "database": "shop", "url": "postgresql://u@127.0.0.1:1/shop",
                  "sid": "eu", "password": secret}  # fmt: skip
         refused = await client.post("/sources/new", data=typed)
-        assert "Go on without a test" in refused.text
+        assert "Continue without a test" in refused.text
         kept = await client.post("/sources/new", data=typed | {"do": "keep"})
         step = kept.headers["location"]
         assert step.startswith("/sources/new/tables?connection=")
@@ -492,7 +492,7 @@ async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
 
 async def test_recent_events_are_kept_and_shown_the_newest_first(open_admin: OpenAdmin) -> None:
     async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
-        assert "None since this process began" in (await client.get("/events")).text
+        assert "None since this process started" in (await client.get("/events")).text
         table = {"source": "shop", "table": "public.<b>"}
         admin.events.publish("state", table | {"state": "error", "error": "refused by <i>"})
         admin.events.publish("lag", {"source": "shop", "lag_bytes": 1, "lag_seconds": 1.0})
@@ -565,7 +565,7 @@ async def test_a_table_that_is_copied_shows_its_last_change_and_its_rate(
         for path in ("/", "/source?database=shop"):
             page = (await client.get(path)).text
             assert "2026-01-02 03:04:05" in row_of(page, "public.busy")
-            assert "none since this process began" in row_of(page, "public.still")
+            assert "none since this process started" in row_of(page, "public.still")
             assert "rows copied" not in page
 
 

@@ -42,7 +42,7 @@ def test_two_sources_a_table_broken_and_mended_and_the_export_runs(
         page.get_by_role("link", name="Add a source").click()
         add_source(page, "shop", other, sid="us", tables=())
         expect(page.get_by_text("in the draft", exact=True)).to_have_count(2)
-        page.get_by_role("button", name="Go on with the 2 tables of the draft").click()
+        page.get_by_role("button", name="Continue with the 2 tables in the draft").click()
         expect(page.get_by_role("region", name="Source shop:us")).to_contain_text("new")
         page.get_by_role("button", name="Apply").click()
         expect(page.get_by_role("heading", name="2 sources stream, 4 tables ready")).to_be_visible()

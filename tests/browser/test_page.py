@@ -27,7 +27,7 @@ def add_source(
     page.get_by_label("Address").fill(db.url)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_label("Source id").fill(sid)
-    page.get_by_role("button", name="Test and go on").click()
+    page.get_by_role("button", name="Test and continue").click()
     expect(page.get_by_role("heading", name=f"Tables of {name}")).to_be_visible()
     for table in tables:
         page.get_by_role("checkbox", name=table, exact=True).check()
@@ -38,7 +38,7 @@ def apply(page: Page) -> None:
     page.get_by_role("button", name="Add to the draft").click()
     expect(page.get_by_role("heading", name="Plan", exact=True)).to_be_visible()
     page.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("runs now")).to_be_visible()
+    expect(page.get_by_text("is now running")).to_be_visible()
 
 
 def row_of(page: Page, table: str) -> Locator:
@@ -88,7 +88,7 @@ def test_from_nothing_to_a_copy_that_is_watched(
     # A connection that does not work says so, and no password comes back.
     page.get_by_label("Name", exact=True).fill("shop")
     page.get_by_label("Address").fill("postgresql://nobody:secret-in-url@127.0.0.1:1/shop")
-    page.get_by_role("button", name="Test and go on").click()
+    page.get_by_role("button", name="Test and continue").click()
     expect(page.get_by_role("alert")).to_contain_text("refused")
     assert "secret-in-url" not in page.content()
     look(page, "connection-refused")
@@ -111,7 +111,7 @@ def test_from_nothing_to_a_copy_that_is_watched(
     page.get_by_role("button", name="Apply").click()
 
     # The copy is seen as it goes, without loading the page again.
-    expect(page.get_by_text("Revision 1 runs now")).to_be_visible()
+    expect(page.get_by_text("Revision 1 is now running")).to_be_visible()
     stay(page)
     row = row_of(page, "public.orders")
     expect(row.get_by_role("progressbar")).to_be_visible()
@@ -168,11 +168,11 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     page.get_by_role("link", name="public.q").click()
     page.get_by_text("More settings").click()
     page.get_by_label("When the target rejects").select_option("quarantine")
-    page.get_by_role("button", name="Change the draft").click()
+    page.get_by_role("button", name="Save to the draft").click()
     expect(page.get_by_text("The draft differs from the applied mapping")).to_be_visible()
     page.get_by_role("link", name="See the plan").click()
     page.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("Revision 2 runs now")).to_be_visible()
+    expect(page.get_by_text("Revision 2 is now running")).to_be_visible()
 
     # A column that the target lacks: the page shows it without a search, and its fix is exact.
     stay(page)
@@ -194,7 +194,7 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     target.execute(statement)
     stay(page)
     page.get_by_role("button", name="Resume").click()
-    expect(page.get_by_text("The table is requested to resume")).to_be_visible()
+    expect(page.get_by_text("Resume requested")).to_be_visible()
     expect(page.locator(".head .state")).to_have_text("ready")
     eventually(lambda: target.value("select v from t where id = 1") == "one")
     expect(
@@ -209,7 +209,7 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     target.execute("delete from t")
     page.get_by_text("Copy it again").first.click()
     page.get_by_role("button", name="Copy it again").click()
-    expect(page.get_by_text("asked to be copied again")).to_be_visible()
+    expect(page.get_by_text("Copy requested")).to_be_visible()
     eventually(lambda: target.value("select count(*) from t") == 1)
     expect(page.locator(".head .state")).to_have_text("ready")
 
@@ -222,13 +222,13 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     expect(quarantine).to_contain_text("id=1")
     look(page, "quarantine")
     quarantine.get_by_role("checkbox").nth(1).check()
-    quarantine.get_by_text("Give them up …").click()
-    quarantine.get_by_role("button", name="Give them up").click()
-    expect(page.get_by_text("1 of its changes are given up")).to_be_visible()
+    quarantine.get_by_text("Drop them …").click()
+    quarantine.get_by_role("button", name="Drop them").click()
+    expect(page.get_by_text("1 of its changes are being dropped")).to_be_visible()
     expect(quarantine.get_by_role("checkbox")).to_have_count(1)
     target.execute("alter table q drop constraint positive")
     quarantine.get_by_label("Which").select_option("all")
-    quarantine.get_by_role("button", name="Try again").click()
+    quarantine.get_by_role("button", name="Retry", exact=True).click()
     expect(page.get_by_text("Nothing is in quarantine")).to_be_visible()
     eventually(lambda: target.execute("select id from q order by 1") == [(1,), (3,)])
 
@@ -344,7 +344,7 @@ def test_hostile_names_and_values_are_text(
     page.get_by_role("link", name="Edit its rule").click()
     page.get_by_text("More settings").click()
     page.get_by_label("Columns left out").fill("</textarea><script>alert(3)</script>")
-    page.get_by_role("button", name="Change the draft").click()
+    page.get_by_role("button", name="Save to the draft").click()
     expect(page.get_by_label("Columns left out")).to_have_value(
         "</textarea><script>alert(3)</script>"
     )
@@ -397,11 +397,11 @@ def test_without_javascript_nothing_is_missing_but_being_live(
     expect(page.get_by_role("heading", level=1)).to_contain_text("2 tables ready")
     row_of(page, "public.t").get_by_role("link").click()
     page.get_by_role("button", name="Pause").click()
-    expect(page.get_by_text("The table is asked to pause")).to_be_visible()
+    expect(page.get_by_text("Pause requested")).to_be_visible()
     reloaded(page, '<header class="head">.*>paused<')
     expect(page.locator(".head .state")).to_have_text("paused")
     page.get_by_role("button", name="Resume").click()
-    expect(page.get_by_text("The table is requested to resume")).to_be_visible()
+    expect(page.get_by_text("Resume requested")).to_be_visible()
     reloaded(page, '<header class="head">.*>ready<')
     expect(page.locator(".head .state")).to_have_text("ready")
     page.goto("/mapping")
@@ -413,7 +413,7 @@ def test_without_javascript_nothing_is_missing_but_being_live(
     expect(page.get_by_role("row", name="public.u")).to_contain_text("remove")
     page.get_by_text("Discard the draft").click()
     page.get_by_role("button", name="Discard it").click()
-    expect(page.get_by_text("again the revision applied last")).to_be_visible()
+    expect(page.get_by_text("equals the applied revision again")).to_be_visible()
     source.execute("insert into u values (1)")
     eventually(lambda: target.value("select count(*) from u") == 1)
 

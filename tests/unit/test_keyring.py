@@ -33,7 +33,7 @@ def test_a_lost_key_is_not_replaced_by_a_new_one(tmp_path: Path) -> None:
     token = Keyring(None, path).encrypt("secret")
     path.unlink()
 
-    with pytest.raises(StoreError, match="bring the key back"):
+    with pytest.raises(StoreError, match="restore the key file"):
         Keyring(None, path).decrypt(token, "x")
     assert not path.exists()
 

@@ -101,4 +101,4 @@ def install_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def defect(request: Request, exc: Exception) -> Response:
         log.error("a request failed", path=request.url.path, error=type(exc).__name__)
-        return _problem("internal", "a defect; the log has more", None, 500)
+        return _problem("internal", "internal error; the log has details", None, 500)

@@ -12,7 +12,7 @@ PerPage = Annotated[int, Query(ge=1, le=500)]
 Order = Annotated[Literal["asc", "desc"], Query()]
 Sort = Annotated[str, Query(max_length=100, description="A field of the rows.")]
 Search = Annotated[
-    str | None, Query(max_length=200, description="Text that some field of a row contains.")
+    str | None, Query(max_length=200, description="Text that any field of a row contains.")
 ]
 Text = Annotated[str | None, Query(max_length=300)]
 IdFilter = Annotated[int | None, Query(ge=1, le=models.ID_MAX)]

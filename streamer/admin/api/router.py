@@ -29,10 +29,10 @@ _ERROR_SCHEMA: Final = {"$ref": _SCHEMAS.format(model=models.ErrorAnswer.__name_
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"description": text, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
     for status, text in {
-        401: "No login, or a wrong token",
-        403: "Not with this role, or from another site",
-        404: "Not there",
-        409: "Not as things are: taken, read-only, not ready",
+        401: "No login, or the wrong token",
+        403: "The role does not allow it, or the request comes from another site",
+        404: "Not found",
+        409: "Conflict with the current state: taken, read-only or not ready",
         422: "A field is wrong; the message names it",
     }.items()
 }

@@ -111,7 +111,7 @@ def _add_quarantine(router: APIRouter, service: AdminService) -> None:
         )
 
     add_quarantine_action("retry", "Apply changes in quarantine again")
-    add_quarantine_action("drop", "Give changes in quarantine up")
+    add_quarantine_action("drop", "Drop changes in quarantine")
 
 
 def _add_events(router: APIRouter, access: Access, events: Events) -> None:

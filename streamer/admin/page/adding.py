@@ -33,7 +33,7 @@ from streamer.postgres.secret import Secret
 CONNECTIONS_MAX: Final = 100
 CONNECTION_SECONDS: Final = 3600.0
 """How long the process remembers a connection without tables."""
-_NONE_CHOSEN: Final = "choose at least one table, or write a name or a pattern"
+_NONE_CHOSEN: Final = "choose at least one table, or enter a name or a pattern"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Results:
         if name in self._results:
             return self._results[name]
         raise NotFoundError(
-            "the process has no such result any more", hint="see the history for the request"
+            "the process no longer has this result", hint="the history shows the request"
         )
 
 
@@ -119,7 +119,7 @@ def _picks(given: FormData | QueryParams) -> list[str]:
     """Return the labels of the ticked sources. Raises InvalidError."""
     labels = [str(each) for each in given.getlist("pick")]
     if not labels:
-        raise InvalidError("pick: tick the sources that are meant, or choose all")
+        raise InvalidError("pick: tick the sources you mean, or choose all")
     if len(labels) > SOURCES_MAX:
         raise InvalidError(f"pick: more than {SOURCES_MAX} sources")
     return labels

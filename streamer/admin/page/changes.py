@@ -45,11 +45,11 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         mark = mark_of(await service.store.content())
         if not hmac.compare_digest(form_text(form, "mark").encode(errors="replace"), mark.encode()):
             return frame.redirect(
-                "/plan", "The draft has changed meanwhile: this is its new plan", "warning"
+                "/plan", "The draft has changed in the meantime: this is its new plan", "warning"
             )
         result = await service.apply(actor_of(request), force=form_text(form, "force") == "on")
         status.forget()
-        note = f"Revision {result['revision']} runs now"
+        note = f"Revision {result['revision']} is now running"
         if result["warning"]:
             return frame.redirect("/", f"{note}, but: {result['warning']}", "warning")
         return frame.redirect("/", note)
@@ -57,7 +57,9 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     @router.post("/discard")
     async def discard(request: Request) -> Response:
         await service.discard(actor_of(request))
-        return frame.redirect("/mapping", "The draft is again the revision applied last")
+        return frame.redirect(
+            "/mapping", "The draft is discarded: it equals the applied revision again"
+        )
 
     @router.get("/history")
     async def history(request: Request) -> Response:

@@ -79,7 +79,7 @@ def routes(frame: Frame) -> APIRouter:
         await service.set_settings(
             models.validate_as(models.MappingSettings, given), actor_of(request)
         )
-        return frame.redirect("/mapping", "The draft is changed")
+        return frame.redirect("/mapping", "Saved to the draft")
 
     return router
 
@@ -146,12 +146,12 @@ def _add_database(router: APIRouter, frame: Frame) -> None:
             await service.patch("database", number, values, actor_of(request))
         except AdminError as exc:
             return await show(request, number, _texts(form), exc)
-        return frame.redirect(f"/databases/{number}", "The draft is changed")
+        return frame.redirect(f"/databases/{number}", "Saved to the draft")
 
     @router.post("/databases/{number}/remove")
     async def remove(request: Request, number: Number) -> Response:
         await service.delete("database", number, actor_of(request))
-        return frame.redirect("/mapping", "It is out of the draft; see the plan, and apply it")
+        return frame.redirect("/mapping", "Removed from the draft; see the plan, and apply it")
 
 
 def _url_values(form: Any) -> Row:
@@ -200,14 +200,14 @@ def _add_row(router: APIRouter, frame: Frame, kind: str, values_of: Callable[[An
             await service.patch(kind, number, values_of(form), actor_of(request))
         except AdminError as exc:
             return await show(request, number, _texts(form), exc)
-        return frame.redirect(f"/{kind}s/{number}", "The draft is changed")
+        return frame.redirect(f"/{kind}s/{number}", "Saved to the draft")
 
     @router.post(f"/{kind}s/{{number}}/remove", name=f"remove_{kind}")
     async def remove(request: Request, number: Number) -> Response:
         row = await service.store.get(kind, number)
         await service.delete(kind, number, actor_of(request))
         return frame.redirect(
-            f"/databases/{row['database_id']}", "It is out of the draft; see the plan, and apply it"
+            f"/databases/{row['database_id']}", "Removed from the draft; see the plan, and apply it"
         )
 
 

@@ -72,14 +72,14 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
             raise InvalidError("action: not known")
         choices = await _choices(form, status)
         if not choices:
-            words = "Tick the changes that are meant, or choose all"
+            words = "Tick the changes you mean, or choose all"
             return frame.redirect("/quarantine", words, "warning")
         count = 0
         for choice in choices:
             asked = await service.ask_quarantine(action, choice, actor_of(request))
             count += sum(each["changes"] for each in asked)
         status.forget()
-        word = "tried again" if action == "retry" else "given up"
+        word = "being retried" if action == "retry" else "being dropped"
         verb = "change is" if count == 1 else "changes are"
         return frame.redirect("/quarantine", f"{count} {verb} {word}")
 

@@ -26,10 +26,10 @@ from streamer.sync.resync_scope import read_names
 
 QUARANTINE_MAX: Final = 100
 _DONE: Final = {
-    "pause": "The table is asked to pause",
-    "resume": "The table is requested to resume",
-    "skip": "The table is requested to resume without the deletes of the transaction",
-    "resync": "The table is asked to be copied again; the others keep streaming",
+    "pause": "Pause requested",
+    "resume": "Resume requested",
+    "skip": "Resume requested, without the deletes of the transaction",
+    "resync": "Copy requested; the other tables keep streaming",
 }
 
 
@@ -92,11 +92,11 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         back = f"{_address(database, sid, name)}"
         ids = tuple(row_number(str(text), "id") for text in form.getlist("id"))
         if not ids and form_text(form, "which") != "all":
-            return frame.redirect(back, "Tick the changes that are meant, or choose all", "warning")
+            return frame.redirect(back, "Tick the changes you mean, or choose all", "warning")
         choice = Choice(str(parse_name(name)), database, sid, ids)
         asked = await frame.service.ask_quarantine(action, choice, actor_of(request))
         count = sum(each["changes"] for each in asked)
-        word = "are tried again" if action == "retry" else "are given up"
+        word = "are being retried" if action == "retry" else "are being dropped"
         status.forget()
         return frame.redirect(back, f"{count} of its changes {word}")
 
