@@ -20,7 +20,7 @@ from streamer.mapping.rules import Mapping, MappingFault, SourceLabel
 Row = dict[str, Any]
 Content = dict[str, Any]
 
-_HINT: Final = "set it where `streamer run` is started"
+_HINT: Final = "set it in the environment of `streamer run`"
 
 
 @dataclass(frozen=True, slots=True)

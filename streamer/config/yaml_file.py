@@ -99,7 +99,8 @@ def read_text(path: Path) -> str:
     except OSError as exc:
         raise SettingsError(
             f"cannot read {path}: {exc.strerror}",
-            hint="name the configuration with --config; config.example.yaml is an example",
+            hint="check the path; --config names the configuration, and config.example.yaml "
+            "is an example",
         ) from None
     except UnicodeDecodeError:
         raise SettingsError(f"{path} is not UTF-8 text") from None

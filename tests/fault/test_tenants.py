@@ -113,7 +113,7 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
             assert "is in the mapping" in said
             (eu, _) = both.sources
             without = replace(both, sources=(eu,))
-            with pytest.raises(MappingError, match=r'source "shop:us" streams'):
+            with pytest.raises(MappingError, match=r'source "shop:us" is streaming'):
                 await purge(address, without, "shop", "us", actor="test")
 
             # Removed: the process reads the file again, and drops the slot.

@@ -62,7 +62,7 @@ def test_an_error_is_exit_code_1_and_a_warning_is_0(checker: Checker) -> None:
         "warning shop:eu public.keyless: has no primary key, so updates and deletes are not "
         "replicated\n  run at the source:\n"
         '    alter table "public"."keyless" replica identity full;\n'
-        "  or, which is faster, add a primary key\n"
+        "  or add a primary key, which is faster\n"
     ) in result.stdout
     assert "1 table of 1 source" in result.stdout.splitlines()[-1]
 
@@ -91,7 +91,7 @@ async def test_a_server_out_of_reach_is_exit_code_3_and_the_others_are_checked(
     report = await run_check(checker.path)
     assert report.exit_code == 3
     (found,) = matching(report.findings, ERROR, "shop:us: ", "Connection refused")
-    assert "correct its url, or check that its server runs" in str(found)
+    assert "check its url, and that its server is running" in str(found)
     assert matching(report.findings, WARNING, "shop:eu public.keyless: ")
 
     checker.configure("keyless:")

@@ -147,10 +147,10 @@ async def test_transactions_that_a_new_slot_waits_for(
         # Of others, the role may not see how long they have been at it.
         checker.source.url_user = role
         checker.configure("items:")
-        await checker.finds(WARNING, "a transaction that is open for a while", f"pid {pid},")
+        await checker.finds(WARNING, "a transaction that has been open for a while", f"pid {pid},")
         checker.source.url_user = "postgres"
         checker.configure("items:")
-        found = await checker.mends(WARNING, "waits for a transaction that is", f"pid {pid},")
+        found = await checker.mends(WARNING, "waits for a transaction that has been", f"pid {pid},")
         assert checker.source.name in str(found)
         with pytest.raises(psycopg.OperationalError):
             connection.execute("select 1")

@@ -167,7 +167,7 @@ def from_error(place: Place, exc: StreamerError) -> Finding:
     side = f'source "{place.source}"' if place.source else "target"
     hint = exc.hint
     if hint is None and isinstance(exc, SourceConnectionError | TargetConnectionError):
-        hint = "correct its url, or check that its server runs and is reachable from here"
+        hint = "check its url, and that its server is running and reachable from here"
     problem = exc.message.removeprefix(f"{side}: ")
     return error(place, problem, in_words(hint) if hint else None, exc.code)
 

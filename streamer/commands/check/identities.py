@@ -58,9 +58,9 @@ def _identity_fix(relation: SourceRelation, details: Details) -> Fix:
         return in_words(
             "add a primary key, or a unique index on NOT NULL columns, without a generated column"
         )
-    words = "or, which is faster, add a primary key"
+    words = "or add a primary key, which is faster"
     if root.has_deferrable_primary_key:
-        words = "or, which is faster, re-create the primary key without DEFERRABLE"
+        words = "or re-create the primary key without DEFERRABLE, which is faster"
     return _fix(relation, details, FULL, own="full", words=words)
 
 

@@ -93,7 +93,7 @@ def describe(step: Step, options: CutoverOptions, label: str, database: str) -> 
         case Step.STOP_WRITES:
             return f"stop writes to {label}: {stop_sql(database)}; end the programs' sessions"
         case Step.DRAIN:
-            return "wait until the target has everything committed"
+            return "wait until the target has everything committed at the source"
         case Step.COMPARE if options.comparison is FinalComparison.COUNTS:
             return "count the rows of every table on both sides"
         case Step.COMPARE if options.comparison is FinalComparison.FULL:

@@ -112,7 +112,7 @@ async def _show(view: View, seconds: float, *, keep: bool) -> DemoReport:
 
 async def _play(stage: Stage, view: View, seconds: float) -> DemoReport:
     titles = {sid: f"{shop.DATABASE}:{sid}, PostgreSQL {major}" for sid, major in SOURCES.items()}
-    view.say(f"{' and '.join(titles.values())}, into one warehouse, PostgreSQL {TARGET}")
+    view.say(f"{', and '.join(titles.values())}, into one warehouse, PostgreSQL {TARGET}")
     with view.working("starting three servers"):
         await stage.start_servers()
     with view.working("creating the shops' tables and rows"):

@@ -197,7 +197,7 @@ class View:
             f" {report.changes_per_second:,.0f} per second{latency}\n"
             f"peak lag         {format_latency(report.peak_lag_seconds)},"
             f" {format_bytes(report.peak_lag_bytes)};"
-            f" nothing left {report.drain_seconds:.1f} s after the last commit\n"
+            f" caught up {report.drain_seconds:.1f} s after the last commit\n"
             f"equal            {'yes' if report.is_equal else 'NO'}"
         )
 

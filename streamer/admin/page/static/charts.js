@@ -66,7 +66,7 @@
       this.buttons = document.createElement("div");
       this.buttons.className = "ranges";
       this.buttons.setAttribute("role", "group");
-      this.buttons.setAttribute("aria-label", "Length of time");
+      this.buttons.setAttribute("aria-label", "Time span");
       for (const [seconds, text] of RANGES) {
         const button = document.createElement("button");
         button.type = "button";
