@@ -380,6 +380,7 @@ def a_job_by_spark_submit(
         "select oid::int8, pg_relation_filenode(oid)::int8 from pg_class where oid = 't'::regclass"
     )
     part |= {"types_out": "", "types_in": "", "stores": bookkeeping, "numbers": [1, 2]}
+    part |= {"named": ["public.t", bookkeeping[0][0]]}
     part |= {"lock": "lock table only public.t in access share mode"}
     part |= {"look": "select id, v from only public.t limit 0"}
     tasks = [

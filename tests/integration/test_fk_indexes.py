@@ -237,7 +237,7 @@ async def test_a_truncate_that_meets_a_build_passes(
             truncating = (
                 "select pid from pg_stat_activity where datname = current_database()"
                 " and application_name like 'streamer %' and wait_event_type = 'Lock'"
-                """ and query ilike '%truncate "public"."orders"%'"""
+                """ and query ilike '%truncate only "public"."orders"%'"""
             )
 
             async def is_truncating() -> bool:
