@@ -235,6 +235,43 @@ def test_the_source_is_restored_to_an_earlier_time(
             assert process.terminate() == 0
 
 
+@pytest.mark.parametrize("what", ["script", "definition"])
+def test_a_source_is_restored_that_lacks_only_a_transaction_without_rows(
+    what: str, tmp_path: Path, server_directory: Path
+) -> None:
+    """The target has its effect, and the source has written past its old position since."""
+    with (
+        running(server_directory / f"rowless-{what}", versions()["18"], SETTINGS) as source,
+        running(server_directory / f"rowless-target-{what}", versions()["18"]) as target,
+    ):
+        pair = Pair(source, target, tmp_path, copies=False)
+        text = pair.config.read_text()
+        pair.config.write_text(text.replace("  tables:", "  ddl: capture\n  tables:"))
+        with Process(pair.config) as process:
+            caught_up(process)
+            pair.write(1, 10)
+            caught_up(process)
+            assert process.terminate() == 0
+        kept = keep(source)
+        with Process(pair.config) as process:
+            if what == "script":
+                script = tmp_path / "script.sql"
+                script.write_text("create table made (id int)")
+                assert command(pair.config, "execute", str(script), "--id", "made").returncode == 0
+            else:
+                pair.source.execute("alter table t add column more int")
+                sql = "select count(*) from pg_attribute where attname = 'more'"
+                eventually(lambda: pair.target.value(sql) == 1)
+            caught_up(process)
+            assert process.terminate() == 0
+        restore(source, kept)
+        pair.write(100, 20_100)
+        with Process(pair.config) as process:
+            error = eventually(pair.error)
+            assert "sends another history" in error
+            assert process.terminate() == 0
+
+
 def test_another_server_in_its_place(tmp_path: Path, server_directory: Path) -> None:
     with (
         running(server_directory / "first", versions()["18"], SETTINGS) as first,
