@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.postgres import Database
+from tests.support.properties import EXAMPLES
 from tests.support.streamer import MakeStreamer
 
 FILTER = 'filter: "n > 2"'
@@ -41,6 +42,7 @@ EXTRA = {
     "history": ", kvsz_start timestamptz not null, kvsz_end timestamptz not null,"
     " kvsz_deleted boolean not null",
 }
+ROUNDS = max(2, EXAMPLES // 15)
 FACTS = {
     "mark": ", deleted_at",
     "facts": ", at, op, l",
@@ -141,7 +143,7 @@ async def test_sets_write_what_exact_order_writes(
     settings = "commit_interval: 0.3\ncommit_interval_min: 0.2"
     async with stream(rules, group=f"transport: {transport}", settings=settings) as streamer:
         await streamer.caught_up()
-        for _ in range(5):
+        for _ in range(ROUNDS):
             transactions = await asyncio.to_thread(work)
             await streamer.caught_up()
             for name, rule, _, _ in names():
