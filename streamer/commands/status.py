@@ -428,7 +428,7 @@ async def _add_positions(
             retained = await read_retained(plain, source)
             status.role = "standby" if is_standby(plain) else "primary"
     except SourceError as exc:
-        if status.error is None:
+        if status.error in (None, _NO_BOOKS):
             status.error, status.error_code = str(exc), exc.code
         status.state = "unreachable"
         if isinstance(exc, SourceConnectionError):

@@ -170,7 +170,8 @@ class _Waiting:
                 elif self._makes_definitions:
                     missing += await _pending(bookkeeping, label, relations)
         if self._wanted and self._scope.tables and not has_table and not missing:
-            missing.append(f"no table {', '.join(self._scope.tables)} is streamed")
+            named = ", ".join(f'"{table}"' for table in self._scope.tables)
+            missing.append(f"no table {named} is streamed")
         return missing
 
     def _missing_of(

@@ -279,7 +279,7 @@ class Comparison:
                 await self._read_definitions(source, record, its, scope.where)
                 found += its
         if not found:
-            named = f" {', '.join(scope.tables)}" if scope.tables else ""
+            named = " " + ", ".join(f'"{table}"' for table in scope.tables) if scope.tables else ""
             raise MappingError(
                 f"no table{named} is streamed", hint="`streamer status` lists those that are"
             )

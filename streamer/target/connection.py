@@ -6,6 +6,7 @@ rejects the few parameters that asyncpg cannot honor by name, and ignores none.
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
 import ssl
@@ -262,9 +263,23 @@ def first_line(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "timed out"
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+        return _as_libpq(error) or error.strerror
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+_CALL_FAILED: Final = re.compile(r"Connect call failed \('([^']+)', (\d+)(?:, \d+)*\)")
+"""asyncio's words for a connection that a server refuses."""
+
+
+def _as_libpq(error: OSError) -> str | None:
+    """Return the message of a failed connection as libpq has it; None for another error."""
+    found = _CALL_FAILED.fullmatch(error.strerror or "")
+    if found is None or error.errno is None:
+        return None
+    host, port = found.groups()
+    reason = os.strerror(error.errno)
+    return f'connection to server at "{host}", port {port} failed: {reason}'
 
 
 class _TLSUpgrade(connect_utils.TLSUpgradeProto):  # type: ignore[misc]

@@ -77,6 +77,25 @@ async def test_a_target_that_is_a_standby_is_not_well(
     assert "pg_promote" in (health.hint or "")
 
 
+async def test_status_names_a_source_that_is_down_beside_the_target(
+    target_proxy: Proxy, source_proxy: Proxy, stream: MakeStreamer
+) -> None:
+    """Its own error and hint, and not those of the target, which has its state."""
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        target_proxy.leave()
+        source_proxy.leave()
+        report = await read_report(
+            TargetAddress.parse(streamer.settings.target.url), streamer.mapping
+        )
+        for proxy in (target_proxy, source_proxy):
+            proxy.heal()
+    (shop,) = report.to_json()["sources"]
+    assert (shop["state"], shop["error_code"]) == ("unreachable", "source_down")
+    assert "the target" not in shop["error"]
+    assert f"-p {source_proxy.port}" in shop["hint"]
+
+
 async def test_status_reports_a_target_that_is_down_and_still_asks_the_sources(
     target_proxy: Proxy, stream: MakeStreamer
 ) -> None:

@@ -68,7 +68,7 @@ async def test_wait_can_be_limited_and_waits_for_absent_sources_and_for_requests
             assert late is not None
             assert 'after 3 s: table "public.locked" of "shop": visible ' in late
             assert of_shop is not None
-            assert "no table nothing is streamed" in (of_nothing or "")
+            assert 'no table "nothing" is streamed' in (of_nothing or "")
             assert of_crm is None
             user.execute("rollback")
         fleet = await read_report(address, streamer.mapping, scope=Scope(("fr*",)))

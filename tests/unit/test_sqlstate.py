@@ -1,5 +1,7 @@
 """One classification of SQLSTATEs, for all callers: the stream, a copy, quarantine, the source."""
 
+import errno
+
 import asyncpg
 import psycopg
 import pytest
@@ -66,3 +68,11 @@ def test_a_target_that_is_read_only_for_a_while_is_waited_for() -> None:
 def test_a_protocol_violation_that_leaves_the_connection_is_about_a_value() -> None:
     assert sqlstate.meaning("08P01", "ERROR") is sqlstate.Meaning.VALUE
     assert sqlstate.meaning("08P01", "FATAL") is sqlstate.Meaning.LOST
+
+
+@pytest.mark.parametrize("address", ["('127.0.0.1', 1)", "('127.0.0.1', 1, 0, 0)"])
+def test_a_refused_connection_reads_as_those_of_libpq(address: str) -> None:
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed {address}")
+    assert str(target.translate(refused)) == (
+        'target: connection to server at "127.0.0.1", port 1 failed: Connection refused'
+    )
