@@ -223,6 +223,17 @@ class Publishing:
         if len(expected) < len(relisted):
             # Once the list is complete, nothing else shows that the stream lacked the column.
             await self._store_verdicts(verdicts)
+        # A table stops before its updates leave the publication. It may have an identity again by
+        # the next look, and nothing else would show the updates in between.
+        unusable = [
+            mapped
+            for mapped in relations
+            if (its := identities.get(mapped.mapping.source)) is not None and not its.is_usable
+        ]
+        known_stopped = len(verdicts.stopped)
+        self._judge_identities(verdicts, unusable, identities)
+        if len(verdicts.stopped) > known_stopped:
+            await self._store_verdicts(verdicts)
         try:
             refused = await ensure_publications(
                 plain,
@@ -258,7 +269,7 @@ class Publishing:
         self._judge_identities(verdicts, relations, identities)
         # Before the identity: after a crash in between, the guard compares with the old one again.
         await self._store_verdicts(verdicts)
-        await self._remember(verdicts, relations, publications, identities)
+        await self._remember(verdicts, relations, publications, identities, unusable)
         self._returned.clear()
         self._renewed.update(mapped for mapped in fresh if mapped not in verdicts.blocked)
         return verdicts
@@ -553,7 +564,9 @@ class Publishing:
         relations: list[MappedRelation],
         publications: dict[str, Publication],
         identities: dict[RelationName, RelationIdentity],
+        unusable: list[MappedRelation],
     ) -> None:
+        """*unusable*: relations without a usable identity as the publications were changed."""
         changed = {}
         for mapped in relations:
             identity = identities.get(mapped.mapping.source)
@@ -567,7 +580,8 @@ class Publishing:
                 mapped.is_set_aside and mapped not in verdicts.copied
             ):
                 # It stays known how it was, but for an identity that it lost: to gain one helps.
-                lost = NONE if not identity.is_usable else before.identity
+                has_lost = mapped in unusable or not identity.is_usable
+                lost = NONE if has_lost else before.identity
                 known = replace(before, identity=lost)
             elif mapped.relid is None:  # later on, the copy knows which table it has read
                 mapped.relid = identity.root.oid

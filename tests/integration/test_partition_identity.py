@@ -2,6 +2,13 @@
 stops.
 """
 
+import asyncio
+from typing import Any
+
+import pytest
+
+from streamer.runtime import publications
+from streamer.source.publication import ensure_publications
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 
@@ -54,3 +61,41 @@ async def test_a_partition_that_identifies_rows_otherwise_stops_its_table(
         await streamer.caught_up(40)
         for name in SPOIL:
             assert_same(source, target, name)
+
+
+async def test_updates_of_a_leaf_that_had_no_identity_for_a_moment_come_with_a_copy(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leaf has an identity again as soon as its updates are out of the publication."""
+    source.execute(
+        "create table l (id int, part int, v text) partition by list (part);"
+        "create table l_1 partition of l for values in (1);"
+        "alter table l replica identity full; alter table l_1 replica identity full"
+    )
+    is_made, was_updated = False, asyncio.Event()
+
+    async def ensure_and_change(*arguments: Any) -> Any:
+        result = await ensure_publications(*arguments)
+        if is_made and not was_updated.is_set():
+            was_updated.set()
+            await asyncio.to_thread(
+                source.execute,
+                "update l set v = 'unpublished' where id < 5; alter table l_2 replica identity full",
+            )
+        return result
+
+    monkeypatch.setattr(publications, "ensure_publications", ensure_and_change)
+    async with stream("l:") as s:
+        await s.caught_up()
+        source.execute(
+            "create table l_2 partition of l for values in (2);"
+            " insert into l select g, 2, 'leaf' from generate_series(1, 20) g"
+        )
+        is_made = True
+
+        async def is_equal() -> bool:
+            rows = "select id, v from l order by id"
+            return was_updated.is_set() and source.execute(rows) == target.execute(rows)
+
+        await s.eventually(is_equal)
+        await s.table_state("public.l", "ready")
