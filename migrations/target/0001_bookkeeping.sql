@@ -247,10 +247,10 @@ create table streamer.sync_partition (
     primary key (relation_id, part)
 );
 
--- A comparison that has not ended. One of the same tables under the same definitions goes on with it.
+-- A comparison that has not ended. On request, one of the same tables goes on with it.
 create table streamer.comparison (
     id bigint generated always as identity primary key,
-    -- Digest of the compared tables, their definitions and the options.
+    -- Digest of the compared tables: definitions, files, numbers of their copies, options.
     fingerprint text not null unique,
     began_at timestamptz not null default now(),
     -- The position of each source when it began, by the id of the source.

@@ -425,10 +425,12 @@ def compare(
         typer.Option("--definitions", help="Also exit with code 1 if definitions differ."),
     ] = False,
     timeout: CompareTimeoutOption = 120,
-    restart: Annotated[
+    continues: Annotated[
         bool,
         typer.Option(
-            "--restart", help="Start anew instead of continuing an interrupted comparison."
+            "--continue",
+            help="Go on with an interrupted comparison of the last day. The result counts the "
+            "ranges of rows that it found equal, as they were then.",
         ),
     ] = False,
     database: DatabaseOption = None,
@@ -443,11 +445,13 @@ def compare(
     """
     if repair and sql is not None:
         fail("--repair and --sql cannot be used together", 2)
+    if repair and continues:
+        fail("--repair and --continue cannot be used together: a repair reads all rows again", 2)
     options: dict[str, Any] = {
         "with_values": values,
         "report": report,
         "sql": sql,
-        "restart": restart,
+        "continues": continues,
         "strict": definitions,
     }
     _compare(tables, where, database, sid, timeout, as_json, repairs=repair, **options)

@@ -183,6 +183,8 @@ def describe(result: TableResult) -> str:
         return "different"
     if result.undecided:
         return f"{result.undecided} rows undecided"
+    if result.continued_from is not None:
+        return f"equal, counting what the comparison of {result.continued_from} had read"
     return "equal"
 
 

@@ -67,7 +67,10 @@ select l.number::int4 as number,
            (select c.relfilenode from pg_catalog.pg_class c where c.oid = l.oid),
            pg_catalog.pg_stat_get_tuples_inserted(l.oid),
            pg_catalog.pg_stat_get_tuples_updated(l.oid),
-           pg_catalog.pg_stat_get_tuples_deleted(l.oid)), ',' order by l.oid)) as changes
+           pg_catalog.pg_stat_get_tuples_deleted(l.oid)), ',' order by l.oid)) as changes,
+       pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(' ', l.oid,
+           (select c.relfilenode from pg_catalog.pg_class c where c.oid = l.oid)
+       ), ',' order by l.oid)) as files
 from leaf l where l.oid is not null group by l.number
 """
 # The sessions of streamer do not write at a source, and the positions of tables show their changes
@@ -147,7 +150,7 @@ def server_sql() -> str:
 
 
 def tables_sql(names: Sequence[RelationName]) -> str:
-    """Return a query of number, definition and changes of tables, which are numbered from 1. Pure.
+    """Return a query of number, definition, changes and files of tables. Pure. Numbers begin at 1.
 
     A table that is not there has no row.
     """

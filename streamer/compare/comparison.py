@@ -2,7 +2,8 @@
 
 It first reads the definitions of both sides. Then it cuts ranges at keys that a sample of the
 source yields, and stores them in the target (``streamer.compared_range``). Tasks mark the equal
-ones. A comparison of the same tables under the same definitions goes on with the others.
+ones. On request, a comparison goes on with the other ranges of an interrupted one. Both must have
+the same tables: a copy, a repair, a rewrite or another definition since then makes another table.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
+from streamer.compare.change_marks import tables_sql
 from streamer.compare.compared_tables import TableFacts, build_table
 from streamer.compare.hashes import PROBE_SQL, HashKind, choose_hash
 from streamer.compare.ranges import count_buckets, count_ranges, split_range
@@ -87,8 +89,8 @@ class ComparisonScope:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``seconds``: how long tasks read keys again before they leave them undecided. ``restart``:
-    begin at the first range, even after an interruption.
+    """``seconds``: how long tasks read keys again before they leave them undecided. ``continues``:
+    leave out the ranges that an interrupted comparison found equal.
     """
 
     jobs: int
@@ -98,7 +100,7 @@ class Options:
     report: Path | None = None
     sql: Path | None = None
     """The file for statements that would make the target equal."""
-    restart: bool = False
+    continues: bool = False
     keys_max: int = 0
     """Results have the keys of the rows that differ, if no more than these."""
     purpose: str = ""
@@ -119,7 +121,8 @@ class JobRunner(Protocol):
 @dataclass(slots=True)
 class TableResult:
     """The answer for one table of one source. ``undecided``: keys that changed in each reading.
-    ``error``: why there is no answer.
+    ``error``: why there is no answer. ``continued_from``: when the interrupted comparison began
+    whose ranges count here; None if this comparison has read all.
     """
 
     source: str
@@ -136,6 +139,7 @@ class TableResult:
     lsn: str | None = None
     seconds: float = 0.0
     error: str | None = None
+    continued_from: str | None = None
     sample: list[dict[str, Any]] = field(default_factory=list)
     keys: KeySet | None = None
     """The keys of all rows that differ; None if they are too many, or rows have no key."""
@@ -175,6 +179,15 @@ class _Found:
     table: ComparedTable | None = None
     rows: int = 0
     size_bytes: int = 0
+    storage: tuple[str, ...] = ()
+    """Definition and files of the table on both sides, as hashes."""
+
+    @property
+    def identity(self) -> str:
+        """The facts that the finding about a range depends on, apart from later changes of rows."""
+        assert self.table is not None
+        table = self.table.to_json() | {"buckets": 0}
+        return json.dumps([table, self.record.attempt, self.storage], sort_keys=True)
 
 
 class Comparison:
@@ -341,6 +354,7 @@ class Comparison:
                         self._check_statements(one.table)
                     except StreamerError as exc:
                         one.result.error = str(exc)
+                await _read_storage([one for one in found if one.table], plain, target)
 
     def _check_statements(self, table: ComparedTable) -> None:
         """Raises ComparisonError if no SQL statements can make the table equal."""
@@ -361,7 +375,7 @@ class Comparison:
 
     async def _compare(self, found: Sequence[_Found]) -> None:
         tables = [one.table for one in found if one.table is not None]
-        record = await self._begin(found, tables)
+        record = await self._begin(found)
         self._began_at, self._comparison_id = record.began_at, record.comparison_id
         left = [r for r in record.ranges if not r.is_done]
         if len(left) < len(record.ranges):
@@ -388,24 +402,24 @@ class Comparison:
                 setattr(result, name, value)
         for done in record.ranges:
             if done.is_done:
-                by_id[done.relation_id].rows_source += done.source_rows or 0
-                by_id[done.relation_id].rows_target += done.target_rows or 0
+                result = by_id[done.relation_id]
+                result.rows_source += done.source_rows or 0
+                result.rows_target += done.target_rows or 0
+                result.continued_from = record.began_at.isoformat(timespec="seconds")
         await end_comparison(self._bookkeeping, record.comparison_id)
 
-    async def _begin(
-        self, found: Sequence[_Found], tables: list[ComparedTable]
-    ) -> ComparisonRecord:
+    async def _begin(self, found: Sequence[_Found]) -> ComparisonRecord:
         """Return the comparison to go on with, or a new one."""
-        stored = [json.dumps(table.to_json() | {"buckets": 0}, sort_keys=True) for table in tables]
-        fingerprint = hashlib.sha256(
-            "\n".join([self._options.purpose, *sorted(stored)]).encode()
-        ).hexdigest()
-        if not self._options.restart:
-            record = await find_comparison(self._bookkeeping, fingerprint)
+        tables = sorted(one.identity for one in found)
+        fingerprint = hashlib.sha256("\n".join([self._options.purpose, *tables]).encode())
+        if self._options.continues:
+            record = await find_comparison(self._bookkeeping, fingerprint.hexdigest())
             if record is not None:
                 return record
         ranges = await self._plan(found)
-        return await begin_comparison(self._bookkeeping, fingerprint, dict(self._lsns), ranges)
+        return await begin_comparison(
+            self._bookkeeping, fingerprint.hexdigest(), dict(self._lsns), ranges
+        )
 
     async def _plan(self, found: Sequence[_Found]) -> list[RangeRecord]:
         planned: list[RangeRecord] = []
@@ -454,6 +468,18 @@ class Comparison:
                 "sql": None if options.sql is None else str(options.sql.absolute()),
             }
         )
+
+
+async def _read_storage(
+    found: Sequence[_Found], plain: Connection, target: TargetConnection
+) -> None:
+    """Read which tables, columns and files the ranges of *found* are about to be read from."""
+    tables = [one.table for one in found if one.table is not None]
+    here = tables_sql([parse_name(table.source_name) for table in tables])
+    there = tables_sql([parse_name(table.target_name) for table in tables])
+    for rows in (await fetch_all(plain, here.encode()), await target.fetch(there)):
+        for row in rows:
+            found[row["number"] - 1].storage += (row["definition"], row["files"])
 
 
 def _rules(

@@ -192,7 +192,7 @@ class Verification:
             self._settings.target_url,
             self._mapping(),
             LocalProcess(is_background=True),
-            Options(1, self._settings.rows_per_second, purpose="verification"),
+            Options(1, self._settings.rows_per_second, continues=True, purpose="verification"),
         )
         relation_id = table.relation.relation_id
         scope = ComparisonScope(

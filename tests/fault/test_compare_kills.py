@@ -72,7 +72,7 @@ class Command:
         self._log = config.parent / "compared.log"
         self.process = ForkedProcess(
             "streamer",
-            ["--config", str(config), "compare", "--json"],
+            ["--config", str(config), "compare", "--continue", "--json"],
             environment=environment,
             stdout=self._output,
             stderr=self._log,
@@ -161,7 +161,7 @@ class Case:
             settings.target.url,
             self.streamer.mapping,
             runner,
-            Options(jobs=1),
+            Options(jobs=1, continues=True),
         )
         await comparison.run(ComparisonScope())
 
@@ -225,7 +225,7 @@ async def test_killed_at_each_failpoint_the_next_comparison_goes_on(
             for victim in ("command", "JVM"):
                 target.execute("update streamer.compared_range set source_rows = null")
                 await asyncio.to_thread(case.kill, failpoint, victim, **SPARK)
-        results = await compare(streamer, jobs=1)
+        results = await compare(streamer, jobs=1, continues=True)
         assert target.value("select count(*) from streamer.comparison") == 0
     assert [result.error for result in results.values()] == [None] * len(TABLES)
     found = {name: (r.missing, r.extra, r.different) for name, r in results.items() if r.differing}

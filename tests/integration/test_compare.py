@@ -403,7 +403,13 @@ async def _both_ways_agree(
                 refuse = _refuse_parts(getattr(owner, digests), int(str(refused)))
                 refusing.setattr(owner, digests, refuse)
             found = await compare(
-                streamer, ALL_BUT_HISTORY, spark=context, keys_max=5, report=report, sql=sql
+                streamer,
+                ALL_BUT_HISTORY,
+                spark=context,
+                continues=True,
+                keys_max=5,
+                report=report,
+                sql=sql,
             )
         went_on = [entry["done"] for entry in logs if entry["event"].startswith("going on")]
         assert went_on == ([done] if context else [])
@@ -412,7 +418,9 @@ async def _both_ways_agree(
         assert counts == FOUND | {"us hot": (0, 0, 0)}
         assert [n for n, r in found.items() if r.error == "refused in a part"] == ["us hot"]
         assert (found["eu hot"].keys is None, found["us bag"].keys is None) == (False, True)
-        results = [r.to_json() | {"keys": r.keys, "seconds": 0, "lsn": ""} for r in found.values()]
+        assert any(r.continued_from for r in found.values()) is (context is not None)
+        same = {"seconds": 0, "lsn": "", "continued_from": None}
+        results = [r.to_json() | {"keys": r.keys} | same for r in found.values()]
         lines = [json.loads(line) | {"lsn": ""} for line in report.read_text().splitlines()]
         assert len(lines) == sum(map(sum, counts.values()))
         assert sql.stat().st_mode & 0o777 == 0o600
@@ -474,7 +482,7 @@ async def test_an_interrupted_comparison_goes_on_with_the_ranges_left_and_an_err
         done = target.value("select count(source_rows) from streamer.compared_range")
         monkeypatch.setattr(compare_command, "progress_console", lambda: terminal)
         monkeypatch.setattr(RangeReader, "digest", lose_connections)
-        after = await compare(streamer)
+        after = await compare(streamer, continues=True)
         monkeypatch.setattr(RangeReader, "digest", digest)
         left = target.execute("select * from streamer.comparison")
         monkeypatch.setattr(RangeReader, "digest", _refuse_parts(RangeReader.digest))
@@ -485,3 +493,65 @@ async def test_an_interrupted_comparison_goes_on_with_the_ranges_left_and_an_err
     assert len({id(reader) for reader in lost}) == len(lost) == 3
     result = after["t"]
     assert (result.different, result.rows_source, result.rows_target) == (1, 400, 400)
+    assert result.continued_from is not None
+
+
+async def test_what_an_interrupted_comparison_found_counts_on_request_and_for_the_same_rows_only(
+    stream: MakeStreamer,
+    compare: Compare,
+    source: Database,
+    target: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its ranges lose a row after they were found equal. A copy, a rewrite or a definition since
+    then lets the next comparison begin at the first range, even on request.
+    """
+    source.execute("create table t (id int primary key, v text); analyze t")
+    source.execute("insert into t select g, 'v' from generate_series(1, 400) g; analyze t")
+    monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
+    started = []
+    run = local_program.run
+
+    def count(job: dict[str, Any]) -> list[dict[str, Any]]:
+        started.append(len(job["units"]))
+        return run(job)
+
+    def end(*_: object) -> None:
+        raise ConnectionResetError("it has ended")
+
+    monkeypatch.setattr(local_program, "run", count)
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+
+        async def interrupt() -> None:
+            target.execute("update t set v = 'w' where id = 399")
+            with monkeypatch.context() as killed:
+                killed.setattr(local_program._UnitReader, "_fetch", end)
+                with pytest.raises(ConnectionResetError):
+                    await compare(streamer, jobs=1)
+            newest = "comparison_id = (select max(id) from streamer.comparison)"
+            done = f"select count(source_rows) from streamer.compared_range where {newest}"
+            assert target.value(done) == 3
+
+        await interrupt()
+        target.execute("delete from t where id = 5")
+        found = (await compare(streamer))["t"]
+        assert (found.missing, found.different, found.rows_target) == (1, 1, 399)
+        assert found.continued_from is None
+        target.execute("insert into t values (5, 'v')")
+        await interrupt()
+        repaired = (await compare(streamer, repairs=True))["t"]
+        assert repaired.is_equal
+        await interrupt()
+        target.execute("vacuum full t")
+        rewritten = (await compare(streamer, continues=True))["t"]
+        await interrupt()
+        await streamer.ask("resync")
+        await streamer.table_state("public.t", "ready")
+        copied = (await compare(streamer, continues=True))["t"]
+        await interrupt()
+        target.execute("alter table t add column w int")
+        defined = (await compare(streamer, continues=True))["t"]
+    assert [result.continued_from for result in (rewritten, copied, defined)] == [None] * 3
+    assert (rewritten.different, copied.different, defined.different) == (1, 0, 1)
+    assert started == [4] * len(started)

@@ -154,7 +154,7 @@ class Equality:
             self._settings.target.url,
             self._mapping,
             self._runner,
-            Options(jobs=self._settings.sync.jobs, restart=True, since=since or {}),
+            Options(jobs=self._settings.sync.jobs, since=since or {}),
         )
         return await comparison.run(scope)
 
