@@ -468,7 +468,7 @@ def test_a_class_has_a_name_of_its_own() -> None:
 # ---- commands in messages ----------------------------------------------------------------------
 
 COMMAND_BEFORE = re.compile(
-    r"(streamer (run|check|status|wait|doctor|import|export|apply|plan|resync|pause|resume|teardown"
+    r"\b(streamer (run|check|status|wait|doctor|import|export|apply|plan|resync|pause|resume|teardown"
     r"|quarantine \w+|sources \w+|tables \w+|users \w+)|chmod \d+|rm|mv)( --?[\w-]+)* $"
 )
 

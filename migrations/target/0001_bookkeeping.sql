@@ -203,14 +203,17 @@ begin
 end
 $$;
 
--- Fails if a column of a target table is not of the type for which binary values were made.
-create function streamer.require_types(relation text, names text[], oids int8[])
+-- Fails if a column of a target table is not of the type for which a statement was made. Facts are
+-- the OID of the type, its modifier and the OID of the collation.
+create function streamer.require_types(relation text, names text[], facts text[])
 returns void language plpgsql as $$
 begin
-    if exists (select from unnest(names, oids) c (name, type_oid)
+    if exists (select from unnest(names, facts) c (name, facts)
                where not exists (select from pg_catalog.pg_attribute a
                                   where a.attrelid = pg_catalog.to_regclass(relation)
-                                    and a.attname = c.name and a.atttypid = c.type_oid::oid)) then
+                                    and a.attname = c.name
+                                    and pg_catalog.concat_ws(' ', a.atttypid, a.atttypmod,
+                                                             a.attcollation) = c.facts)) then
         raise exception using errcode = 'STR02',
             message = 'table ' || relation || ' was changed meanwhile';
     end if;

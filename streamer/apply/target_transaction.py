@@ -299,7 +299,8 @@ class TargetTransaction:
     def stage(self, statements: Statements, count: int | None = None) -> None:
         """Have an empty staging table of *statements* for *count* small rows, or for any rows.
 
-        The server makes or empties it together with the next message.
+        The server makes or empties it together with the next message. It refuses that message if
+        the target's columns have other types by now.
         """
         target, stage = self.target, statements.stage
         known = self._stages.pop(stage, None)
@@ -307,15 +308,18 @@ class TargetTransaction:
         if known is None:
             while len(self._stages) >= STAGES_MAX:
                 _, (oldest, _) = self._stages.popitem(last=False)
-                target.send_before_next(oldest.drop_stage)
+                target.send_before_next(f"{oldest.drop_stage}; {oldest.types.forget}")
+            target.send_before_next(statements.types.prepare)
             target.send_before_next(statements.create_stage)
             if self._may_have_others:
                 target.send_before_next(statements.truncate_stage)
-        elif known[1] <= DELETED_ROWS_MAX:
-            rows = known[1]
-            target.send_before_next(statements.delete_stage)
         else:
-            target.send_before_next(statements.truncate_stage)
+            target.send_before_next(statements.types.keep)
+            if known[1] <= DELETED_ROWS_MAX:
+                rows = known[1]
+                target.send_before_next(statements.delete_stage)
+            else:
+                target.send_before_next(statements.truncate_stage)
         self._stages[stage] = statements, rows + (DELETED_ROWS_MAX + 1 if count is None else count)
 
     def _empty_large_stages(self) -> list[str]:

@@ -178,7 +178,7 @@ class Writer:
             paced(statements.encode(chains, ends, numbers)),
             namespace=plan.target.name.namespace,
             binary=plan.binary,
-            then=statements.statements.require_types if plan.binary else "",
+            then=statements.statements.types.require if plan.binary else "",
         )
 
     async def write_in_order(
@@ -466,7 +466,7 @@ class Writer:
             paced(chunks),
             namespace=plan.target.name.namespace,
             binary=plan.binary,
-            then=mapped.statements(plan).plain.require_types if plan.binary else "",
+            then=mapped.statements(plan).plain.types.require if plan.binary else "",
         )
 
     async def write_ordered(

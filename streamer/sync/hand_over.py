@@ -20,6 +20,7 @@ from streamer.errors import (
     Retry,
     SourceError,
     StreamerError,
+    SyncAgainError,
     SyncError,
     TargetContentionError,
     TargetFencedError,
@@ -220,6 +221,9 @@ class Finisher:
                 self._handed_over(copy, rows, size)
                 if copy.is_staged:
                     await _analyze(target, copy)
+        except SyncAgainError as exc:
+            copy.is_done = True
+            self._leave(copy.mapped, exc.message)
         except StreamerError as exc:
             if copy.is_done:
                 return  # the target was lost after all was done, and others will notice

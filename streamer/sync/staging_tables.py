@@ -9,7 +9,7 @@ that a crash leaves.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from streamer.errors import ConflictError, TargetRejectedError
+from streamer.errors import ConflictError, SyncAgainError, TargetRejectedError
 from streamer.postgres.quoting import quote_columns, quote_identifier
 from streamer.postgres.session import memory_sql
 from streamer.sync.exchange_rows import Exchange, WriteMode
@@ -41,6 +41,15 @@ def stage_name(relation_id: int) -> str:
 def stage_place(relation_id: int) -> tuple[str, str]:
     """Return the schema and the name of a staging table. Pure."""
     return "streamer", f"copy_{relation_id}"
+
+
+_OTHER_TYPES_SQL: Final = """
+select s.attname::text from pg_catalog.pg_attribute s
+join pg_catalog.pg_attribute t on t.attrelid = $2::text::regclass and t.attname = s.attname
+where s.attrelid = $1::text::regclass and s.attnum > 0 and not t.attisdropped
+  and (s.atttypid, s.atttypmod, s.attcollation) <> (t.atttypid, t.atttypmod, t.attcollation)
+order by s.attnum limit 1
+"""
 
 
 async def create_stage(
@@ -86,13 +95,21 @@ async def exchange_rows(
 ) -> None:
     """Write the staged rows to the target table, in the transaction that has just begun.
 
-    Raises TargetContentionError when others write or lock the same rows.
+    Raises TargetContentionError when others write or lock the same rows. Raises SyncAgainError when
+    staged values may be rounded to the type that a column had before.
     """
     # One snapshot for all statements: a row must still be at the place where an earlier statement
     # found it.
     await target.execute("set transaction isolation level repeatable read")
     await target.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
+    # Before the snapshot, so that the catalogs have the types that the exchange meets.
+    await target.execute(f"lock table {exchange.rows} in access share mode")
     await target.fetch(_ENOUGH_MEMORY_SQL)
+    other = await target.fetch_value(_OTHER_TYPES_SQL, exchange.stage, exchange.table)
+    if other is not None:
+        raise SyncAgainError(
+            f'column "{other}" of target table {exchange.table} got another type during the copy'
+        )
     may_rest = await rest_triggers(target)
     await target.execute(f"analyze {exchange.stage}")
     may_delete = may_rest or not is_referenced

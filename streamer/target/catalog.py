@@ -42,6 +42,8 @@ class TargetColumn:
     base_oid: int = 0
     plain_type: str = ""
     """``base_type`` without its modifier."""
+    type_facts: str = ""
+    """OIDs of its type and collation, and its modifier, as ``streamer.require_types`` has them."""
     collation: str = ""
     """The quoted name of its collation if that is not deterministic: other texts may be equal."""
 
@@ -169,7 +171,9 @@ select a.attrelid::int8 as relid, a.attname as name,
            and c.opcmethod = (select oid from pg_catalog.pg_am where amname = 'btree')), '=')
          as equality,
        a.atttypid::int8 as type_oid, b.type_oid::int8 as base_oid,
-       pg_catalog.format_type(b.type_oid, -1) as plain_type, a.attnotnull as not_null,
+       pg_catalog.format_type(b.type_oid, -1) as plain_type,
+       pg_catalog.concat_ws(' ', a.atttypid, a.atttypmod, a.attcollation) as type_facts,
+       a.attnotnull as not_null,
        a.atthasdef or a.attidentity <> '' as has_default,
        a.attgenerated <> '' as generated, a.attidentity = 'a' as identity_always,
        coalesce((select pg_catalog.format('%I.%I', n.nspname, l.collname)

@@ -211,7 +211,8 @@ def _translate(error: BaseException) -> StreamerError:
     if state == FENCED_STATE:
         ids = (getattr(error, "detail", None) or "").split(",")
         return TargetFencedError(f"target: {first_line(error)}", relations=list(map(int, ids)))
-    if state == CHANGED_STATE:
+    # The server's own word for a prepared statement whose result is of other types by now.
+    if state == CHANGED_STATE or isinstance(error, asyncpg.InvalidCachedStatementError):
         return TargetSchemaError(f"target: {first_line(error)}")
     context = getattr(error, "context", None)
     message = f"target: {quoted_unless_known(first_line(error), state, context)}"

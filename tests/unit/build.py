@@ -50,6 +50,7 @@ def target_column(
         base_type=base_type or type_name,
         equality=EQUALS,
         type_oid=25,
+        type_facts="25 -1 100",
         not_null=not_null,
         has_default=has_default,
         generated=generated,

@@ -14,13 +14,12 @@ from functools import cached_property
 from typing import ClassVar, Final
 
 from streamer.apply.plan import ApplyPlan, Identity, PlanColumn
+from streamer.apply.sql.staged_types import StagedTypes
 from streamer.mapping.options import TableType
-from streamer.postgres.quoting import quote_identifier, quote_literal
+from streamer.postgres.quoting import do_block, quote_identifier, quote_literal
 from streamer.postgres.sqlstate import NOT_ROW_SPECIFIC
 from streamer.target.conventions import (
     HISTORY_BEGIN,
-    HISTORY_COLUMNS,
-    HISTORY_ID,
     HISTORY_OPEN,
     SID,
 )
@@ -136,29 +135,14 @@ class Statements:
         return f"drop table if exists pg_temp.{self.stage}"
 
     @cached_property
+    def types(self) -> StagedTypes:
+        return StagedTypes(self.plan, f"{self.stage}_types")
+
+    @cached_property
     def insert_columns(self) -> list[str]:
         """Columns that an insert names, the sid first."""
         sid = [SID] if self.plan.sid is not None else []
         return sid + [column.name for column in self.plan.columns]
-
-    @cached_property
-    def require_types(self) -> str:
-        """Make sure that values arrived with the type that they were sent as.
-
-        The target rejects a text that does not fit, but four bytes are an integer and a float
-        alike. Tables that COPY has locked cannot change any more before the transaction ends.
-        """
-        columns = [column.target for column in self.plan.columns]
-        if self.plan.type is TableType.HISTORY:
-            columns += [self.plan.target.columns[name] for name in HISTORY_COLUMNS]
-            if self.plan.history_sequence is not None:
-                columns.append(self.plan.target.columns[HISTORY_ID])
-        names = ", ".join(quote_literal(column.name) for column in columns)
-        oids = ", ".join(str(column.type_oid) for column in columns)
-        return (
-            f"select streamer.require_types({quote_literal(self.plan.table)}, "
-            f"array[{names}]::text[], array[{oids}]::int8[])"
-        )
 
     def _sid_matches(self, table: str) -> str:
         if self.plan.sid is None:
@@ -429,10 +413,7 @@ exception when others then
         hint = coalesce({self._change_key}, ''), datatype = s.seq::text,
         table = coalesce(streamer_existing, '');
 end"""
-        tag = "$streamer$"
-        while tag in body:
-            tag = tag[:-1] + "_$"
-        return f"do {tag}{body} {tag}"
+        return do_block(body)
 
     @property
     def _find_existing(self) -> str:
