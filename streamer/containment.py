@@ -1,7 +1,7 @@
 """A defect in the work for one table or source ends that work, and never the process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -15,6 +15,8 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 AGAIN_SECONDS_MAX: Final = 60.0
+END_SECONDS: Final = 60.0
+"""How long cancelled tasks may take to end."""
 
 
 @contextmanager
@@ -32,6 +34,31 @@ def contained(work: str) -> Iterator[None]:
             raise exc from raised
         log.exception("internal error", work=work)
         raise DefectError(f"internal error in {work}: {type(exc).__name__}") from exc
+
+
+@contextmanager
+def ending(work: str, tasks: Collection["asyncio.Task[Any]"]) -> Iterator[None]:
+    """Wait in this block for the end of *tasks*, which are cancelled.
+
+    A task that has not ended after `END_SECONDS` is a defect: the log names it with its place, and
+    it is cancelled again. A library may have lost the cancellation, as `apart` tells.
+    """
+    loop = asyncio.get_running_loop()
+    timers: list[asyncio.TimerHandle] = []
+
+    def look() -> None:
+        for task in tasks:
+            if not task.done():
+                places = [f"{f.f_code.co_filename}:{f.f_lineno}" for f in task.get_stack(limit=1)]
+                log.error("a task does not end", work=work, task=task.get_name(), places=places)
+                task.cancel()
+        timers[:] = [loop.call_later(END_SECONDS, look)]
+
+    timers.append(loop.call_later(END_SECONDS, look))
+    try:
+        yield
+    finally:
+        timers[0].cancel()
 
 
 async def apart(work: Coroutine[Any, Any, T], name: str) -> T:

@@ -416,6 +416,10 @@ class TargetFencedError(TargetError):
         self.relations = relations
 
 
+RIGHT_LOST: Final = (TargetMovedError, TargetFencedError)
+"""The attempt has lost its right to the source. Only a new attempt can have another."""
+
+
 class TargetSchemaError(TargetError):
     """A target table or column is missing, or its type does not fit."""
 

@@ -22,7 +22,7 @@ from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.stored_change import Definition
 from streamer.apply.writer import HAS_DEFERRED_SQL
 from streamer.batched import Batched
-from streamer.containment import contained
+from streamer.containment import apart, contained
 from streamer.decode.former_labels import FormerLabels, Labels
 from streamer.decode.pgoutput import Relation
 from streamer.errors import (
@@ -234,16 +234,20 @@ class Planner:
         self, mapped: MappedRelation
     ) -> tuple[TargetRelation | None, dict[str, int] | None]:
         """Read the table at the target, and the columns of its last copy; define the source."""
-        try:
+
+        async def read() -> tuple[TargetRelation | None, dict[str, int] | None]:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._define(mapped), name="definition")
                 target = group.create_task(self._read(mapped), name="target")
                 known = group.create_task(
                     self._known.get((mapped.source.claim, mapped.relation_id)), name="known"
                 )
+            return target.result(), known.result()
+
+        try:
+            return await apart(read(), "reading both sides")
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
-        return target.result(), known.result()
 
     async def _make(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan:
         mapped.check()

@@ -352,6 +352,7 @@ class Worker:
             except (TargetConnectionError, TargetRejectedError) as exc:
                 self._transaction.disconnect()
                 self._metrics.count_error(exc)
+                self._leave(window, [lane for lane in window.lanes if lane.is_ending])
                 backoff.log(log, f"worker {self.number} waits for the target", exc)
                 await backoff.wait()
             except StreamerError as exc:
@@ -434,9 +435,15 @@ class Worker:
         """The sources of *lanes* have to begin again; other sources have no part in it."""
         for owner in {lane.owner for lane in lanes}:
             owner.source_failed(error)
-            for lane in [lane for lane in window.lanes if lane.owner is owner]:
-                self._transaction.forget(window.lanes[lane].relations)
-                self._fail(window, lane)
+            self._leave(window, [lane for lane in window.lanes if lane.owner is owner])
+
+    def _leave(self, window: Window, lanes: Collection[Lane]) -> None:
+        """Leave the changes of *lanes* to the next attempts of their sources, which read how far
+        the target is.
+        """
+        for lane in lanes:
+            self._transaction.forget(window.lanes[lane].relations)
+            self._fail(window, lane)
 
     def _fail(self, window: Window, lane: Lane) -> None:
         lane_window = window.lanes.pop(lane)

@@ -26,8 +26,9 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import until_idle
+from streamer.containment import END_SECONDS, ending
 from streamer.error_reports import ErrorReport
-from streamer.errors import SlotInUseError, SourceLimitError, StreamerError
+from streamer.errors import DefectError, SlotInUseError, SourceLimitError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
@@ -76,6 +77,7 @@ and a trickle of transactions has few wake-ups. The first one after silence is r
 LOAD_MESSAGES: Final = 200
 """So many messages at once are load."""
 DRAIN_SECONDS: Final = 7.0
+CLOSE_SECONDS: Final = 2 * END_SECONDS
 LOCK_RETRY_SECONDS: Final = 1.0
 
 
@@ -185,18 +187,22 @@ class Pipeline:
             transport="binary" if session.transport.is_binary else "text",
             reads="slot" if session.reads_slot else "journal",
         )
-        async with asyncio.TaskGroup() as group:
-            running = {
-                name: group.create_task(endless(run, name), name=f"{name} {source.label}")
-                for name, run in self._tasks(session).items()
-            }
-            await set_source_state(bookkeeping, session.record.source_id, "streaming")
-            await self.stop.wait()
-            running["reader"].cancel()
-            await asyncio.wait([running["reader"]])
-            await self._stop_in_order(session, running["feedback"])
-            for task in running.values():
-                task.cancel()
+        with contextlib.ExitStack() as end:
+            async with asyncio.TaskGroup() as group:
+                running = {
+                    name: group.create_task(endless(run, name), name=f"{name} {source.label}")
+                    for name, run in self._tasks(session).items()
+                }
+                try:
+                    await set_source_state(bookkeeping, session.record.source_id, "streaming")
+                    await self.stop.wait()
+                    running["reader"].cancel()
+                    await asyncio.wait([running["reader"]])
+                    await self._stop_in_order(session, running["feedback"])
+                finally:
+                    end.enter_context(ending(f"streaming {source.label}", running.values()))
+                for task in running.values():
+                    task.cancel()
 
     def _tasks(self, session: Session) -> dict[str, Callable[[], Awaitable[None]]]:
         bookkeeping, record, tables = (
@@ -263,13 +269,24 @@ class Pipeline:
                 await session.stream.stop(session.position.stored_lsn)
 
     async def _close(self, session: Session) -> None:
+        """Close *session*. Raises DefectError if that takes too long.
+
+        Its tasks can do no harm then: they have no right to the source any more.
+        """
         self._session = None
-        await session.stream.close()  # first: while the target is away the rest takes long
-        if session.timeline_watch is not None:
-            await session.timeline_watch.close()
-        await session.coordinator.close()
-        await session.tables.close()
-        session.dispatcher.reset()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                # First: while the target is away, the rest takes long.
+                await session.stream.close()
+                if session.timeline_watch is not None:
+                    await session.timeline_watch.close()
+                await session.coordinator.close()
+                await session.tables.close()
+        except TimeoutError:
+            log.error("the end of an attempt takes too long", source=self._source.label)
+            raise DefectError("the former attempt did not end in time") from None
+        finally:
+            session.dispatcher.reset()
 
     def source_failed(self, error: StreamerError) -> None:
         """End this attempt: none of the lanes can go on before the next."""

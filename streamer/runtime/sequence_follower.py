@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from streamer.errors import SourceContentionError, StreamerError, TargetConnectionError, TargetError
+from streamer.errors import (
+    RIGHT_LOST,
+    SourceContentionError,
+    StreamerError,
+    TargetConnectionError,
+    TargetError,
+)
 from streamer.mapping.rules import SourceMapping
 from streamer.mapping.sequences import places, value_ahead
 from streamer.progress.bookkeeping import Bookkeeping
@@ -64,6 +70,8 @@ class SequenceFollower:
                     sequences = await read_sequences(plain)
                 if not await is_cutting_over(self._bookkeeping, self._source_id):
                     await self._store(await self._follow(sequences))
+            except RIGHT_LOST:
+                raise
             except (SourceContentionError, TargetError) as exc:
                 log.debug("sequences follow later", source=self._source.label, reason=str(exc))
             await asyncio.sleep(LOOK_SECONDS)

@@ -12,7 +12,7 @@ from typing import Final
 from streamer.apply.drain.drainer import CONCURRENT_MAX
 from streamer.apply.lane import Hold, MappedRelation
 from streamer.decode.pgoutput import to_datetime
-from streamer.errors import TargetError
+from streamer.errors import RIGHT_LOST, TargetError
 from streamer.lsn import Lsn
 from streamer.progress.held_changes import HeldRecord, set_held
 from streamer.progress.lag import end_sessions_hint, read_blockers, set_lag_since, set_visible
@@ -52,6 +52,8 @@ async def report_status(
                 services.bookkeeping, visible
             )  # at first none: those of another attempt
             await report.write()
+        except RIGHT_LOST:
+            raise
         except TargetError as exc:  # written later: it is no reason to stop a stream
             services.metrics.count_error(exc, source.database, source.sid)
         visible = {}

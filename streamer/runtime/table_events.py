@@ -18,7 +18,14 @@ from streamer.apply.lane import Hold, Lane, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport
-from streamer.errors import MappingError, MassDeleteError, StreamerError, SyncError, TargetError
+from streamer.errors import (
+    RIGHT_LOST,
+    MappingError,
+    MassDeleteError,
+    StreamerError,
+    SyncError,
+    TargetError,
+)
 from streamer.failpoints import failpoint
 from streamer.hints import command
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
@@ -77,11 +84,14 @@ class TableEvents:
         lanes = self.relations.lanes()
         for lane in lanes:
             lane.is_ending = True  # a worker that fails now must not hand it to a drainer
-        for worker in self._services.all_workers:
-            await worker.drop(lanes)
-        await self._services.drainer.forget(lanes)
-        for lane in lanes:
-            lane.close()
+            lane.changed.set()
+        try:
+            for worker in self._services.all_workers:
+                await worker.drop(lanes)
+            await self._services.drainer.forget(lanes)
+        finally:
+            for lane in lanes:
+                lane.close()
 
     # ---- lanes (LaneOwner) ---------------------------------------------------------------------
 
@@ -248,11 +258,17 @@ class TableEvents:
         await self._store(lambda: request_still_unfilled(bookkeeping, mapped.relation_id))
 
     async def _store(self, store: Callable[[], Awaitable[None]]) -> None:
-        """Store something in the bookkeeping, as soon as the target is there."""
+        """Store something in the bookkeeping, as soon as the target is there.
+
+        Without the right to the source, this attempt ends. The next one finds the same again.
+        """
         backoff = Backoff()
         while True:
             try:
                 await store()
+                return
+            except RIGHT_LOST as exc:
+                self.source_failed(exc)
                 return
             except TargetError as exc:
                 self._services.metrics.count_error(exc, self.source.database, self.source.sid)

@@ -22,7 +22,7 @@ import structlog
 from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport
-from streamer.errors import Retry, StreamerError, TargetError
+from streamer.errors import Retry, StreamerError, TargetError, TargetMovedError
 from streamer.mapping.names import parse_name
 from streamer.progress.sources import set_copy_rounds
 from streamer.source.slot import ExportedSnapshot
@@ -206,6 +206,9 @@ class SyncCoordinator:
         """Request the relations again that a round left, or give them up."""
         source = self._context.source
         self._context.metrics.count_error(error, source.database, source.sid)
+        if isinstance(error, TargetMovedError):
+            self._context.events.source_failed(error)
+            return
         unfinished = self._queue.unfinished(batch)
         if error.retry is not Retry.TIMED:
             for mapped in unfinished:

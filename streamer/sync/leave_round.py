@@ -19,7 +19,7 @@ import structlog
 from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport
-from streamer.errors import Retry, StreamerError, SyncAgainError
+from streamer.errors import RIGHT_LOST, Retry, StreamerError, SyncAgainError
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.stalled_copies import CopyReports
@@ -138,6 +138,6 @@ async def _persist(action: Callable[[], Awaitable[T]]) -> T:
         try:
             return await action()
         except StreamerError as exc:
-            if exc.retry is not Retry.TIMED:
+            if exc.retry is not Retry.TIMED or isinstance(exc, RIGHT_LOST):
                 raise
             await backoff.wait()

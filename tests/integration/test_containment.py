@@ -1,6 +1,7 @@
 """Trouble of one table or source ends the work for that, and never the process."""
 
 import asyncio
+import contextlib
 import shutil
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import pytest
 from streamer.apply.planner import Planner
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.worker import Worker
-from streamer.errors import DefectError
+from streamer.errors import DefectError, TargetSchemaError
 from streamer.runtime import supervisor
 from streamer.runtime.dispatch import Dispatched, Dispatcher
 from streamer.runtime.target_watch import TargetWatch
@@ -84,6 +85,41 @@ async def test_a_defect_or_a_fence_ends_the_attempt_of_the_source(
         await streamer.caught_up(SECONDS)
         assert target.execute("select id from t order by 1") == [(1,), (2,)]
         assert target.execute("select id from u") == [(1,)]
+
+
+async def test_a_drainer_that_lost_its_cancellation_ends_with_the_attempt(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt loses its right while the drainer plans, and planning fails at that moment."""
+    for db in (source, target):
+        db.execute(DDL)
+    plans = Planner.plans
+    planning = asyncio.Event()
+
+    async def lose(self: Planner, share: Any, *arguments: Any) -> Any:
+        drains = asyncio.current_task()
+        assert drains is not None
+        if not planning.is_set():
+            if not drains.get_name().startswith("drain "):
+                raise TargetSchemaError("the worker gives the lane to a drainer")
+            planning.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            raise TargetSchemaError("planning fails")
+        return await plans(self, share, *arguments)
+
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up(SECONDS)
+        monkeypatch.setattr(Planner, "plans", lose)
+        source.execute("insert into t values (1, 'one')")
+        async with asyncio.timeout(SECONDS):
+            await planning.wait()
+        target.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name like 'streamer lock %' and datname = current_database()"
+        )
+        await streamer.caught_up(SECONDS)
+        assert target.execute("select id from t") == [(1,)]
 
 
 async def test_a_defect_between_windows_or_in_a_guard_does_not_end_the_process(

@@ -1,11 +1,18 @@
 """A defect ends the work that met it, as an error that names the work."""
 
 import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from streamer.containment import contained, enduring
+from streamer import containment
+from streamer.apply.planner import Planner
+from streamer.containment import contained, ending, enduring
 from streamer.errors import DefectError, TargetConnectionError
+from tests.unit.build import mapped_relation
 
 
 def test_a_defect_becomes_an_error_that_names_the_work() -> None:
@@ -46,6 +53,50 @@ async def test_a_cancellation_counts_while_a_group_ends_with_an_error() -> None:
 
     task = asyncio.create_task(enduring("working", run))
     await ending.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait([task], timeout=10)
+    assert task.cancelled()
+
+
+async def test_a_task_that_lost_its_cancellation_is_named_and_cancelled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(containment, "END_SECONDS", 0.05)
+
+    async def lose_one() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(lose_one(), name="drain t")
+    await asyncio.sleep(0)
+    task.cancel()
+    with capture_logs() as logs, ending("draining", [task]):
+        await asyncio.wait([task], timeout=10)
+    assert task.cancelled()
+    assert [(each["work"], each["task"]) for each in logs] == [("draining", "drain t")]
+
+
+async def test_a_cancellation_counts_while_planning_fails() -> None:
+    planner: Any = Planner.__new__(Planner)
+    ending_read, may_end = asyncio.Event(), asyncio.Event()
+
+    async def end_slowly(_mapped: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending_read.set()
+            await may_end.wait()
+
+    async def fail(_key: object) -> None:
+        raise TargetConnectionError("the target is away")
+
+    planner._define, planner._read = end_slowly, end_slowly
+    planner._known = SimpleNamespace(get=fail)
+    task = asyncio.create_task(planner._read_both(mapped_relation()))
+    await ending_read.wait()
     task.cancel()
     await asyncio.sleep(0)
     may_end.set()

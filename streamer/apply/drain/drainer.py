@@ -23,14 +23,13 @@ from streamer.apply.planner import Planner
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.target_transaction import CONFLICTS_KEPT
 from streamer.backoff import Backoff
-from streamer.containment import contained
+from streamer.containment import contained, ending
 from streamer.errors import (
+    RIGHT_LOST,
     Retry,
     StreamerError,
     TargetConnectionError,
     TargetContentionError,
-    TargetFencedError,
-    TargetMovedError,
     TransportError,
 )
 from streamer.observability.metrics import Metrics
@@ -79,7 +78,8 @@ class Drainer:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)
+            with ending("draining", tasks):
+                await asyncio.wait(tasks)
 
     async def run(self) -> None:
         """Drain until cancelled."""
@@ -101,9 +101,9 @@ class Drainer:
                 await self._drain_until_live(lane)
         except StreamerError as exc:
             lane.owner.source_failed(exc)
-            await asyncio.Event().wait()  # until the pipeline drops the lane
 
     async def _drain_until_live(self, lane: Lane) -> None:
+        """Drain until *lane* is live, or its attempt ends."""
         structlog.contextvars.bind_contextvars(source=lane.owner.source.label)
         if lane.table is not None:
             structlog.contextvars.bind_contextvars(table=lane.table)
@@ -111,13 +111,12 @@ class Drainer:
         has_failed = False
         wait_count = 0
         plans_may_be_stale = True
-        while True:
-            await _until_may_drain(lane)
+        while await _may_drain(lane):
             try:
                 async with self._slot_for(lane):
                     with contained(f'applying changes of "{lane.name}"'):
                         await self._drain_turn(lane, plans_may_be_stale)
-            except (TargetFencedError, TargetMovedError, TransportError):
+            except (*RIGHT_LOST, TransportError):
                 raise
             except StreamerError as exc:
                 source = lane.owner.source
@@ -204,7 +203,9 @@ class Drainer:
         )
 
 
-async def _until_may_drain(lane: Lane) -> None:
-    while not lane.may_drain:
+async def _may_drain(lane: Lane) -> bool:
+    """Wait until *lane* may be drained; return False once its attempt ends."""
+    while not (lane.may_drain or lane.is_ending):
         lane.changed.clear()
         await lane.changed.wait()
+    return not lane.is_ending
