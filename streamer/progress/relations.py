@@ -118,6 +118,19 @@ async def read_relation_records(
         return [_relation_record(row) for row in rows]
 
 
+async def read_created(
+    connection: TargetConnection, targets: Iterable[RelationName]
+) -> set[RelationName]:
+    """Return those of *targets* that streamer created."""
+    names = {str(name): name for name in targets}
+    rows = await connection.fetch(
+        "select distinct target from streamer.relation"
+        " where target_created and target = any ($1::text[])",
+        list(names),
+    )
+    return {names[row["target"]] for row in rows}
+
+
 _MOVED_SQL: Final = """
 delete from streamer.relation r using unnest($2::text[], $3::text[]) w (source, target)
 where r.source_id = $1 and r.source = w.source and r.target <> w.target

@@ -277,6 +277,7 @@ class PartCopier:
         """Copy a part whose table and whose row in the ledger are locked."""
         key = (part["relation_id"], part["part"], part["attempt"])
         began = time.monotonic()
+        self._check_types(part["types_out"], part["types_in"])
         try:
             rows, size = self._pass_through(part)
         except psycopg.errors.CharacterNotInRepertoire as exc:
@@ -287,7 +288,6 @@ class PartCopier:
             if part["locate"] and (place := self._find_untranslatable(part["locate"])):
                 exc.add_note(place)
             raise
-        self._check_types(part["types_out"], part["types_in"])
         self._target.execute(
             "update streamer.sync_partition set rows_copied = %s, bytes_copied = %s,"
             " started_at = now(), finished_at = clock_timestamp(), error = null"
@@ -397,13 +397,13 @@ class PartCopier:
         )
 
     def _check_types(self, types_out: str, types_in: str) -> None:
-        """Make sure that binary values arrived with the type that they were sent as.
+        """Make sure that binary values arrive with the type that the source sends.
 
-        Four bytes are an integer and a float alike. The tables are locked, the target's by COPY, so
-        their types have not changed since.
+        Four bytes are an integer and a float alike. Both queries lock their tables until the part
+        is done, so the types stay.
         """
         if types_out and _types(self._source, types_out) != _types(self._target, types_in):
-            raise psycopg.errors.DatatypeMismatch("a column's type was changed meanwhile")
+            raise NotCopiedError("changed", "a column has another type since the copy was planned")
 
     def _pump(
         self,

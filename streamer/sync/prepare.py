@@ -50,6 +50,7 @@ from streamer.sync.resync_scope import (
     target_condition,
     unchanged_columns,
 )
+from streamer.sync.shared_tables import widen_shared_table
 from streamer.sync.staging_tables import drop_stages, rest_triggers, stage_name, stage_place
 from streamer.target.add_columns import add_columns
 from streamer.target.catalog import TargetRelation, read_relation, read_relations
@@ -354,6 +355,11 @@ class Preparation:
         """
         mapped, relation = copy.mapped, copy.relation
         mapping, published = mapped.mapping, published_relation(relation)
+        sid = mapped.source.sid
+        if self._changed is None and sid is not None and copy.target.has_sid:
+            copy.target = await widen_shared_table(
+                self._address, target, copy.target, relation, mapping, sid
+            )
         facts_now = mapped.source.with_definition(relation)
         types = {column.name: column.type for column in relation.columns}
         missing = missing_columns(published, mapping, copy.target)

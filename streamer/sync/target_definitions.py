@@ -44,6 +44,7 @@ from streamer.progress.planned_definitions import (
     set_made,
     store_definitions,
 )
+from streamer.progress.relations import read_created
 from streamer.source.catalog import read_relation_names
 from streamer.source.connection import Connection, fetch_all
 from streamer.sync.prepare import TableCopy
@@ -65,9 +66,6 @@ BUILD_LOCK: Final = 0x646566696E65  # "define"
 """The session that makes definitions holds it."""
 _ENOUGH_MEMORY_SQL: Final = memory_sql("maintenance_work_mem", INDEX_MEMORY_MB, is_local=False)
 
-_CREATED_SQL: Final = """
-select distinct target from streamer.relation where target_created and target = any ($1::text[])
-"""
 _FACTS_SQL: Final = """
 select (select i.indisvalid and i.indisready
           from pg_catalog.pg_class x join pg_catalog.pg_index i on i.indexrelid = x.oid
@@ -131,9 +129,8 @@ async def plan_definitions(
     ]
     if not asking:
         return
-    names = [str(copy.mapped.mapping.target) for copy in asking]
-    created = {row["target"] for row in await target.fetch(_CREATED_SQL, names)}
-    asking = [copy for copy in asking if str(copy.mapped.mapping.target) in created]
+    created = await read_created(target, [copy.mapped.mapping.target for copy in asking])
+    asking = [copy for copy in asking if copy.mapped.mapping.target in created]
     rows = await fetch_all(plain, definitions_sql("%s::oid[]"), [c.relation.oid for c in asking])
     definitions = {row["oid"]: definition_of(row) for row in rows}
     referenced = {

@@ -15,12 +15,16 @@ from streamer.mapping.definition import (
     DefinedColumn,
     SourceDefinition,
     all_differences,
+    difference,
     widens,
 )
 from streamer.mapping.objects import DefinedType, TypeChange
+from streamer.mapping.options import OnColumnAdded
 from streamer.mapping.partitions import ROOT, Partition
 from streamer.mapping.rules import RelationMapping
+from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.target.catalog import TargetRelation
+from streamer.target.conventions import HISTORY_COLUMNS, SID
 
 
 def part_of_target(
@@ -103,6 +107,36 @@ def _type(here: DefinedType, there: DefinedType) -> DefinedType:
             return replace(here, attributes=(*kept, *more))
         case _:
             return here
+
+
+def widened(
+    definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation, sid: str
+) -> list[str]:
+    """Return the statements after which the columns of a shared *target* hold the source's rows.
+
+    The statements add columns, widen types, and drop NOT NULL. Each of them leaves all values of
+    the table's other tenants unchanged, so their definitions do not matter.
+    """
+    lacking = {
+        column.name
+        for column in definition.columns
+        if mapping.target_column(column.name) not in target.columns
+        and mapping.rule.on_column_added is not OnColumnAdded.IGNORE
+    }
+    part = part_of_target(definition, mapping, target, (), (), lacking)
+    changes = difference(part, definition)
+    statements = DefinitionTranslator(mapping, target, sid=sid).translate(changes).statements
+    alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
+    filled = set(map(mapping.target_column, (column.name for column in definition.columns)))
+    filled |= {SID, *HISTORY_COLUMNS, *(name for name, _ in mapping.rule.set)}
+    filled |= {name for _, name in mapping.rule.metadata} | set(target.primary_key)
+    return statements + [
+        f"{alter} alter column {quote_identifier(column.name)} drop not null"
+        for column in target.columns.values()
+        if column.name not in filled
+        and column.not_null
+        and not (column.has_default or column.generated)
+    ]
 
 
 def joining_statements(

@@ -14,6 +14,8 @@ from streamer.commands.check.capacity import check_capacity, check_connections, 
 from streamer.commands.check.copies import plan_copies
 from streamer.commands.check.definitions import check_definitions
 from streamer.commands.check.findings import TARGET, CheckReport, from_error, in_order
+from streamer.commands.check.pairs import Pair
+from streamer.commands.check.shared_tables import shared_tables
 from streamer.commands.check.source import (
     check_heartbeat,
     check_same_database,
@@ -28,11 +30,7 @@ from streamer.commands.check.target_facts import (
     read_server,
     read_tables,
 )
-from streamer.commands.check.target_tables import (
-    Pair,
-    check_target_tables,
-    make_pair_plan,
-)
+from streamer.commands.check.target_tables import check_target_tables, make_pair_plan
 from streamer.commands.check.transport import check_transport
 from streamer.config.settings import Settings
 from streamer.config.static import require_sources
@@ -106,11 +104,14 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
         resumable_above=settings.sync.resumable_above,
     )
     report.findings += check_capacity(sources, target, settings)
+    shared = {}
+    if target is not None:
+        shared = shared_tables(sources, target, create_tables=create_tables)
     for facts in sources:
         findings = check_source(facts, target)
         findings += check_heartbeat(facts, settings.heartbeat_interval)
         if target is not None:
-            findings += check_target_tables(facts, target, create_tables=create_tables)
+            findings += check_target_tables(facts, target, shared, create_tables=create_tables)
             findings += check_definitions(facts, target, create_tables=create_tables)
             findings += check_transport(facts, target)
         report.findings += in_order(findings)

@@ -4,8 +4,8 @@
 that `run` would give at the first change. Pure.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from streamer.apply.make_plan import AddedColumn, make_plan, missing_columns, missing_remedy
@@ -24,24 +24,28 @@ from streamer.commands.check.findings import (
     warning,
 )
 from streamer.commands.check.identities import key_fix
+from streamer.commands.check.pairs import Pair, expected_relation, target_column
+from streamer.commands.check.shared_tables import (
+    SharedTable,
+    check_common_types,
+    check_widening,
+)
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.errors import MappingError, TargetSchemaError
-from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import Initial, OnColumnAdded, TableType
-from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import (
     add_columns_clause,
     quote_columns,
     quote_identifier,
     quote_literal,
 )
-from streamer.source.catalog import SourceColumn, SourceRelation
+from streamer.source.catalog import SourceColumn
 from streamer.source.user_defined_types import FIRST_USER_OID, SourceType
 from streamer.sync.create_tables import check_can_be_made, create_table_sql, published_relation
 from streamer.target.catalog import TargetColumn, TargetRelation
-from streamer.target.conventions import HISTORY_COLUMNS, SID
+from streamer.target.conventions import SID
 
 _KINDS: Final = {
     "v": "a view",
@@ -54,63 +58,35 @@ _KINDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A table of a source and its target."""
-
-    facts: SourceFacts
-    target: TargetFacts
-    mapping: RelationMapping
-    relation: SourceRelation
-
-    @property
-    def place(self) -> Place:
-        return Place(self.facts.label, str(self.mapping.source))
-
-    @property
-    def sid(self) -> str | None:
-        return self.facts.source.sid
-
-    @property
-    def name(self) -> RelationName:
-        return self.mapping.target
-
-    @property
-    def quoted(self) -> str:
-        return quote_relation(self.mapping.target)
-
-    @property
-    def expressions(self) -> ExpressionFacts:
-        return self.facts.expressions.get(self.mapping.source, ExpressionFacts({}, {}))
-
-    @property
-    def types(self) -> list[SourceType]:
-        return self.facts.types.get(self.mapping.source, [])
-
-
 def check_target_tables(
-    facts: SourceFacts, target: TargetFacts, *, create_tables: bool
+    facts: SourceFacts,
+    target: TargetFacts,
+    shared: Mapping[RelationName, SharedTable],
+    *,
+    create_tables: bool,
 ) -> Iterable[Finding]:
-    """Judge the target of every mapped table of a source."""
+    """Judge the target of every mapped table of a source. *shared*: see `shared_tables`."""
     for mapping, relation in facts.mapped():
         if mapping.source in facts.expression_errors:
             continue
         pair = Pair(facts, target, mapping, relation)
         table = target.tables.get(mapping.target)
         if table is None:
-            yield from check_missing(pair, create_tables=create_tables)
+            yield from check_missing(pair, shared.get(pair.name), create_tables=create_tables)
         elif table.relation is None:
             problem = f"its target {pair.name} is {_KINDS.get(table.kind, 'no table')}"
             yield error(pair.place, problem, in_words("give it another `target`"))
         else:
-            yield from check_table(pair, table, table.relation)
+            yield from check_table(pair, table, table.relation, shared.get(pair.name))
     yield from check_labels(facts, target)
 
 
 # ---- tables that are not there -----------------------------------------------------------------
 
 
-def check_missing(pair: Pair, *, create_tables: bool) -> Iterable[Finding]:
+def check_missing(
+    pair: Pair, shared: SharedTable | None, *, create_tables: bool
+) -> Iterable[Finding]:
     """A target table that `run` would make, or should find."""
     try:
         check_can_be_made(pair.relation, pair.mapping, pair.sid)
@@ -130,9 +106,11 @@ def check_missing(pair: Pair, *, create_tables: bool) -> Iterable[Finding]:
     yield from check_extensions(pair)
     yield from check_collations(pair)
     try:
-        make_pair_plan(pair, expected_relation(pair))
+        make_pair_plan(pair, expected_relation(pair) if shared is None else shared.relation)
     except TargetSchemaError as exc:
         yield error(pair.place, exc.message, in_words(exc.hint) if exc.hint else None)
+    if shared is not None:
+        yield from check_common_types(pair, shared)
 
 
 def check_collations(pair: Pair) -> Iterable[Finding]:
@@ -193,76 +171,18 @@ def missing_types_sql(pair: Pair) -> list[str]:
     return list(dict.fromkeys(statements))
 
 
-def expected_relation(pair: Pair) -> TargetRelation:
-    """Return the relation that `create_table_sql` would create, in the form of the catalogs."""
-    relation, mapping = pair.relation, pair.mapping
-    columns: dict[str, TargetColumn] = {}
-    if pair.sid is not None:
-        columns[SID] = _column(SID, "text", not_null=True)
-    key = tuple(
-        name
-        for name in map(mapping.target_column, relation.key or relation.primary_key)
-        if name is not None
-    )
-    for column in relation.columns:
-        name = mapping.target_column(column.name)
-        if name is None or mapping.has_expression(name):
-            continue
-        if name in key or not mapping.is_optional(column.name):
-            kind = mapping.type_of(name, column.type)
-            columns[name] = _column(
-                name, kind, not_null=column.not_null, generated=bool(column.generated)
-            )
-    for name, _ in mapping.rule.set:
-        columns[name] = _column(name, pair.expressions.types.get(name, "text"))
-    if mapping.type is TableType.HISTORY:
-        for name in HISTORY_COLUMNS:
-            columns[name] = _column(name, "timestamp with time zone", has_default=True)
-    primary_key = ((SID,) if pair.sid is not None else ()) + key if key else ()
-    is_late = relation.primary_key_timing and not relation.key
-    is_unique = primary_key and not is_late and mapping.type is not TableType.HISTORY
-    return TargetRelation(
-        oid=0,
-        name=pair.name,
-        is_partitioned=False,
-        columns=columns,
-        primary_key=primary_key,
-        unique_keys=(primary_key,) if is_unique else (),
-        leading_index_columns=frozenset(primary_key[:1]),
-        has_row_triggers=False,
-        has_ordinary_triggers=False,
-        is_referenced=False,
-        is_writable=True,
-    )
-
-
-def _column(
-    name: str,
-    kind: str,
-    *,
-    not_null: bool = False,
-    has_default: bool = False,
-    generated: bool = False,
-) -> TargetColumn:
-    return TargetColumn(
-        name=name,
-        type=kind,
-        base_type=kind,
-        equality="=",
-        type_oid=0,
-        not_null=not_null,
-        has_default=has_default,
-        generated=generated,
-        identity_always=False,
-    )
-
-
 # ---- tables that are there ---------------------------------------------------------------------
 
 
-def check_table(pair: Pair, table: TargetTable, relation: TargetRelation) -> Iterable[Finding]:
+def check_table(
+    pair: Pair, table: TargetTable, relation: TargetRelation, shared: SharedTable | None
+) -> Iterable[Finding]:
     """A target table as it is, or as `run` makes it."""
     yield from check_rights(pair, table, relation)
+    if shared is not None:
+        yield from check_widening(pair, relation)
+        yield from check_common_types(pair, shared)
+        relation = shared.relation
     missing = missing_columns(published_relation(pair.relation), pair.mapping, relation)
     judged = _judge_missing(pair, missing)
     if pair.mapping.rule.on_column_added is OnColumnAdded.ADD and all(
@@ -283,7 +203,8 @@ def check_table(pair: Pair, table: TargetTable, relation: TargetRelation) -> Ite
         yield error(pair.place, exc.message, fix)
     else:
         yield from check_key(pair, plan)
-    yield from check_columns(pair, relation)
+    if shared is None:
+        yield from check_columns(pair, relation)
     yield from check_triggers(pair, table)
     yield from check_occupied(pair, relation)
     if table.is_unlogged:
@@ -344,7 +265,7 @@ def with_added_columns(
     missing = missing_columns(published_relation(pair.relation), pair.mapping, target)
     types = {column.name: column.type for column in pair.relation.columns}
     added = [(name, types[source]) for source, name in missing]
-    columns = {name: _column(name, kind) for name, kind in added}
+    columns = {name: target_column(name, kind) for name, kind in added}
     return replace(target, columns=target.columns | columns), added
 
 

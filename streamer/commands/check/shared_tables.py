@@ -1,0 +1,112 @@
+"""The tables that streamer makes for several tenants, as wide as all definitions of them. Pure.
+
+`streamer.sync.shared_tables` widens such a table for each tenant that joins. A column whose types
+have no common type takes the values of some tenants only.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from streamer.apply.sql.joining_source import widened
+from streamer.commands.check.findings import Finding, error, in_words, info
+from streamer.commands.check.pairs import Pair, expected_relation, target_column
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.target_facts import TargetFacts
+from streamer.mapping.definition import widens
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import DdlCapture
+from streamer.target.catalog import TargetRelation
+
+
+@dataclass(slots=True)
+class SharedTable:
+    """A target table and the tenants that share it.
+
+    ``relation``: as wide as the definitions of all tenants make it. ``origins``: by column, the
+    label of the source whose type the column has.
+    """
+
+    relation: TargetRelation
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def add(self, pair: Pair) -> None:
+        """Widen the table for the rows of *pair*."""
+        columns = dict(self.relation.columns)
+        filled = {}
+        for column in pair.relation.columns:
+            name = pair.mapping.target_column(column.name)
+            if name is None or pair.mapping.has_expression(name) or column.generated:
+                continue
+            filled[name] = column
+            kind = pair.mapping.type_of(name, column.type)
+            if (present := columns.get(name)) is None:
+                if not pair.mapping.is_optional(column.name):
+                    columns[name] = target_column(name, kind)
+                    self.origins[name] = pair.facts.label
+            elif widens(present.type, kind) and not widens(kind, present.type):
+                columns[name] = replace(present, type=kind, base_type=kind)
+                self.origins[name] = pair.facts.label
+            else:
+                self.origins.setdefault(name, pair.facts.label)
+        for name, present in list(columns.items()):
+            source = filled.get(name)
+            if name not in self.relation.primary_key and (source is None or not source.not_null):
+                columns[name] = replace(present, not_null=False)
+        self.relation = replace(self.relation, columns=columns)
+
+
+def shared_tables(
+    sources: Iterable[SourceFacts], target: TargetFacts, *, create_tables: bool
+) -> dict[RelationName, SharedTable]:
+    """Return the tables of tenants that `run` makes, or has made, by name."""
+    created = {record.target for record in target.relations.values() if record.target_created}
+    shared: dict[RelationName, SharedTable] = {}
+    for facts in sources:
+        if facts.source.sid is None:
+            continue
+        captures = facts.source.ddl is DdlCapture.CAPTURE
+        for mapping, relation in facts.mapped():
+            pair = Pair(facts, target, mapping, relation)
+            if mapping.target not in shared:
+                table = target.tables.get(mapping.target)
+                if table is None and create_tables:
+                    shared[mapping.target] = SharedTable(expected_relation(pair))
+                elif table is not None and table.relation is not None:
+                    is_ours = str(mapping.target) in created and table.relation.has_sid
+                    if not is_ours or captures:  # `on_ddl` decides
+                        continue
+                    shared[mapping.target] = SharedTable(table.relation)
+                else:
+                    continue
+            shared[mapping.target].add(pair)
+    return shared
+
+
+def check_widening(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
+    """Name the statements by which `run` widens *relation*, which it made, for this tenant."""
+    statements = widened(pair.relation.definition, pair.mapping, relation, pair.sid or "")
+    if statements:
+        problem = f"its target table {pair.name} is narrower than this tenant's"
+        yield info(pair.place, problem, in_words(f"`run` will: {'; '.join(statements)}"))
+
+
+def check_common_types(pair: Pair, shared: SharedTable) -> Iterable[Finding]:
+    """Columns whose type and that of another tenant have no common type."""
+    for column in pair.relation.columns:
+        name = pair.mapping.target_column(column.name)
+        present = shared.relation.columns.get(name or "")
+        if name is None or present is None or column.generated or pair.mapping.is_computed(name):
+            continue
+        kind = pair.mapping.type_of(name, column.type)
+        if kind == present.type or widens(kind, present.type):
+            continue
+        origin = shared.origins.get(name, "another tenant")
+        yield error(
+            pair.place,
+            f'column "{column.name}" has type {column.type}, but {present.type} in the table of '
+            f"{origin}, and tenants share target table {pair.name}",
+            in_words(
+                "exclude the column, rename it with `columns`, or give this tenant a `target` of "
+                "its own"
+            ),
+        )

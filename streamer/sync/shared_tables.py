@@ -1,0 +1,71 @@
+"""The target table of several tenants, as wide as the definitions of all of them.
+
+The tenant that comes first makes the table. Before its first copy, each later tenant adds its
+columns, widens narrower types, and drops NOT NULL from columns that it lacks. The values of the
+other tenants do not change, so the order of the tenants does not matter.
+
+streamer does so only where it made the table, and where the source does not capture definitions.
+With the capture, `streamer.sync.changed_definitions` makes these changes, and `on_ddl` decides.
+"""
+
+import structlog
+
+from streamer.apply.sql.joining_source import widened
+from streamer.errors import Retry, StreamerError, TargetSchemaError
+from streamer.mapping.rules import RelationMapping
+from streamer.postgres.quoting import quote_qualified
+from streamer.progress.relations import read_created
+from streamer.source.catalog import SourceRelation
+from streamer.target.add_columns import LOCK_SECONDS
+from streamer.target.catalog import TargetRelation, read_relation
+from streamer.target.connection import (
+    TargetAddress,
+    TargetConnection,
+    target_connection,
+    transaction,
+)
+
+log = structlog.get_logger()
+
+
+async def widen_shared_table(
+    address: TargetAddress,
+    target: TargetConnection,
+    table: TargetRelation,
+    relation: SourceRelation,
+    mapping: RelationMapping,
+    sid: str,
+) -> TargetRelation:
+    """Widen a table that streamer made for several tenants; return its definition afterwards.
+
+    The statements run on a connection of their own, and have committed when the function returns.
+    Raises TargetContentionError if the table stays locked, TargetSchemaError with the statements.
+    """
+    if not widened(relation.definition, mapping, table, sid):
+        return table
+    if table.name not in await read_created(target, [table.name]):
+        return table
+    statements: list[str] = []
+    try:
+        async with (
+            target_connection(address, "streamer columns") as connection,
+            transaction(connection),
+        ):
+            await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
+            # Two tenants may join at the same time: the second one sees the columns of the first.
+            quoted = quote_qualified(table.name.namespace, table.name.name)
+            await connection.execute(f"lock table {quoted} in access exclusive mode")
+            present = await read_relation(connection, table.name) or table
+            statements = widened(relation.definition, mapping, present, sid)
+            for statement in statements:
+                await connection.execute(statement)
+    except StreamerError as exc:
+        if exc.retry is Retry.TIMED:
+            raise
+        raise TargetSchemaError(
+            f'target table "{table.name}" cannot take the rows of this source: {exc.message}',
+            hint=f"run there: {'; '.join(statements)}",
+        ) from exc
+    if statements:
+        log.info("shared table widened", table=str(table.name), sql="; ".join(statements))
+    return await read_relation(target, table.name) or table

@@ -1,0 +1,104 @@
+"""A shared table takes the rows of all tenants, although their definitions of the table differ."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer.commands.embedded import Server
+from streamer.sync.spark.launcher import SparkLauncher
+from tests.support.checking import ERROR, INFO, Checker, matching
+from tests.support.postgres import Database, database
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+DEFINITIONS = {
+    "a": ("id int primary key, n int not null, m timestamp(0) not null", "1, 1, '2026-01-01'"),
+    "b": ("id int primary key, n bigint", "1, 3000000000"),
+    "c": ("id bigint primary key, note text", "3000000000, 'n'"),
+    "d": ("id int primary key, n smallint, m timestamp(3)", "1, 4, '2026-01-01 00:00:00.123'"),
+}
+ROWS = "select sid, id, n, m::text, note from t order by sid, id"
+SAME = [
+    ("a", 1, 1, "2026-01-01 00:00:00", None),
+    ("b", 1, 3000000000, None, None),
+    ("c", 3000000000, None, None, "n"),
+    ("d", 1, 4, "2026-01-01 00:00:00.123", None),
+]
+
+
+@pytest.mark.parametrize("order", ["abcd", "cdba"])
+async def test_the_order_in_which_tenants_join_does_not_matter(
+    order: str, shared_server: Server, target: Database, tmp_path: Path
+) -> None:
+    """The tenant that is there first makes the table; the others widen it before their copies."""
+    with (
+        database(shared_server, "a") as a,
+        database(shared_server, "b") as b,
+        database(shared_server, "c") as c,
+        database(shared_server, "d") as d,
+    ):
+        tenants = dict(zip("abcd", (a, b, c, d), strict=True))
+        for sid, (columns, row) in DEFINITIONS.items():
+            tenants[sid].execute(f"create table t ({columns}); insert into t values ({row})")
+        path = tmp_path / "config.yaml"
+        checker = Checker(path, tenants[order[0]], target)
+        first, later = order[0], order[1:]
+        others = {sid: tenants[sid] for sid in later}
+        write_config(path, tenants[first], target, "t:", sid=first, others=others)
+        assert await checker.findings() == []
+
+        write_config(path, tenants[first], target, "t:", sid=first)
+        streamer = Streamer(path)
+        streamer.start()
+        try:
+            await streamer.caught_up()
+            write_config(path, tenants[first], target, "t:", sid=first, others=others)
+            await checker.is_gone(ERROR, "t")
+            assert matching(await checker.findings(), INFO, "narrower than this tenant's", "`run`")
+            await streamer.apply()
+            await streamer.caught_up()
+            assert target.execute(ROWS) == SAME
+            # The streams of the tenants that joined before write to the widened table, too.
+            for db in tenants.values():
+                db.execute("update t set id = id + 1")
+            await streamer.caught_up()
+            assert target.execute(ROWS) == [(sid, id_ + 1, *rest) for sid, id_, *rest in SAME]
+        finally:
+            await streamer.stop()
+        assert await checker.findings() == []
+
+
+async def test_types_of_which_no_type_holds_all_values_are_named_beforehand(
+    shared_server: Server, source: Database, second: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute("create table t (id int primary key, n int)")
+    second.execute("create table t (id int primary key, n uuid)")
+    checker = Checker(tmp_path / "config.yaml", source, target)
+    checker.configure("t:", sid="a", others={"b": second})
+    await checker.finds(
+        ERROR, 'column "n" has type uuid', "integer in the table of shop:a", "exclude"
+    )
+
+
+async def test_a_type_that_changes_before_its_copy_lets_the_copy_begin_again(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another tenant widens the target, or a user does, after a copy has chosen its format."""
+    source.execute("create table t (id int primary key, n int); insert into t values (1, 1)")
+    target.execute("create table t (id int primary key, n int)")
+    submit, jobs = SparkLauncher.submit, []
+
+    async def submit_late(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
+        jobs.append(job)
+        if len(jobs) == 1:
+            await asyncio.to_thread(target.execute, "alter table t alter column n type bigint")
+        return await submit(self, job)
+
+    monkeypatch.setattr(SparkLauncher, "submit", submit_late)
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+    assert len(jobs) > 1
+    assert target.execute("select id, n from t") == [(1, 1)]
