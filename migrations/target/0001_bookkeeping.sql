@@ -220,6 +220,43 @@ begin
 end
 $$;
 
+-- Returns a name for each value of a type; values that are equal to the type have one name. It is
+-- the hash of a value, or its text if the type has no hash. A value that the type refuses gets null.
+-- Values are documents with a field v.
+create function streamer.name_values(kind text, documents text[])
+returns text[] language plpgsql as $$
+declare
+    query constant text :=
+        'select pg_catalog.array_agg(%s order by d.n)'
+        ' from pg_catalog.unnest($1) with ordinality d (document, n),'
+        ' lateral pg_catalog.json_to_record(d.document::json) as r (v %s)';
+    hashed constant text := pg_catalog.format(
+        query, 'pg_catalog.hash_array_extended(array[r.v], 0)::text', kind);
+    printed constant text := pg_catalog.format(query, '''='' || r.v::text', kind);
+    names text[] := '{}';
+    name text[];
+    document text;
+begin
+    execute hashed into names using documents;
+    return names;
+exception when others then
+    names := '{}';
+    foreach document in array documents loop
+        begin
+            execute hashed into name using array[document];
+        exception when others then
+            begin
+                execute printed into name using array[document];
+            exception when others then
+                name := array[null];
+            end;
+        end;
+        names := names || name;
+    end loop;
+    return names;
+end
+$$;
+
 -- Relations that are no longer mapped, with their last state: their rows in the target stay
 -- streamer's. One that comes back continues there if streamer has acknowledged nothing since;
 -- otherwise streamer copies it.

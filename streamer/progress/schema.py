@@ -36,7 +36,7 @@ TABLES: Final = (
     "migration",
     "minute",
 )
-FUNCTIONS: Final = ("pass_creation_on", "require_types", "set_progress")
+FUNCTIONS: Final = ("name_values", "pass_creation_on", "require_types", "set_progress")
 """All that is ours in the schema: `TABLES` and these."""
 
 _MIGRATION_LOCK: Final = 0x73747265616D  # "stream"

@@ -22,13 +22,20 @@ def has_icu(binaries: Path) -> bool:
 
 
 ICU = next((major for major, binaries in versions().items() if has_icu(binaries)), None)
-"""A server with ICU; those of distributions have it, the packaged ones do not."""
+"""A server with ICU and citext; those of distributions have them, the packaged ones do not."""
 KEYS = {"numeric": ("numeric", "1.0", "1.00")}
+OF_DISTRIBUTIONS = {
+    "collation": ("text collate caseless", "'a'", "'A'"),
+    "citext": ("citext", "'a'", "'A'"),
+}
 if ICU is not None:
-    KEYS["collation"] = ("text collate caseless", "'a'", "'A'")
-COLLATION = """
-create collation caseless (provider = icu, locale = 'und-u-ks-level2', deterministic = false)
-"""
+    KEYS |= OF_DISTRIBUTIONS
+NEEDED = {
+    "collation": "create collation caseless"
+    " (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
+    "citext": "create extension citext",
+}
+"""What a database needs for a case."""
 HISTORY = """
 , kvsz_start timestamptz not null, kvsz_end timestamptz not null, kvsz_deleted boolean not null
 """
@@ -36,7 +43,8 @@ HISTORY = """
 
 @pytest.fixture
 def shared_server(request: pytest.FixtureRequest, servers: Callable[[str], Server]) -> Server:
-    needs_icu = request.node.callspec.params["name"] == "collation"
+    parameters = getattr(getattr(request.node, "callspec", None), "params", {})
+    needs_icu = parameters.get("name") in OF_DISTRIBUTIONS
     return servers(ICU if needs_icu and ICU is not None else version_of_tests())
 
 
@@ -54,8 +62,8 @@ async def test_one_row_of_them_takes_the_place_of_the_other(
         "indexed": "type: append",
     }
     for db in (source, target):
-        if name == "collation":
-            db.execute(COLLATION)
+        if name in NEEDED:
+            db.execute(NEEDED[name])
     for table in tables:
         columns = f"id {kind} not null, v text, big text"
         source.execute(f"create table {table} ({columns}, primary key (id))")

@@ -6,12 +6,12 @@ these keys goes into quarantine as well. Pure.
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from streamer.apply.fold import OrderedChange
-from streamer.apply.plan import ApplyPlan, Identity
+from streamer.apply.plan import ApplyPlan, Identity, PlanColumn
 from streamer.apply.quarantine.stored_change import (
     Emptied,
     Quarantined,
@@ -30,25 +30,55 @@ from streamer.mapping.options import TableType
 FOLLOWS: Final = "an earlier change of this row is in quarantine"
 TRUNCATED: Final = "a TRUNCATE came while changes of this row were in quarantine"
 Keys = tuple[bytes, ...]
+KeyValues = tuple[bytes | LargeValue | None, ...]
 _length = struct.Struct(">i").pack
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumns:
+    """The columns that rows are told by.
+
+    ``names``: of the source. ``kinds``: the type that tells whether two values are equal, where
+    their bytes do not tell; else an empty string.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def of(cls, plan: ApplyPlan, names: tuple[str, ...] | None = None) -> "KeyColumns":
+        """Take those of *plan*, or its columns *names*."""
+        columns = plan.relation.columns
+        if names is None:
+            names = tuple(columns[position].name for position in key_positions(plan))
+        # A row without a key is found by the text of its values.
+        keyed = plan.key if plan.identity is Identity.KEY else ()
+        kinds = {columns[column.position].name: _kind(plan, column) for column in keyed}
+        return cls(names, tuple(kinds.get(name, "") for name in names))
+
+
+def _kind(plan: ApplyPlan, column: PlanColumn) -> str:
+    target = column.target
+    is_same = plan.relation.columns[column.position].type_oid == target.base_oid
+    return "" if is_same and target.bytes_tell else target.staged_type
 
 
 @dataclass(slots=True)
 class Quarantine:
     """The committed quarantine of a relation.
 
-    ``keys``: those of its changes, made of the source's columns ``names``; without ``names`` they
-    have not been read.
+    ``keys``: those of its changes, made of ``columns``; without ``columns`` they have not been
+    read.
     """
 
     count: int = 0
-    names: tuple[str, ...] | None = None
+    columns: KeyColumns | None = None
     keys: set[bytes] = field(default_factory=set)
 
     def forget(self, count: int = 0) -> None:
         """There are *count* changes now, whichever they are."""
         self.count = count
-        self.names = None
+        self.columns = None
         self.keys = set()
 
 
@@ -62,15 +92,15 @@ class BlockedKeys:
         "added",
         "base",
         "change_count",
+        "columns",
         "is_cleared",
         "is_to_clear",
-        "names",
         "pending",
         "reason",
     )
 
     def __init__(self) -> None:
-        self.names: tuple[str, ...] | None = None
+        self.columns: KeyColumns | None = None
         self.base: set[bytes] = set()
         """Keys in quarantine before this transaction; read-only here."""
         self.added: dict[bytes, None] = {}
@@ -124,62 +154,66 @@ class BlockedKeys:
         self.base = set()
         self.is_cleared = self.is_to_clear = True
 
-    def use(self, names: tuple[str, ...], base: set[bytes]) -> None:
-        """Make keys of the columns *names* from now on; *base*: those of all rows in the table."""
-        self.names = names
+    def use(self, columns: KeyColumns, base: set[bytes], pending: Iterable[Keys] = ()) -> None:
+        """Make keys of *columns* from now on; *base*: those of all rows in the table. *pending*:
+        those of the changes still to write.
+        """
+        self.columns = columns
         self.base = base
         self.added = {}
-        for change in self.pending:
-            if isinstance(change, Quarantined):
-                self.add(keys_of_values(names, change.old, change.new))
+        for keys in pending:
+            self.add(keys)
 
     def commit_to(self, quarantine: Quarantine) -> None:
         """The transaction has committed."""
         quarantine.count += self.change_count
-        if self.names is not None:
-            quarantine.names, quarantine.keys = self.names, self.base
+        if self.columns is not None:
+            quarantine.columns, quarantine.keys = self.columns, self.base
             quarantine.keys.update(self.added)
 
 
-def key_names(plan: ApplyPlan) -> tuple[str, ...]:
-    """Return the source's names of the columns that rows of *plan* are told by."""
-    return tuple(plan.relation.columns[position].name for position in key_positions(plan))
-
-
-def keys_of_change(plan: ApplyPlan, change: OrderedChange) -> Keys:
-    """Return the keys of a change in text transport: its row's before and after, where known."""
+def values_of_change(plan: ApplyPlan, change: OrderedChange) -> list[KeyValues]:
+    """Return the key's values of a change in text transport: its row's before and after, where
+    known.
+    """
     positions = key_positions(plan)
     if not positions:
-        return ()
+        return []
     rows = [row for row in (change.old, change.new) if row is not None]
-    found = []
-    for row in rows:
-        values = [row[position] for position in positions]
-        if not any(value is UNCHANGED for value in values):
-            found.append(_digest(None if value is NULL else value for value in values))
-    return tuple(dict.fromkeys(found))
+    found = ([row[position] for position in positions] for row in rows)
+    return [
+        tuple(None if value is NULL else value for value in values)
+        for values in found
+        if not any(value is UNCHANGED for value in values)
+    ]
 
 
-def keys_of_values(names: tuple[str, ...], old: Values | None, new: Values | None) -> Keys:
-    """Return the keys of a change in quarantine, as far as its values tell them."""
+def values_of_stored(
+    names: tuple[str, ...], old: Values | None, new: Values | None
+) -> list[KeyValues]:
+    """Return the key's values of a change in quarantine, as far as it has them."""
     if not names:
-        return ()
-    found = [
-        _digest(from_escaped(values[name]) for name in names)
+        return []
+    return [
+        tuple(from_escaped(values[name]) for name in names)
         for values in (old, new)
         if values is not None and all(name in values for name in names)
     ]
-    return tuple(dict.fromkeys(found))
 
 
-def _digest(values: Iterable[bytes | None]) -> bytes:
+def digest(values: KeyValues, names: Sequence[Mapping[bytes, bytes]]) -> bytes:
+    """Return a key of *values*. *names*: for each column the values that have another name."""
     # Whole rows may be keys, and there may be many: sixteen bytes tell them apart.
-    digest = hashlib.blake2b(digest_size=16)
-    for value in values:
+    made = hashlib.blake2b(digest_size=16)
+    for value, of_column in zip(values, names, strict=True):
         if value is None:
-            digest.update(_length(-1))
+            made.update(_length(-1))
+        elif isinstance(value, LargeValue):
+            made.update(_length(len(value)))
+            for piece in value.pieces():
+                made.update(piece)
+        elif (name := of_column.get(value)) is not None:
+            made.update(_length(-2) + _length(len(name)) + name)
         else:
-            digest.update(_length(len(value)))
-            for piece in value.pieces() if isinstance(value, LargeValue) else (value,):
-                digest.update(piece)
-    return digest.digest()
+            made.update(_length(len(value)) + value)
+    return made.digest()

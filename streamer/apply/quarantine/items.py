@@ -7,7 +7,8 @@ from typing import Final
 from streamer.apply.binary import TEXTUAL
 from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.plan import ApplyPlan, PlanColumn
-from streamer.apply.quarantine.blocked_keys import Keys, keys_of_change
+from streamer.apply.quarantine.blocked_keys import KeyColumns, Keys, values_of_change
+from streamer.apply.quarantine.equal_keys import EqualKeys
 from streamer.apply.quarantine.stored_change import Quarantined, binary_text, quarantined
 from streamer.apply.sql.copydata import constant
 from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX
@@ -44,15 +45,19 @@ class ItemReader:
     def __init__(self, transaction: TargetTransaction, writer: Writer) -> None:
         self._transaction = transaction
         self._writer = writer
+        self._equal_keys = EqualKeys(transaction)
 
     async def read(
         self, plan: ApplyPlan, transaction: Transaction, number: int, payloads: list[bytes]
     ) -> list[Item]:
         changes = list(read_changes(plan, payloads))
         texts = await self._texts(plan, changes, number) if plan.binary else changes
+        keys = await self._equal_keys.keys(
+            KeyColumns.of(plan), (values_of_change(plan, text) for text in texts)
+        )
         return [
-            Item((number, n), transaction, change, text, keys_of_change(plan, text))
-            for n, (change, text) in enumerate(zip(changes, texts, strict=True))
+            Item((number, n), transaction, change, text, of_change)
+            for n, (change, text, of_change) in enumerate(zip(changes, texts, keys, strict=True))
         ]
 
     async def _texts(

@@ -6,6 +6,7 @@ come behind it or follow them into quarantine, and never overtake.
 """
 
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final
 
 import structlog
@@ -15,7 +16,8 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner
-from streamer.apply.quarantine.blocked_keys import keys_of_values
+from streamer.apply.quarantine.blocked_keys import KeyColumns, values_of_stored
+from streamer.apply.quarantine.equal_keys import EqualKeys
 from streamer.apply.quarantine.stored_change import Definition, from_json, payload
 from streamer.apply.quarantine.table import READ_ROWS
 from streamer.apply.quarantine.writer import QuarantineWriter
@@ -28,7 +30,8 @@ from streamer.target.connection import Record
 log = structlog.get_logger()
 
 _KEYS_SQL: Final = """
-select id, key::text as key, old::text as old, new::text as new from streamer.quarantine
+select id, key::text as key, old::text as old, new::text as new, definition::text as definition
+from streamer.quarantine
 where relation_id = $1 and id > $2 order by id limit $3
 """
 _PAGE_SQL: Final = """
@@ -150,15 +153,20 @@ class _Attempt:
         """Return *ids* with all other changes of the same rows: they go in order or not at all."""
         chains = _Chains()
         found: list[tuple[int, int]] = []
+        equal_keys = EqualKeys(self.writer.transaction)
         last = 0
         while rows := await self.writer.target.fetch(
             _KEYS_SQL, self._mapped.relation_id, last, READ_ROWS
         ):
-            for row in rows:
-                key = from_json(row["key"])
-                values = from_json(row["old"]), from_json(row["new"])
-                keys = () if key is None else keys_of_values(tuple(key), *values)
-                found.append((row["id"], chains.join(keys)))
+            for columns, some in groupby([(await self._key_columns(r), r) for r in rows], _first):
+                of_columns = [row for _, row in some]
+                values = (
+                    values_of_stored(columns.names, from_json(row["old"]), from_json(row["new"]))
+                    for row in of_columns
+                )
+                keys = await equal_keys.keys(columns, values)
+                for row, of_row in zip(of_columns, keys, strict=True):
+                    found.append((row["id"], chains.join(of_row)))
             last = rows[-1]["id"]
         wanted = {chains.find(chain) for row_id, chain in found if row_id in ids}
         return [row_id for row_id, chain in found if chains.find(chain) in wanted]
@@ -203,12 +211,22 @@ class _Attempt:
         await self.writer.transaction.check_constraints()
         return [(ids[change.place[0]], change.error, change.code) for change in left]
 
+    async def _key_columns(self, row: Record) -> KeyColumns:
+        """Return the columns that tell the row of a change in quarantine."""
+        key = from_json(row["key"])
+        plan = await self._plan(row["definition"])
+        return KeyColumns.of(plan, () if key is None else tuple(key))
+
     async def _plan(self, definition: str) -> ApplyPlan:
         plan = self.plans.get(definition)
         if plan is None:
             plan = await self.planner.plan_again(self._mapped, Definition.from_json(definition))
             self.plans[definition] = plan
         return plan
+
+
+def _first(pair: tuple[KeyColumns, Record]) -> KeyColumns:
+    return pair[0]
 
 
 class _Chains:

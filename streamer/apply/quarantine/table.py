@@ -3,7 +3,14 @@
 from typing import Any, Final
 
 from streamer.apply.lane import MappedRelation
-from streamer.apply.quarantine.blocked_keys import TRUNCATED, BlockedKeys, keys_of_values
+from streamer.apply.quarantine.blocked_keys import (
+    TRUNCATED,
+    BlockedKeys,
+    KeyColumns,
+    Keys,
+    values_of_stored,
+)
+from streamer.apply.quarantine.equal_keys import EqualKeys
 from streamer.apply.quarantine.stored_change import Emptied, Quarantined, from_json, to_json
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.decode.pgoutput import to_datetime
@@ -42,21 +49,32 @@ class QuarantineTable:
 
     def __init__(self, transaction: TargetTransaction) -> None:
         self._transaction = transaction
+        self._equal_keys = EqualKeys(transaction)
 
     async def read_keys(
-        self, mapped: MappedRelation, names: tuple[str, ...], *, before: int | None = None
+        self, mapped: MappedRelation, columns: KeyColumns, *, before: int | None = None
     ) -> set[bytes]:
-        """Return the keys with columns *names* of rows in quarantine, of those before *before*."""
+        """Return the keys with *columns* of rows in quarantine, of those before *before*."""
         keys: set[bytes] = set()
         last = 0
         before = _LAST_ID if before is None else before
         while rows := await self._transaction.target.fetch(
             _READ_SQL, mapped.relation_id, last, before, READ_ROWS
         ):
-            for row in rows:
-                keys.update(keys_of_values(names, from_json(row["old"]), from_json(row["new"])))
+            values = (
+                values_of_stored(columns.names, from_json(row["old"]), from_json(row["new"]))
+                for row in rows
+            )
+            for of_row in await self._equal_keys.keys(columns, values):
+                keys.update(of_row)
             last = rows[-1]["id"]
         return keys
+
+    async def keys_of_pending(self, blocked: BlockedKeys, columns: KeyColumns) -> list[Keys]:
+        """Return the keys with *columns* of the changes still to write."""
+        pending = (change for change in blocked.pending if isinstance(change, Quarantined))
+        values = (values_of_stored(columns.names, each.old, each.new) for each in pending)
+        return await self._equal_keys.keys(columns, values)
 
     async def flush(self, relations: dict[MappedRelation, BlockedKeys]) -> None:
         """Write the pending changes of each relation."""

@@ -15,7 +15,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
-from streamer.apply.quarantine.blocked_keys import FOLLOWS, BlockedKeys, key_names
+from streamer.apply.quarantine.blocked_keys import FOLLOWS, BlockedKeys, KeyColumns
 from streamer.apply.quarantine.items import Item, ItemReader
 from streamer.apply.quarantine.segment import SegmentWriter
 from streamer.apply.quarantine.stored_change import Quarantined
@@ -177,23 +177,23 @@ class QuarantineWriter:
 
     async def _use(self, mapped: MappedRelation, blocked: BlockedKeys, plan: ApplyPlan) -> None:
         """Make *blocked* know the keys of *plan*."""
-        names, quarantine = key_names(plan), mapped.quarantine
-        if blocked.names == names:
+        columns, quarantine = KeyColumns.of(plan), mapped.quarantine
+        if blocked.columns == columns:
             return
-        is_first = blocked.names is None and self._retried_before is None
-        if not names or blocked.is_to_clear or (is_first and not quarantine.count):
-            blocked.use(names, set())
+        is_first = blocked.columns is None and self._retried_before is None
+        base: set[bytes] = set()
+        if not columns.names or blocked.is_to_clear or (is_first and not quarantine.count):
+            pass
         elif is_first and not blocked.is_cleared:
-            if quarantine.names != names:
+            if quarantine.columns != columns:
                 quarantine.keys = await self._table.read_keys(
-                    mapped, names, before=self._retried_before
+                    mapped, columns, before=self._retried_before
                 )
-                quarantine.names = names
-            blocked.use(names, quarantine.keys)
+                quarantine.columns = columns
+            base = quarantine.keys
         else:
-            blocked.use(
-                names, await self._table.read_keys(mapped, names, before=self._retried_before)
-            )
+            base = await self._table.read_keys(mapped, columns, before=self._retried_before)
+        blocked.use(columns, base, await self._table.keys_of_pending(blocked, columns))
 
     # ---- writing -------------------------------------------------------------------------------
 

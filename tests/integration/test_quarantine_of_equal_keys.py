@@ -1,0 +1,75 @@
+"""Changes of a row in quarantine follow it there when the row's key comes in other bytes."""
+
+from typing import Any
+
+import pytest
+
+from tests.integration.test_equal_keys import ICU, NEEDED, OF_DISTRIBUTIONS, shared_server
+from tests.integration.test_quarantine import QUARANTINE, ask, rows
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+__all__ = ["shared_server"]
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+KEYS = {
+    "numeric": ("numeric", "12", "12.0"),
+    "char": ("char(3)", "'a'", "'a  '"),
+    "float": ("float8", "'0'", "'-0'"),
+    "interval": ("interval", "'1 month'", "'30 days'"),
+    "array": ("numeric[]", "'{12}'", "'{12.0}'"),
+    "range": ("numrange", "'[1,2)'", "'[1.0,2.0)'"),
+    "document": ("jsonb", "'{\"a\": 1}'", "'{\"a\": 1.0}'"),
+    **(OF_DISTRIBUTIONS if ICU is not None else {}),
+}
+"""For each case its type, and two values that are equal to the type."""
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("transport", ["text", "binary"])
+async def test_a_retry_brings_the_last_row(
+    source: Database, target: Database, stream: MakeStreamer, name: str, transport: str
+) -> None:
+    kind, one, other = KEYS[name]
+    table = f"create table t (id {kind} primary key, n int default 1, v int)"
+    for db in (source, target):
+        if name in NEEDED:
+            db.execute(NEEDED[name])
+        db.execute(table)
+    target.execute("alter table t add constraint positive check (v > 0)")
+    async with stream(
+        "t: {initial: none}", settings=QUARANTINE, group=f"transport: {transport}"
+    ) as streamer:
+        await streamer.caught_up()
+        source.execute(f"insert into t values ({one}, 1, -1)")
+        await streamer.caught_up()
+        # The row goes, and comes again with other bytes.
+        source.execute("delete from t")
+        source.execute(f"insert into t values ({other}, 2, 2)")
+        source.execute("update t set n = 3")
+        await streamer.caught_up()
+        assert len(await rows(target)) == 4
+        target.execute("alter table t drop constraint positive")
+        await ask(streamer, target, "retry", (await rows(target))[-1].id)
+        await streamer.caught_up()
+        assert not await rows(target)
+        assert_same(source, target, "t")
+
+
+def test_the_target_names_values_of_every_kind(target: Database) -> None:
+    def names(kind: str, *values: str) -> list[Any]:
+        documents = ", ".join(f"""'{{"v": "{value}"}}'""" for value in values)
+        named = f"select unnest(streamer.name_values('{kind}', array[{documents}]))"
+        return [name for (name,) in target.execute(named)]
+
+    # A type without a hash, values that are none, and values that a modifier rounds or refuses.
+    one, same, other = names("money", "1", "1.00", "2")
+    assert one == same != other
+    one, none, same = names("numeric", "1", "one", "1.0")
+    assert one == same
+    assert none is None
+    one, same, other = names("numeric(10,1)", "1.04", "1", "1.1")
+    assert one == same != other
+    assert names("varchar(3)", "abcd") == [None]
+    assert names("no_such_type", "1") == [None]
