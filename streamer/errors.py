@@ -139,6 +139,17 @@ class SourceStandbyError(SourceConnectionError):
     runbook = "failover"
 
 
+class SourceOldPrimaryError(SourceConnectionError):
+    """The server is the old primary of a source that has failed over, or a copy of that.
+
+    A copy from it would lose the commits of the new primary, so no hint offers a resync.
+    """
+
+    code = "old_primary"
+    advice = "Stop the old primary, and start the new one."
+    runbook = "failover"
+
+
 class SourcePasswordError(SourceConnectionError):
     """The password of a source cannot be read from its file or command, or the source rejects it.
 

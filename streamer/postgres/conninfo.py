@@ -91,6 +91,26 @@ def has_several_hosts(url: str) -> bool:
     return "," in (given.get("host") or given.get("hostaddr", ""))
 
 
+def with_host_first(url: str, first: tuple[str, str]) -> str:
+    """Return a connection string that names *first*, a host and port of it, before its others."""
+    hosts = hosts_of(url)
+    if first not in hosts:
+        return url
+    names, ports = zip(first, *(each for each in hosts if each != first), strict=True)
+    return make_conninfo(url, host=",".join(names), port=",".join(ports))
+
+
+def hosts_of(url: str) -> list[tuple[str, str]]:
+    """Return the hosts and ports of a connection string, if these are several. Addresses without
+    names are none of them.
+    """
+    try:
+        given = parse_conninfo(url)
+        return [] if "hostaddr" in given else several_hosts(given)
+    except ValueError:
+        return []
+
+
 TLS_WORDS: Final = ("SSL", "TLS", "certificate")
 """One of these is in the message of libpq or OpenSSL about an encrypted connection."""
 TLS_HINT: Final = (

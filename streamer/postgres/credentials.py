@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from streamer.postgres.conninfo import parse_conninfo, with_password_of
+from streamer.postgres.conninfo import parse_conninfo, with_host_first, with_password_of
 from streamer.postgres.password_source import (
     KnownPassword,
     PasswordSource,
@@ -128,12 +128,20 @@ def password_generation(url: Secret) -> int:
     return _known(url).generation
 
 
-async def job_url(url: Secret, environment: Mapping[str, str] | None = None) -> str:
+async def job_url(
+    url: Secret,
+    environment: Mapping[str, str] | None = None,
+    *,
+    first_host: tuple[str, str] | None = None,
+) -> str:
     """Return *url* for the file of a Spark job: a secret text that `open_job_url` reads.
 
-    *environment*: see `with_password_of`. Raises PasswordUnavailableError.
+    *environment*: see `with_password_of`. *first_host*: the one to try before the others. Raises
+    PasswordUnavailableError.
     """
-    password = await current_password(url)
+    password, text = await current_password(url), url.reveal()
+    if first_host is not None:
+        text = with_host_first(text, first_host)
     if password is None:
-        return with_password_of(os.environ if environment is None else environment, url.reveal())
-    return write_job_url(url.reveal(), password, _source(url))
+        return with_password_of(os.environ if environment is None else environment, text)
+    return write_job_url(text, password, _source(url))

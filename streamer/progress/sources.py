@@ -16,6 +16,7 @@ from streamer.mapping.rules import SourceLabel
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.purges import keep_columns
 from streamer.source.history_check import Landmark
+from streamer.source.timeline_branches import Branch, KnownPlace
 from streamer.target.claim import LOCK_CLASS, Claim
 from streamer.target.connection import transaction
 
@@ -51,6 +52,14 @@ class SourceRecord:
     @property
     def label(self) -> str:
         return SourceLabel(self.database, self.sid)
+
+    @property
+    def known_place(self) -> KnownPlace:
+        """The source's history that the target has."""
+        branch = None
+        if self.timeline is not None:
+            branch = Branch.parse(self.timeline, self.timeline_history or "")
+        return KnownPlace(self.system_identifier, branch)
 
 
 _IS_LOCKED_SQL: Final = """exists (

@@ -60,6 +60,7 @@ from streamer.source.ddl_capture import (
 from streamer.source.feedback import Feedback, FeedbackTimes
 from streamer.source.history_check import HistoryCheck
 from streamer.source.ownership import mark_publications
+from streamer.source.primaries import prefer_newest, require_successor
 from streamer.source.primary import writable
 from streamer.source.slot import ExportedSnapshot
 from streamer.source.stream import ReplicationStream
@@ -213,11 +214,15 @@ class _Opening:
         record = await read_source_record(bookkeeping, self._source_id)
         await set_source_state(bookkeeping, self._source_id, "starting")
         await take_requests(bookkeeping, self._source_id, begins=True)
+        known = record.known_place
+        await prefer_newest(source, known)
         replication = await connect(source, replication=True)
         try:
             with translating(source.label):
                 server = await read_server(replication)
                 branch = await read_branch(replication, server)
+            if source.label not in self._services.take_over:
+                require_successor(source, server, known)
             if not server.in_recovery:
                 await replication.close()
             check_ready(server, source)
@@ -314,7 +319,7 @@ class _Opening:
         if source.ddl is DdlCapture.CAPTURE:
             async with writable(source, plain) as writing:
                 ddl_token = await ensure_capture(writing, source)
-        journal = await guard.journaling.settle(plain, server, record.acknowledged_lsn)
+        journal = await guard.journaling.settle(plain, server, branch, record.acknowledged_lsn)
         unfollowed = await follow_renames(
             plain,
             source,

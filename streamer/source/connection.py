@@ -29,7 +29,7 @@ from streamer.errors import (
 )
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres import session
-from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS, has_several_hosts
+from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS, has_several_hosts, with_host_first
 from streamer.postgres.credentials import (
     current_password,
     forget_password,
@@ -39,6 +39,7 @@ from streamer.postgres.credentials import (
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_literal
 from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.secret import Secret
 from streamer.postgres.sqlstate import Meaning, is_catalog_race, meaning
 from streamer.source.synchronous import COMMIT_AT_ONCE_SQL
 
@@ -153,13 +154,25 @@ def require_configured(source: SourceMapping) -> None:
         )
 
 
+_first_hosts: Final[dict[Secret, tuple[str, str]]] = {}
+"""The host that every connection tries first, by url."""
+
+
+def put_host_first(source: SourceMapping, host: tuple[str, str]) -> None:
+    """Have later connections to *source* try one host and port of its url before the others."""
+    _first_hosts[source.url] = host
+
+
 def conninfo(source: SourceMapping, **parameters: str) -> str:
     """Return *source*'s connection string, our defaults below and *parameters* above its own.
 
     Raises SourceConfigurationError.
     """
     require_configured(source)
-    own = {k: str(v) for k, v in conninfo_to_dict(source.url.reveal()).items() if v is not None}
+    url = source.url.reveal()
+    if (first := _first_hosts.get(source.url)) is not None:
+        url = with_host_first(url, first)
+    own = {k: str(v) for k, v in conninfo_to_dict(url).items() if v is not None}
     defaults = _CONNECTION_DEFAULTS | {"application_name": f"streamer {source.label}"}
     return make_conninfo(**(defaults | own | {"client_encoding": "UTF8"} | parameters))
 
@@ -184,7 +197,7 @@ async def _password(source: SourceMapping) -> dict[str, str]:
 async def login_of_source(source: SourceMapping) -> str:
     """Return the url of *source* for a Spark job, as `job_url` does. Raises SourcePasswordError."""
     try:
-        return await job_url(source.url)
+        return await job_url(source.url, first_host=_first_hosts.get(source.url))
     except PasswordUnavailableError as exc:
         raise _password_error(source, str(exc)) from None
 

@@ -3,14 +3,14 @@
 PostgreSQL documentation, "Replication Slot Synchronization"; view pg_replication_slots.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from streamer.errors import SourceError
 from streamer.mapping.rules import SourceMapping
-from streamer.postgres.conninfo import parse_conninfo, several_hosts
+from streamer.postgres.conninfo import hosts_of
 from streamer.source.connection import Connection, connection, fetch_all, is_standby
+from streamer.source.primaries import HOST_SECONDS, host_name
 from streamer.source.slot import Slot, read_slot
 
 _SETTINGS_SQL: Final = """
@@ -35,18 +35,17 @@ async def read_replication_settings(connection: Connection) -> dict[str, str]:
     return {row["name"]: row["setting"] for row in await fetch_all(connection, _SETTINGS_SQL)}
 
 
-def hosts_of(source: SourceMapping) -> Sequence[tuple[str, str]]:
-    """Return the hosts and ports of the url, if these are several. Pure."""
-    given = parse_conninfo(source.url.reveal())
-    return [] if "hostaddr" in given else several_hosts(given)
-
-
 async def look_at_standbys(source: SourceMapping) -> list[StandbyLook]:
     """Look at each host of the url that is a standby now."""
     looks = []
-    for host, port in hosts_of(source):
-        name = f"{host}:{port}" if port else host
-        at = {"host": host, "port": port, "target_session_attrs": "any", "connect_timeout": "5"}
+    for host, port in hosts_of(source.url.reveal()):
+        name = host_name(host, port)
+        at = {
+            "host": host,
+            "port": port,
+            "target_session_attrs": "any",
+            "connect_timeout": HOST_SECONDS,
+        }
         try:
             async with connection(source, at=at) as plain:
                 if is_standby(plain):

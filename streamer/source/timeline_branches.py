@@ -41,6 +41,14 @@ class Branch:
         return dict(self.ends).get(timeline)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownPlace:
+    """The history of a source that the target has, as far as it knows one."""
+
+    system_identifier: str | None = None
+    branch: Branch | None = None
+
+
 def common_end(known: Branch, now: Branch) -> Lsn | None:
     """Return where two branches forked; `EVERYTHING` if they are one, None if nothing is common."""
     if not (known.is_known and now.is_known):  # the numbers have to do
@@ -54,6 +62,11 @@ def common_end(known: Branch, now: Branch) -> Lsn | None:
         if end_lsn != other_end_lsn:
             break
     return fork_lsn
+
+
+def is_same_or_continued(known: Branch, now: Branch) -> bool:
+    """Return whether *now* is the branch *known*, or goes on with it."""
+    return common_end(known, now) == EVERYTHING or is_continued(known, now)
 
 
 def is_continued(known: Branch, now: Branch) -> bool:

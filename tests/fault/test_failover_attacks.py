@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from streamer.commands.check.command import examine
 from streamer.commands.embedded import Server
 from streamer.errors import SourceConnectionError
 from streamer.runtime import session
@@ -232,8 +233,8 @@ async def test_what_no_slot_of_the_new_primary_brings_stops_the_source(
             await streamer.stop()
 
     resync = "streamer resync '*.*' --database shop"
-    # A stranger has the first address of the url, and the same name for its database.
-    stranger = OnEither(target.server, source.server, name)
+    # A stranger has the address of the url, and the same name for its database.
+    stranger = Database(target.server, name)
     error = await refused(stranger)
     assert "another server now: system identifier" in error
     assert resync in error
@@ -267,6 +268,65 @@ async def test_what_no_slot_of_the_new_primary_brings_stops_the_source(
     assert "max_slot_wal_keep_size" in error
     assert resync in error
     assert target.value(KEYS) == "1"
+
+
+async def test_the_old_primary_that_runs_again_is_never_followed(
+    pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
+) -> None:
+    """The url names it first, and no table has changed between the fork and the reconnection."""
+    source, second = pair
+    target.execute(DDL)
+    streamer = configured(tmp_path, source, target)
+    streamer.start()
+    end_sessions = (
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        f" where application_name like 'streamer%' and datname = '{target.name}'"
+    )
+    try:
+        await streamer.caught_up(SECONDS)
+        await synchronized(streamer, source, second)
+        source.execute("insert into t values (1)")
+        await streamer.caught_up(SECONDS)
+        await asyncio.to_thread(second.wait)
+        source.server.kill()
+        await asyncio.to_thread(second.promote)
+
+        async def has_followed() -> bool:
+            return bool(target.value("select timeline = 2 from streamer.source"))
+
+        await streamer.eventually(has_followed, SECONDS)
+        await asyncio.to_thread(source.server.start)
+        source.execute("insert into t values (90)")
+        second.execute(end_sessions)
+        second.execute("insert into t values (2)", target.name)
+
+        async def has_row() -> bool:
+            return target.value(KEYS) == "1 2"
+
+        await streamer.eventually(has_row, SECONDS)
+        findings = (await examine(streamer.settings, streamer.mapping)).report.findings
+        assert "two primaries" in "\n".join(map(str, findings))
+
+        await asyncio.to_thread(second.stop)
+
+        async def waits() -> bool:
+            return str((await streamer.status())["error_code"]) == "old_primary"
+
+        await streamer.eventually(waits, SECONDS)
+        error = str((await streamer.status())["error"])
+        assert "it is the old primary" in error
+        assert "resync" not in error
+        findings = (await examine(streamer.settings, streamer.mapping)).report.findings
+        assert "old primary" in "\n".join(map(str, findings))
+        await asyncio.to_thread(second.start)
+        second.execute("insert into t values (3)", target.name)
+
+        async def goes_on() -> bool:
+            return target.value(KEYS) == "1 2 3"
+
+        await streamer.eventually(goes_on, SECONDS)
+    finally:
+        await streamer.stop()
 
 
 async def test_a_chunk_from_behind_the_fork_is_no_part_of_the_copy(

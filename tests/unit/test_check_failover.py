@@ -7,7 +7,9 @@ from streamer.commands.check.failover import check_failover
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
+from streamer.source.primaries import Primary
 from streamer.source.standbys import StandbyLook
+from streamer.source.timeline_branches import Branch
 from tests.unit.test_check_capacity import SERVER, SLOT
 
 READY = {
@@ -32,6 +34,23 @@ def test_hosts_of_which_any_will_do_are_a_mistake() -> None:
     (text,) = found(facts_of("host=a,b"))
     assert "several hosts without target_session_attrs" in text
     assert found(facts_of("host=a")) == found(facts_of(f"{BOTH}read-write")) == []
+
+
+def test_two_primaries_are_named_with_their_timelines() -> None:
+    facts = facts_of(f"{BOTH}read-write")
+    history = "1\t0/3000000\tx\n"
+    facts.primaries = [
+        Primary(("a", "1"), SERVER, Branch(1)),
+        Primary(("b", "2"), SERVER, Branch.parse(2, history)),
+        Primary(("c", "3"), replace(SERVER, system_identifier="7"), Branch(1)),
+    ]
+    (text,) = found(facts)
+    assert text.startswith("error")
+    assert "two primaries: a:1 (timeline 1), b:2 (timeline 2)" in text
+    assert "stop the old one, a:1 (timeline 1)" in text
+    assert "resync" not in text
+    facts.primaries = facts.primaries[1:]
+    assert found(facts) == []
 
 
 def test_a_standby_needs_its_primary_and_settings_that_protect_the_slot() -> None:

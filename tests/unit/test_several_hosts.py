@@ -13,10 +13,9 @@ from streamer.errors import (
     TargetConnectionError,
     TargetRejectedError,
 )
-from streamer.mapping.rules import SourceMapping
+from streamer.postgres.conninfo import hosts_of, parse_conninfo, with_host_first
 from streamer.postgres.secret import Secret
 from streamer.source.connection import translate
-from streamer.source.standbys import hosts_of
 from streamer.target.connection import TargetAddress, TargetConnection
 
 REFUSED = asyncpg.InvalidAuthorizationSpecificationError("no pg_hba.conf entry")
@@ -98,4 +97,22 @@ def test_a_source_is_refused_only_where_every_host_refuses() -> None:
     ],
 )
 def test_the_hosts_of_a_url(url: str, hosts: list[tuple[str, str]]) -> None:
-    assert [*hosts_of(SourceMapping("shop", None, Secret(url), ()))] == hosts
+    assert hosts_of(url) == hosts
+
+
+@pytest.mark.parametrize(
+    ("first", "hosts", "ports"),
+    [
+        (("b", "2"), "b,a,c", "2,1,3"),
+        (("a", "1"), "a,b,c", "1,2,3"),
+        (("gone", "1"), "a,b,c", "1,2,3"),
+    ],
+)
+def test_a_host_goes_before_the_others_of_its_url(
+    first: tuple[str, str], hosts: str, ports: str
+) -> None:
+    given = parse_conninfo(
+        with_host_first("postgresql://me:pw@a:1,b:2,c:3/db?sslmode=prefer", first)
+    )
+    assert (given["host"], given["port"]) == (hosts, ports)
+    assert (given["password"], given["dbname"], given["sslmode"]) == ("pw", "db", "prefer")

@@ -15,8 +15,10 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.quoting import quote_literal
 from streamer.source.connection import names_several_hosts
+from streamer.source.primaries import choose
 from streamer.source.slot import Slot
 from streamer.source.standbys import StandbyLook
+from streamer.source.timeline_branches import KnownPlace
 
 RELOAD = "select pg_reload_conf()"
 ON_STANDBY_SINCE = 16_00_00
@@ -29,6 +31,7 @@ def check_failover(facts: SourceFacts) -> Iterable[Finding]:
         return
     place = Place(facts.label)
     yield from _check_hosts(place, facts)
+    yield from _check_primaries(place, facts)
     if facts.server.in_recovery:
         yield from _check_standby_as_source(place, facts)
     elif facts.source.failover and facts.is_complete:
@@ -43,6 +46,21 @@ def _check_hosts(place: Place, facts: SourceFacts) -> Iterable[Finding]:
             "its url lists several hosts without target_session_attrs, so connections may reach a "
             "server that has no slot of streamer",
             in_words("add target_session_attrs=read-write, or standby for a source on a standby"),
+        )
+
+
+def _check_primaries(place: Place, facts: SourceFacts) -> Iterable[Finding]:
+    """Whether an old primary runs beside the new one."""
+    assert facts.server is not None
+    own = facts.server.system_identifier
+    ours = [each for each in facts.primaries if each.server.system_identifier == own]
+    if len(ours) > 1:
+        newest = choose(ours, KnownPlace())
+        old = ", ".join(str(each) for each in ours if each is not newest)
+        yield error(
+            place,
+            f"has two primaries: {', '.join(map(str, ours))}",
+            in_words(f"stop the old one, {old}: commits there reach neither {newest} nor streamer"),
         )
 
 

@@ -29,6 +29,7 @@ from streamer.errors import (
     SlotInvalidatedError,
     SlotMissingError,
     SourceDivergedError,
+    SourceOldPrimaryError,
     StreamerError,
 )
 from streamer.hints import command, need_resync
@@ -40,6 +41,7 @@ from streamer.progress.sources import SourceRecord
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
 from streamer.source.connection import names_several_hosts
 from streamer.source.ownership import obstacle, take_over_hint
+from streamer.source.primaries import require_successor
 from streamer.source.slot import ahead_of_target, check_slot, drop_slot_sql
 
 VERSION_TESTED: Final = 18
@@ -230,6 +232,12 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         return
     if target is None or not target.knows_records:
         return
+    if record is not None:
+        try:
+            require_successor(source, server, record.known_place)
+        except SourceOldPrimaryError as exc:
+            yield from_error(place, exc)
+            return
     if facts.found is not None:
         is_known = record is not None and record.acknowledged_lsn != NOTHING
         problem = obstacle(facts.found, source, target.installation, is_known=is_known)

@@ -30,12 +30,14 @@ from streamer.source.connection import Connection, connection, fetch_all, fetch_
 from streamer.source.ddl_capture import Capture, read_capture
 from streamer.source.expressions import describe_expressions
 from streamer.source.ownership import Found, read_found
+from streamer.source.primaries import Primary, prefer_newest
 from streamer.source.publication import Publication, read_publications
 from streamer.source.replica_identity import key_identity
 from streamer.source.sequences import SourceSequence, read_sequences
 from streamer.source.slot import Slot, read_slot
 from streamer.source.standbys import StandbyLook, look_at_standbys, read_replication_settings
 from streamer.source.synchronous import LISTED_SQL
+from streamer.source.timeline_branches import KnownPlace
 from streamer.source.user_defined_types import FIRST_USER_OID, SourceType, read_types
 
 READ_SECONDS: Final = 60.0
@@ -126,6 +128,8 @@ class SourceFacts:
     replication: dict[str, str] = field(default_factory=dict)
     """Settings that decide about slots on standbys."""
     standbys: list[StandbyLook] = field(default_factory=list)
+    primaries: list[Primary] = field(default_factory=list)
+    """The hosts of the url that accept writes, if it lists several."""
     """The other hosts of the url, if a failover is to keep the slot."""
     found: Found | None = None
     """Whose slot and publications those are."""
@@ -200,6 +204,7 @@ async def read_server_again(facts: SourceFacts) -> None:
 
 async def _read(facts: SourceFacts, target_namespace: str) -> None:
     source = facts.source
+    facts.primaries = await prefer_newest(source, KnownPlace())
     async with connection(source) as plain:
         server = await read_server_plainly(plain)
         facts.usage = usage = Usage(**await fetch_one(plain, _USAGE_SQL))

@@ -41,10 +41,11 @@ from streamer.source.connection import Connection, connection
 from streamer.source.journal.files import Journal, directory_of, remove_journal, try_directory
 from streamer.source.journal.gather import Gatherer
 from streamer.source.journal.records import JournalIdentity
+from streamer.source.primaries import require_successor
 from streamer.source.slot import check_slot, read_slot
 from streamer.source.stream import ReplicationStream, StreamOptions
 from streamer.source.timeline import check_same_server_plainly, read_branch, read_timeline
-from streamer.source.timeline_branches import Branch, common_end
+from streamer.source.timeline_branches import Branch, KnownPlace, common_end
 from streamer.waiting import in_thread
 
 log = structlog.get_logger()
@@ -93,6 +94,7 @@ class Journaling:
         self._wanted = asyncio.Event()
         self._begun = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
+        self._known = KnownPlace()
 
     @property
     def is_wanted(self) -> bool:
@@ -246,6 +248,7 @@ class Journaling:
         slot = await read_slot(plain, self.source.slot)
         confirmed_lsn = check_slot(slot, self.source.slot, server.database)
         journal = self.journal
+        require_successor(self.source, server, self._known)
         if journal is not None:
             fork_lsn = common_end(journal.branch, branch) or NOTHING
             end_lsn = min(journal.end_lsn, fork_lsn)
@@ -302,7 +305,7 @@ class Journaling:
     # ---- for the pipeline -----------------------------------------------------------------------
 
     async def settle(
-        self, plain: Connection, server: SourceServer, acknowledged_lsn: Lsn
+        self, plain: Connection, server: SourceServer, branch: Branch, acknowledged_lsn: Lsn
     ) -> Journal | None:
         """Return the journal to read from, if there is one and the target needs it.
 
@@ -318,6 +321,7 @@ class Journaling:
                 f'the journal of "{self.source.label}" has not begun: '
                 f"{'another program reads the slot' if self.error is None else self.error.text}"
             ) from None
+        self._known = KnownPlace(server.system_identifier, branch)
         journal = self.journal
         slot = await read_slot(plain, self.source.slot)
         if slot is None or slot.confirmed_flush_lsn is None:

@@ -1,0 +1,116 @@
+"""The primaries among the hosts of a source's url: after a failover, the old one may run again.
+
+The newest branch of the source's history wins. Each attempt chooses, and its connections try that
+host first. Otherwise a session could reach an old primary because the url names it first.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from streamer.errors import SourceError, SourceOldPrimaryError
+from streamer.hints import command
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.conninfo import hosts_of, parse_conninfo
+from streamer.source.catalog import SourceServer, read_server
+from streamer.source.connection import connection, put_host_first
+from streamer.source.timeline import read_branch
+from streamer.source.timeline_branches import Branch, KnownPlace, is_same_or_continued
+
+log = structlog.get_logger()
+
+HOST_SECONDS: Final = "5"
+"""How long a look waits for one host."""
+_WRITABLE: Final = ("any", "primary", "read-write")
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """A host of a url that accepts writes."""
+
+    host: tuple[str, str]
+    server: SourceServer
+    branch: Branch
+
+    def __str__(self) -> str:
+        return f"{host_name(*self.host)} (timeline {self.branch.timeline})"
+
+
+def host_name(host: str, port: str) -> str:
+    return f"{host}:{port}" if port else host
+
+
+async def read_primaries(source: SourceMapping) -> list[Primary]:
+    """Look at all hosts of the url side by side; return those that accept writes.
+
+    A url with one host, or that asks for standbys, has none. A host that does not answer is none.
+    """
+    url = source.url.reveal()
+    if parse_conninfo(url).get("target_session_attrs", "any") not in _WRITABLE:
+        return []
+    looks = await asyncio.gather(*(_look(source, host) for host in hosts_of(url)))
+    return [look for look in looks if look is not None]
+
+
+async def _look(source: SourceMapping, host: tuple[str, str]) -> Primary | None:
+    at = {"host": host[0], "port": host[1], "connect_timeout": HOST_SECONDS}
+    try:
+        async with connection(source, replication=True, at=at) as replication:
+            server = await read_server(replication)
+            if server.in_recovery:
+                return None
+            return Primary(host, server, await read_branch(replication, server))
+    except SourceError:
+        return None
+
+
+def choose(primaries: Sequence[Primary], known: KnownPlace) -> Primary | None:
+    """Return the primary with the newest branch that goes on with the known history, if any does.
+
+    Pure.
+    """
+
+    def rank(each: Primary) -> tuple[bool, bool, int]:
+        return (
+            known.system_identifier in (None, each.server.system_identifier),
+            known.branch is None or is_same_or_continued(known.branch, each.branch),
+            each.branch.timeline,
+        )
+
+    return max(primaries, key=rank, default=None)
+
+
+async def prefer_newest(source: SourceMapping, known: KnownPlace) -> list[Primary]:
+    """Have connections to *source* try the newest primary first; return all primaries."""
+    primaries = await read_primaries(source)
+    chosen = choose(primaries, known)
+    if chosen is not None:
+        put_host_first(source, chosen.host)
+    if len(primaries) > 1:
+        log.warning(
+            "several hosts of the url accept writes",
+            source=source.label,
+            hosts=", ".join(map(str, primaries)),
+            chosen=str(chosen),
+        )
+    return primaries
+
+
+def require_successor(source: SourceMapping, server: SourceServer, known: KnownPlace) -> None:
+    """Refuse a server whose timeline is older than the known one. Raises SourceOldPrimaryError.
+
+    A timeline has a higher number than those that it descends from.
+    """
+    if known.branch is None or known.system_identifier != server.system_identifier:
+        return
+    if server.timeline < known.branch.timeline:
+        back = command("run", None, "--take-over", source.label)
+        raise SourceOldPrimaryError(
+            f'source "{source.label}": the server that answers is on timeline {server.timeline}, '
+            f"and the target follows timeline {known.branch.timeline}: it is the old primary",
+            hint="start the new primary, and stop the old one; or, to give the new primary up, run "
+            f"once: {back}",
+        )
