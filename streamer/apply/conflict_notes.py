@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol
 
 from streamer.apply.conflicts import (
@@ -25,15 +25,14 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.sql.copydata import constant
+from streamer.apply.sql.ordered_statements import Statements
 from streamer.apply.sql.staged_rows import OrderedRun
 from streamer.apply.sql.statements import (
     CONFLICT_STATE,
     CREATE_NOTED,
     NOTED,
-    OP_FIRST_UPDATED,
     OP_PROBED_DELETE,
     OP_PROBED_UPDATE,
-    Statements,
 )
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.decode.transactions import Transaction
@@ -90,17 +89,20 @@ class ConflictNotes:
         self, window: LaneWindow | None, mapped: MappedRelation, fold: Fold, statements: Statements
     ) -> None:
         """Note updates whose row is missing, before they are written."""
-        is_written = statements.update(OP_FIRST_UPDATED) is not None
-        if mapped.conflict_watch and fold.plan.filter is None and is_written:
+        if mapped.conflict_watch and fold.plan.filter is None:
             keys = [key for key, row in fold.updates.items() if not is_partial(row)]
             await self._look_for(window, mapped, statements, keys, deletes=False)
 
     async def look_for_deletes(
-        self, window: LaneWindow | None, mapped: MappedRelation, fold: Fold, statements: Statements
+        self,
+        window: LaneWindow | None,
+        mapped: MappedRelation,
+        keys: Iterable[Any],
+        statements: Statements,
     ) -> None:
         """Note deletes whose row is missing, before they are written."""
         if mapped.conflict_watch:
-            await self._look_for(window, mapped, statements, list(fold.deletes), deletes=True)
+            await self._look_for(window, mapped, statements, list(keys), deletes=True)
 
     async def _look_for(
         self,

@@ -148,7 +148,7 @@ def missing_rows(
         if key not in changes:
             continue
         transaction, kind = changes[key]
-        # A change of a key comes as a delete and an insert in a fold.
+        # A row may go under another key, and then its first change is the change of the key.
         name = DELETE_MISSING if deletes and kind == DELETE else UPDATE_MISSING
         conflicts.append(Conflict(name, RESOLUTIONS[name], operation_of(kind), texts, transaction))
     return conflicts

@@ -14,7 +14,7 @@ Pure. The loop over changes is the hot path: about two microseconds for a change
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -92,9 +92,9 @@ class Counts:
 class Fold:
     """Net changes of one relation. Keys are items of rows, or tuples of them.
 
-    ``restarts``: a TRUNCATE restarts its sequences. ``moves``: rows with a changed key and values
-    that only the target has. By new key, each with its key at the beginning of the window. That key
-    is in ``deletes`` too, which has the old row for a mark in a filtered table.
+    ``restarts``: a TRUNCATE restarts its sequences. ``moves``: rows with a changed key, by new key,
+    each with its key at the beginning of the window. That key is in ``deletes`` too, which has the
+    old row for a mark in a filtered table. ``removed`` lacks such keys.
     """
 
     plan: ApplyPlan
@@ -108,17 +108,22 @@ class Fold:
 
     @property
     def must_order(self) -> bool:
-        """Whether exact order is the only way. A staged row would be too wide, or expressions need
-        values that only the target has.
+        """Whether exact order is the only way.
+
+        A staged row would be too wide, or expressions need values that only the target has. Or a
+        row takes the key of another one that moves.
         """
         plan = self.plan
+        if self.moves:
+            is_fixed = any(column.target.identity_always for column in plan.key)
+            if is_fixed or plan.has_expressions or not self.moves.keys().isdisjoint(self._origins):
+                return True
         if self.clears_keys and not all(column.target.bytes_tell for column in plan.key):
             return True  # keys that differ here may be equal there, and no index would refuse them
         if not plan.has_expressions:
             return self.must_stage and not plan.fits_stage
         return (
             not plan.fits_stage
-            or bool(self.moves)
             # An insert outside the filter replaces no row.
             or (self.clears_keys and plan.filter is not None)
             or any(
@@ -127,6 +132,18 @@ class Fold:
                 if is_partial(row)
             )
         )
+
+    @property
+    def _origins(self) -> set[Any]:
+        return {origin for origin, _ in self.moves.values()}
+
+    @property
+    def removed(self) -> Mapping[Any, Row | None]:
+        """Those of ``deletes`` whose rows go."""
+        if not self.moves:
+            return self.deletes
+        origins = self._origins
+        return {key: row for key, row in self.deletes.items() if key not in origins}
 
     @property
     def clears_keys(self) -> bool:
@@ -332,10 +349,14 @@ class Fold:
         self._place(key, origin, row if older is None else self._over(row, older))
 
     def _place(self, key: Any, origin: Any, row: PendingRow) -> None:
-        if is_partial(row):
-            self.moves[key] = (origin, row)
-        else:
+        """Put a row with another key than before; without an *origin*, the target lacks the row."""
+        if origin is None:
             self.inserts[key] = row
+        elif origin == key:  # and it is back
+            del self.deletes[key]
+            self.updates[key] = row
+        else:
+            self.moves[key] = (origin, row)
 
     def _truncate(self, payload: bytes) -> None:
         _expect(payload[0] == TRUNCATE, payload[0])

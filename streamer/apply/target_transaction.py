@@ -20,7 +20,7 @@ import structlog
 
 from streamer.apply.commit_counts import table_labels
 from streamer.apply.lane import MappedRelation
-from streamer.apply.sql.statements import Statements
+from streamer.apply.sql.ordered_statements import Statements
 from streamer.errors import (
     StreamerError,
     TargetConnectionError,

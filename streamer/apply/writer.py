@@ -7,7 +7,15 @@ staged changes in exact order.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -21,15 +29,16 @@ from streamer.apply.lane_window import LaneWindow, RelationWindow
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.rejection_advice import advise
 from streamer.apply.sql.copydata import RowLayout, constant, encode_rows
-from streamer.apply.sql.staged_rows import OrderedRun, by_unchanged, masked_rows, staged_values
+from streamer.apply.sql.ordered_statements import Statements
+from streamer.apply.sql.staged_rows import OrderedRun, masked_rows, staged_values
 from streamer.apply.sql.statements import (
     OP_CLEAR,
     OP_DELETE,
-    OP_FIRST_MOVED,
-    OP_FIRST_UPDATED,
     OP_INSERT,
+    OP_MOVED,
+    OP_UPDATED,
+    OP_UPDATED_PARTLY,
     SEVERAL_ROWS,
-    Statements,
 )
 from streamer.apply.sql.wide_rows import SplitStatements
 from streamer.apply.target_transaction import TargetTransaction
@@ -238,13 +247,13 @@ class Writer:
         async with self.planned_for(mapped, fold.plan):
             columns, positions = staged_values(fold.plan, statements, frozenset())
             rows = fold.inserts.values()
-            await self._copy_stage(statements, columns, rows, OP_FIRST_UPDATED, positions)
+            await self._copy_stage(statements, columns, rows, OP_UPDATED, positions)
+            target = self._transaction.target
             if adds:
-                if (update := statements.update(OP_FIRST_UPDATED)) is not None:
-                    await self._transaction.target.execute(update)
-                await self._transaction.target.execute(statements.insert_missing(OP_FIRST_UPDATED))
+                updated = await target.execute(statements.update(OP_UPDATED))
+                await self._settle(statements, OP_UPDATED, len(fold.inserts), 0, updated)
             if removes:
-                await self._transaction.target.execute(statements.delete_others(OP_FIRST_UPDATED))
+                await target.execute(statements.delete_others(OP_UPDATED))
                 await self._restart_sequences(mapped, fold)
 
     async def _restart_sequences(self, mapped: MappedRelation, fold: Fold) -> None:
@@ -256,11 +265,13 @@ class Writer:
         self, mapped: MappedRelation, fold: Fold, statements: Statements
     ) -> None:
         plan = fold.plan
-        moves = await self._stage_moves(fold, statements)
-        if fold.deletes:
-            await self._write_deletes(mapped, fold, statements)
+        removed = fold.removed
+        if removed:
+            await self._write_deletes(mapped, fold, removed, statements)
         if fold.clears_keys:
             await self._clear_keys(plan, statements, fold.inserts.keys() - fold.deletes.keys())
+        if fold.moves:
+            await self._write_moves(fold, statements)
         rows = in_order_of_keys(fold.updates)
         whole = [row for row in rows if not is_partial(row)]
         partial = [row for row in rows if is_partial(row)] if len(whole) < len(rows) else []
@@ -273,41 +284,43 @@ class Writer:
         if plan.filter is None:  # else it has just been let in
             self.conflicts.require_notes(mapped, missing)
             self._transaction.count_conflict(mapped, "update_missing", missing)
-        for op in moves:
-            await self._transaction.target.execute(statements.insert_moved(op))
         if fold.inserts and plan.has_expressions:
             columns, positions = staged_values(plan, statements, frozenset())
             await self._copy_stage(statements, columns, fold.inserts.values(), OP_INSERT, positions)
             if (room := statements.make_room(OP_INSERT)) is not None:
                 await self._transaction.target.execute(room)
-            await self._transaction.target.execute(statements.insert_moved(OP_INSERT))
+            await self._transaction.target.execute(statements.insert_staged(OP_INSERT))
 
-    async def _stage_moves(self, fold: Fold, statements: Statements) -> list[int]:
-        """Stage rows whose key changes, and complete them while they are where they were."""
+    async def _write_moves(self, fold: Fold, statements: Statements) -> None:
+        """Give rows their new keys. Exact order finds those that the target lacks."""
         plan = fold.plan
-        ops = []
-        old = [statements.old(column) for column in plan.key]
+        moves = list(fold.moves.values())
+        lacking = frozenset().union(*(unchanged_positions(r) for _, r in moves if is_partial(r)))
+        columns, _ = staged_values(plan, statements, frozenset())
         single = len(plan.key) == 1
-        origins = {id(row): [origin] if single else origin for origin, row in fold.moves.values()}
-        moved = (row for _, row in fold.moves.values())
-        for op, (unchanged, rows) in enumerate(by_unchanged(moved), OP_FIRST_MOVED):
-            present = [c for c in plan.columns if c.position not in unchanged]
-            columns = old + [statements.new(column) for column in present]
-            positions = [column.position for column in present]
-            staged = ([*origins[id(row)], *(row[p] for p in positions)] for row in rows)
-            await self._copy_stage(statements, columns, staged, op)
-            filled = await self._transaction.target.execute(statements.fill_moved(op, unchanged))
-            if filled != len(rows):
-                raise ConflictError(
-                    f'target table "{plan.mapping.target}": a row whose key changed is missing, '
-                    "and its unchanged values with it",
-                    kind="update_missing",
-                )
-            ops.append(op)
-        return ops
+        staged = masked_rows(plan, (row for _, row in moves))
+        rows = (
+            [values[0], *([origin] if single else origin), *values[1:]]
+            for values, (origin, _) in zip(staged, moves, strict=True)
+        )
+        old = [statements.old(column) for column in plan.key]
+        _, moved = await self._stage_and_run(
+            statements,
+            ["mask", *old, *columns],
+            rows,
+            OP_MOVED,
+            statement=statements.move(OP_MOVED, lacking),
+        )
+        _check_count(moved, len(moves))
+        if moved < len(moves):
+            raise _not_all_there(plan)
 
     async def _write_deletes(
-        self, mapped: MappedRelation, fold: Fold, statements: Statements
+        self,
+        mapped: MappedRelation,
+        fold: Fold,
+        removed: Mapping[Any, Row | None],
+        statements: Statements,
     ) -> None:
         plan = fold.plan
         rows: Iterable[Any]
@@ -316,67 +329,115 @@ class Writer:
         if plan.marks_in_filter:
             staged += plan.metadata_columns
             positions = tuple(column.position for column in staged)
-            rows = in_order_of_keys(fold.deletes)
+            rows = in_order_of_keys(removed)
         else:
-            rows = _key_rows(plan, fold.deletes)
+            rows = _key_rows(plan, removed)
         columns = [statements.new(column) for column in staged]
         is_conflict = self.conflicts.is_conflict_to_delete(plan)
         if is_conflict:
-            await self.conflicts.look_for_deletes(self._window, mapped, fold, statements)
-        deleted = await self._stage_and_run(
-            statements, columns, rows, OP_DELETE, positions, statement=statements.delete
+            await self.conflicts.look_for_deletes(self._window, mapped, removed, statements)
+        deleted = await self._remove_staged(
+            statements, columns, rows, OP_DELETE, positions, len(removed), statements.delete
         )
-        _check_count(deleted, len(fold.deletes))
         if is_conflict:
-            self.conflicts.require_notes(mapped, len(fold.deletes) - deleted)
+            self.conflicts.require_notes(mapped, len(removed) - deleted)
         # With rows that outlive their deletes, `deletes` has keys that no row may have.
         if plan.filter is None and not plan.may_outlive:
-            self._transaction.count_conflict(mapped, "delete_missing", len(fold.deletes) - deleted)
+            self._transaction.count_conflict(mapped, "delete_missing", len(removed) - deleted)
 
     async def _clear_keys(self, plan: ApplyPlan, statements: Statements, keys: set[Any]) -> None:
         """Delete the rows of *keys*, which outlived their deletes or a TRUNCATE."""
         columns = [statements.new(column) for column in plan.key]
-        cleared = await self._stage_and_run(
-            statements, columns, _key_rows(plan, keys), OP_CLEAR, statement=statements.clear
+        await self._remove_staged(
+            statements, columns, _key_rows(plan, keys), OP_CLEAR, None, len(keys), statements.clear
         )
-        _check_count(cleared, len(keys))
+
+    async def _remove_staged(
+        self,
+        statements: Statements,
+        columns: list[str],
+        rows: Iterable[Any],
+        op: int,
+        positions: tuple[int, ...] | None,
+        count: int,
+        statement: str,
+    ) -> int:
+        """Stage *count* keys as *op*, and remove their rows by *statement*; return how many were
+        there.
+
+        Another statement finds the rows that a session has deleted and inserted again meanwhile.
+        """
+        _, removed = await self._stage_and_run(
+            statements, columns, rows, op, positions, statement=statement
+        )
+        _check_count(removed, count)
+        if removed < count and await self._transaction.target.fetch_value(statements.remain(op)):
+            raise _not_all_there(statements.plan)
+        return removed
 
     async def _write_whole(
         self, plan: ApplyPlan, statements: Statements, rows: list[PendingRow]
     ) -> int:
         """Update rows, insert those that are missing, and return how many that were."""
-        op = OP_FIRST_UPDATED
         columns, positions = staged_values(plan, statements, frozenset())
-        updated = await self._stage_and_run(
-            statements, columns, rows, op, positions, statement=statements.update(op)
+        touched = await self._stage_and_run(
+            statements,
+            columns,
+            rows,
+            OP_UPDATED,
+            positions,
+            statement=statements.update(OP_UPDATED),
         )
-        _check_count(updated, len(rows))
-        if updated == len(rows) or (statements.update(op) is None and plan.filter is None):
-            return 0
-        return await self._transaction.target.execute(statements.insert_missing(op))
+        return await self._settle(statements, OP_UPDATED, len(rows), *touched)
 
     async def _write_partial(
         self, plan: ApplyPlan, statements: Statements, rows: list[PendingRow]
     ) -> None:
         """Update rows that lack unchanged values, which the target's rows keep."""
-        op = OP_FIRST_UPDATED + 1
         lacking = [unchanged_positions(row) for row in rows]
         update = statements.update(
-            op, frozenset.intersection(*lacking), masked=frozenset.union(*lacking)
+            OP_UPDATED_PARTLY, frozenset.intersection(*lacking), masked=frozenset.union(*lacking)
         )
         columns, _ = staged_values(plan, statements, frozenset())
-        updated = await self._stage_and_run(
-            statements, ["mask", *columns], masked_rows(plan, rows), op, statement=update
+        touched = await self._stage_and_run(
+            statements,
+            ["mask", *columns],
+            masked_rows(plan, rows),
+            OP_UPDATED_PARTLY,
+            statement=update,
         )
-        _check_count(updated, len(rows))
-        if updated == len(rows) or (update is None and plan.filter is None):
-            return
-        key = await self._transaction.target.fetch_value(statements.missing_key(op))
-        if plan.filter is None or key is not None:
-            raise ConflictError(
-                f"the row to update is missing, and its unchanged values with it: Key {key}",
-                kind="update_missing",
-            )
+        await self._settle(statements, OP_UPDATED_PARTLY, len(rows), *touched, inserts=False)
+
+    async def _settle(
+        self,
+        statements: Statements,
+        op: int,
+        count: int,
+        left: int,
+        updated: int,
+        *,
+        inserts: bool = True,
+    ) -> int:
+        """Insert the rows that are missing of *count* staged as *op*; return how many that were.
+
+        *left* rows of the target have left the filter. The numbers have to account for all staged
+        rows. The statements have different snapshots, so a row that a session deletes and inserts
+        again between them is in none.
+        """
+        target = self._transaction.target
+        _check_count(left + updated, count)
+        if left + updated == count:
+            return 0
+        is_filtered = statements.plan.filter is not None
+        passing = await target.fetch_value(statements.passing(op)) if is_filtered else count
+        inserted = 0
+        if inserts and updated < passing:
+            inserted = await target.execute(statements.insert_missing(op))
+        if updated + inserted != passing:
+            raise _not_all_there(statements.plan)
+        if left < count - passing and await target.fetch_value(statements.remain(op)):
+            raise _not_all_there(statements.plan)
+        return inserted
 
     async def _stage_and_run(
         self,
@@ -386,21 +447,24 @@ class Writer:
         op: int,
         positions: tuple[int, ...] | None = None,
         *,
-        statement: str | None,
-    ) -> int:
-        """Stage rows as *op*, and write them by *statement*; return how many rows that touched.
+        statement: str,
+    ) -> tuple[int, int]:
+        """Stage rows as *op*, and write them by *statement*. Return how many rows of the target
+        have left the filter, and how many the statement touched.
 
         That is one message, unless the target has to be asked for something in between.
         """
         target = self._transaction.target
-        before = statements.before_write(op) if op != OP_DELETE else []
-        if statement is not None and not before and statements.plan.key_is_indexed:
-            return await self._copy_stage(statements, columns, rows, op, positions, then=statement)
+        before = statements.before_write(op) if op in (OP_UPDATED, OP_UPDATED_PARTLY) else []
+        if not before and statements.plan.key_is_indexed:
+            touched = await self._copy_stage(
+                statements, columns, rows, op, positions, then=statement
+            )
+            return 0, touched
         await self._copy_stage(statements, columns, rows, op, positions)
         await self._check_unique(statements, op)
-        for each in before:
-            await target.execute(each)
-        return 0 if statement is None else await target.execute(statement)
+        left, *_ = [await target.execute(each) for each in before] or [0]
+        return left, await target.execute(statement)
 
     async def _check_unique(self, statements: Statements, op: int) -> None:
         """Refuse keys staged as *op* that several rows of the target have, unless an index of the
@@ -558,7 +622,7 @@ class Writer:
         )
 
 
-def in_order_of_keys(changes: dict[Any, T]) -> list[T]:
+def in_order_of_keys(changes: Mapping[Any, T]) -> list[T]:
     """Return the values of *changes* in an order in which the target finds their keys faster.
 
     Neighbours in an index are often neighbours in memory: writing in their order costs the target's
@@ -587,6 +651,14 @@ def _check_count(touched: int, asked: int) -> None:
     """Refuse a statement that has touched more rows than it was asked for."""
     if touched > asked:
         raise _several_rows(None)
+
+
+def _not_all_there(plan: ApplyPlan) -> ConflictError:
+    """Have exact order write a window: it locks each row, and names one that is missing."""
+    return ConflictError(
+        f'target table "{plan.mapping.target}": a row is missing, or another session changes it',
+        kind="update_missing",
+    )
 
 
 def _several_rows(key: str | None) -> ConflictError:

@@ -123,7 +123,8 @@ async def test_each_conflict_is_noted_once_with_the_change_behind_it(
             if c.name.endswith("_total")
         }
         assert found[("public.whole", "delete_missing")] == 1
-        assert found[("public.keyed", "delete_missing")] == 2
+        assert found[("public.keyed", "delete_missing")] == 1
+        assert found[("public.keyed", "update_missing")] == 2
 
 
 async def test_the_log_of_conflicts_is_bounded_and_a_search_for_them_ends(

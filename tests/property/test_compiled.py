@@ -14,7 +14,7 @@ from streamer.apply.fold import Fold, NotFoldable
 from streamer.apply.history_chains import Versions
 from streamer.apply.sql.copydata import RowLayout, encode_rows
 from streamer.apply.sql.history_versions import VersionStatements
-from streamer.apply.sql.statements import Statements
+from streamer.apply.sql.ordered_statements import Statements
 from streamer.compiled import choice
 from streamer.decode.tuples import NULL, NULL_BINARY, PendingRow
 from streamer.errors import IdentityError, ProtocolError

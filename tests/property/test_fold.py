@@ -187,8 +187,10 @@ def apply_fold(flavour: Flavour, table: Table, fold: Fold) -> None:
     for key, (origin, kept) in fold.moves.items():
         (row,) = read_rows([kept], binary)
         moved.append((as_key(key), filled(to_cells(row, binary), table.get(as_key(origin)))))
-    for key in fold.deletes:
+    for key in fold.removed:
         table.pop(as_key(key), None)
+    for origin, _ in fold.moves.values():
+        table.pop(as_key(origin), None)
     for key, kept in fold.updates.items():
         (row,) = read_rows([kept], binary)
         assert as_key(key) == flavour.key_of(to_cells(row, binary))

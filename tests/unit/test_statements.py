@@ -12,11 +12,8 @@ import pytest
 
 from streamer.apply.make_plan import make_plan
 from streamer.apply.plan import ApplyPlan
-from streamer.apply.sql.statements import (
-    OP_FIRST_MOVED,
-    OP_FIRST_UPDATED,
-    Statements,
-)
+from streamer.apply.sql.ordered_statements import Statements
+from streamer.apply.sql.statements import OP_INSERT, OP_MOVED, OP_UPDATED
 from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX, SplitStatements, statements_in_order
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import TableType
@@ -90,7 +87,7 @@ def all_statements(plan: ApplyPlan) -> list[str]:
         statements.truncate,
         statements.ordered(partial=False),
         statements.ordered(partial=True),
-        statements.insert_moved(OP_FIRST_MOVED),
+        statements.insert_staged(OP_INSERT),
         SplitStatements(plan).create_stage,
         SplitStatements(plan).delete_stage,
         SplitStatements(plan).truncate_stage,
@@ -101,11 +98,11 @@ def all_statements(plan: ApplyPlan) -> list[str]:
         unchanged = frozenset({len(HOSTILE) - 1})
         texts += [
             statements.delete,
-            statements.update(OP_FIRST_UPDATED) or "",
-            statements.update(OP_FIRST_UPDATED, unchanged) or "",
-            statements.insert_missing(OP_FIRST_UPDATED),
-            statements.missing_key(OP_FIRST_UPDATED),
-            statements.fill_moved(OP_FIRST_MOVED, unchanged),
+            statements.update(OP_UPDATED),
+            statements.update(OP_UPDATED, unchanged),
+            statements.insert_missing(OP_UPDATED),
+            statements.missing_key(OP_UPDATED),
+            statements.move(OP_MOVED, unchanged),
         ]
     return texts
 
@@ -140,14 +137,13 @@ def test_the_target_is_named_in_quotes(name: str) -> None:
     assert PLANS[name].table == table
     statements = Statements(PLANS[name])
     assert table in statements.truncate
-    assert table in statements.insert_moved(OP_FIRST_MOVED)
+    assert table in statements.insert_staged(OP_INSERT)
 
 
 def test_every_written_column_is_named_in_quotes() -> None:
     statements = Statements(PLANS["clone d"])
-    insert = statements.insert_moved(OP_FIRST_MOVED)
-    update = statements.update(OP_FIRST_UPDATED)
-    assert update is not None
+    insert = statements.insert_staged(OP_INSERT)
+    update = statements.update(OP_UPDATED)
     for column in HOSTILE:
         assert quote_identifier(column) in insert
         assert (f"{quote_identifier(column)} = s." in update) == (column not in HOSTILE[:2])
@@ -182,9 +178,9 @@ def test_each_statement_that_changes_rows_is_limited_to_the_sid(name: str) -> No
     limit = """t."sid" =  E'e''u\\\\; drop table x; --'"""
     for sql in (
         statements.delete,
-        statements.update(OP_FIRST_UPDATED) or "",
-        statements.insert_missing(OP_FIRST_UPDATED),
-        statements.fill_moved(OP_FIRST_MOVED, frozenset({10})),
+        statements.update(OP_UPDATED),
+        statements.insert_missing(OP_UPDATED),
+        statements.move(OP_MOVED, frozenset({10})),
         statements.truncate,
     ):
         assert limit in sql
@@ -207,10 +203,9 @@ def test_without_a_sid_nothing_asks_for_one() -> None:
 def test_the_sid_is_written_first() -> None:
     statements = Statements(apply_plan(["id", "a"], ["id"], sid="eu"))
     assert statements.insert_columns == ["sid", "id", "a"]
-    assert "select 'eu', s.c_0, s.c_1" in statements.insert_moved(OP_FIRST_MOVED)
-    assert (
-        statements.truncate == """delete from only "public"."t" t where true and t."sid" = 'eu'"""
-    )
+    assert "select 'eu', s.c_0, s.c_1" in statements.insert_staged(OP_INSERT)
+    delete = """delete from only "public"."t" t where true and t."sid" = 'eu'"""
+    assert statements.truncate == f"{delete}; {delete}"
 
 
 def test_the_staging_table_has_plain_types_and_a_name_of_the_plans_own() -> None:
@@ -231,20 +226,26 @@ def test_rows_are_found_by_the_operator_of_the_keys_index() -> None:
     assert f't."id" {EQUALS} s.c_0 and t."a" {EQUALS} s.c_1' in statements.delete
 
 
-def test_a_table_of_key_columns_alone_has_nothing_to_update() -> None:
-    assert Statements(apply_plan(["a", "b"], ["a", "b"])).update(OP_FIRST_UPDATED) is None
+def test_rows_of_key_columns_alone_are_locked_and_counted() -> None:
+    update = Statements(apply_plan(["a", "b"], ["a", "b"])).update(OP_UPDATED)
+    assert update.startswith("select from")
+    assert update.endswith("for no key update of t")
 
 
 def test_columns_whose_values_are_unknown_are_left_alone() -> None:
     statements = Statements(apply_plan(["id", "a", "b"], ["id"]))
-    update = statements.update(OP_FIRST_UPDATED, frozenset({1}))
-    assert update is not None
+    update = statements.update(OP_UPDATED, frozenset({1}))
     assert '"b" = s.c_2' in update
     assert '"a"' not in update
-    assert statements.update(OP_FIRST_UPDATED, frozenset({1, 2})) is None
-    fill = statements.fill_moved(OP_FIRST_MOVED, frozenset({1}))
-    assert 'set c_1 = t."a"' in fill
-    assert '"b"' not in fill
+    assert statements.update(OP_UPDATED, frozenset({1, 2})).startswith("select from")
+
+
+def test_a_key_changes_by_one_update_that_keeps_unknown_values() -> None:
+    statements = Statements(apply_plan(["id", "a", "b"], ["id"]))
+    move = statements.move(OP_MOVED, frozenset({1}))
+    assert move.startswith('update only "public"."t" t set "id" = s.c_0, "a" = case when ')
+    assert """= 'u' then t."a" else s.c_1 end, "b" = s.c_2 """ in move
+    assert move.endswith(f't."id" {EQUALS} s.o_0')
 
 
 def test_an_append_table_deletes_only_what_stands_in_the_way() -> None:

@@ -14,8 +14,9 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.blocked_keys import FOLLOWS, BlockedKeys
 from streamer.apply.quarantine.items import Item
+from streamer.apply.sql.ordered_statements import Statements
 from streamer.apply.sql.staged_rows import OrderedRun
-from streamer.apply.sql.statements import CREATE_NOTED, CREATE_REFUSED, REFUSED, Statements
+from streamer.apply.sql.statements import CREATE_NOTED, CREATE_REFUSED, REFUSED
 from streamer.apply.sql.wide_rows import SplitStatements
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.writer import Writer

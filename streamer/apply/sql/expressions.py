@@ -23,7 +23,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from streamer.apply.plan import ApplyPlan, Identity, PlanColumn, PlanInput
-from streamer.apply.sql.statements import OP_DELETE, Statements
+from streamer.apply.sql.ordered_statements import Statements
+from streamer.apply.sql.statements import OP_CLEAR, OP_DELETE
 from streamer.mapping.expressions import Conjunct, Expression, over_row
 from streamer.mapping.options import MetadataKind, TableType
 from streamer.postgres.quoting import quote_identifier, quote_qualified
@@ -100,14 +101,25 @@ class ComputedStatements(Statements):
             f"where s.op = {OP_DELETE} and {self.matches_new_key}{self._is_unmarked}"
         )
 
-    def before_write(self, op: int) -> list[str]:
-        if self._passes is None:
-            return []
-        rows, stage = self.rows, f"pg_temp.{self.stage} s"
-        is_out = (
+    def _is_out(self, op: int) -> str:
+        """The condition that the row t has the key of a row staged as *op* outside the filter."""
+        return (
             f"s.op = {op} and case when s.op = {op} then {self._passes} is not true "
             f"else false end and {self.matches_new_key}"
         )
+
+    def remain(self, op: int) -> str:
+        if self._passes is None or op in (OP_DELETE, OP_CLEAR):
+            return super().remain(op)
+        return (
+            f"select exists (select from pg_temp.{self.stage} s join {self.rows} t "
+            f"on {self._is_out(op)}{self._is_unmarked})"
+        )
+
+    def before_write(self, op: int) -> list[str]:
+        if self._passes is None:
+            return []
+        rows, stage, is_out = self.rows, f"pg_temp.{self.stage} s", self._is_out(op)
         if not self.plan.marks_in_filter:
             return [f"delete from {rows} t using {stage} where {is_out}"]
         leave = (

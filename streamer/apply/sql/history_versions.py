@@ -19,7 +19,8 @@ from streamer.apply.sql.copydata import (
     encode_led_rows,
     escape_if_needed,
 )
-from streamer.apply.sql.statements import OP_DELETE, OP_INSERT, OP_UPDATE, Statements
+from streamer.apply.sql.ordered_statements import Statements
+from streamer.apply.sql.statements import OP_DELETE, OP_INSERT, OP_UPDATE
 from streamer.compiled import choice
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
 from streamer.decode.tuples import PendingRow

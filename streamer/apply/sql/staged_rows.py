@@ -13,13 +13,13 @@ from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.rejection_advice import key_text
 from streamer.apply.sql.copydata import commit_time_value, constant
 from streamer.apply.sql.expressions import input_name
+from streamer.apply.sql.ordered_statements import Statements
 from streamer.apply.sql.statements import (
     OP_DELETE,
     OP_INSERT,
     OP_TRUNCATE,
     OP_TRUNCATE_RESTART,
     OP_UPDATE,
-    Statements,
 )
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
 from streamer.decode.text_conversion import UnconvertedText
@@ -32,7 +32,6 @@ from streamer.decode.tuples import (
     Row,
     Value,
     is_partial,
-    unchanged_positions,
 )
 from streamer.postgres.binary_values import binary_text
 
@@ -188,22 +187,6 @@ def _texts(plan: ApplyPlan, row: Row) -> Iterator[str | None]:
             yield bytes(value).decode("utf-8", "backslashreplace")[:_SHOWN_MAX]
 
 
-def by_unchanged(
-    rows: Iterable[PendingRow],
-) -> Iterable[tuple[frozenset[int], list[PendingRow]]]:
-    """Group rows by the set of their unchanged values."""
-    groups: dict[frozenset[int], list[PendingRow]] = {}
-    whole: list[PendingRow] = []
-    for row in rows:
-        if is_partial(row):
-            groups.setdefault(unchanged_positions(row), []).append(row)
-        else:
-            whole.append(row)
-    if whole:
-        groups[frozenset()] = whole
-    return groups.items()
-
-
 def _new_positions(plan: ApplyPlan) -> list[int]:
     """Return where the values are that are staged of a new row."""
     return [c.position for c in plan.plain_columns] + [i.position for i in plan.inputs]
@@ -220,7 +203,7 @@ def _masked(values: list[Value], binary: bool) -> Row:
 
 
 def masked_rows(plan: ApplyPlan, rows: Iterable[PendingRow]) -> Iterator[Row]:
-    """Yield rows that lack values as they are staged: all new values behind a mask."""
+    """Yield rows that may lack values as they are staged: all new values behind a mask."""
     positions = _new_positions(plan)
     for row in rows:
         assert not isinstance(row, bytes), "a whole row"

@@ -17,7 +17,7 @@ from typing import Final
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.sql.expressions import ComputedStatements, statements_for
 from streamer.apply.sql.history_versions import VersionStatements
-from streamer.apply.sql.statements import Statements
+from streamer.apply.sql.ordered_statements import Statements
 from streamer.decode.tuples import Row
 
 PART_COLUMNS_MAX: Final = 120

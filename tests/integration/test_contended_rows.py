@@ -1,0 +1,146 @@
+"""Rows that a session at the target deletes and inserts again while streamer waits for them.
+
+The statement that waits finds neither row: the old one is gone, and its snapshot lacks the new one.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.postgres import Connection, Database, ordinary_role
+from tests.support.streamer import MakeStreamer
+from tests.support.waiting import until
+
+MARKS = ", deleted_at timestamptz"
+FACTS = {
+    # name: rule, columns of the target alone, index of the target, source's identity, change
+    "updated": ("", "", "unique", "default", "update {} set v = 'new' where id = 1"),
+    "partial": ("", "", "unique", "default", "update {} set v = 'new' where id = 2"),
+    "key_only": ("columns: {id: id}", "", "unique", "default", "update {} set id = id"),
+    "moved": ("", "", "unique", "default", "update {} set id = 9 where id = 1"),
+    "moved_partial": ("", "", "unique", "default", "update {} set id = 9 where id = 2"),
+    "deleted": ("", "", "unique", "default", "delete from {} where id = 1"),
+    "passes": ('filter: "n > 2"', "", "unique", "default", "update {} set v = 'new' where id = 1"),
+    "leaves": ('filter: "n > 2"', "", "unique", "full", "update {} set n = 1 where id = 1"),
+    "out": ('filter: "n > 2"', "", "unique", "default", "delete from {} where id = 1"),
+    "marked": ("on_delete: mark", MARKS, "unique", "default", "delete from {} where id = 1"),
+    "mark_out": (
+        'on_delete: mark, filter: "n > 2"',
+        MARKS,
+        "unique",
+        "default",
+        "delete from {} where id = 1",
+    ),
+    "appended": ("type: append", "", "unique", "default", "update {} set v = 'new' where id = 1"),
+    "bare": ("", "", "", "default", "update {} set v = 'new' where id = 1"),
+    "bare_deleted": ("", "", "", "default", "delete from {} where id = 1"),
+    "whole": ("", "", "", "full", "update {} set v = 'new' where id = 1"),
+    "whole_deleted": ("", "", "", "full", "delete from {} where id = 1"),
+    "emptied": ("", "", "unique", "default", "truncate {}"),
+}
+ORDERED = ("updated", "partial", "deleted", "passes", "leaves", "out", "marked", "bare", "moved")
+"""Those with a twin that has a trigger, so that streamer writes in exact order."""
+TRIGGER = """
+create function nothing() returns trigger language plpgsql as 'begin return new; end'
+"""
+
+
+def names() -> list[tuple[str, str]]:
+    return [(name, name) for name in FACTS] + [(f"{name}_x", name) for name in ORDERED]
+
+
+def make(source: Database, target: Database) -> str:
+    """Make the tables, with three rows each; return their rules."""
+    target.execute(TRIGGER)
+    rules = []
+    for table, name in names():
+        rule, extra, index, identity, _ = FACTS[name]
+        columns = "id int primary key, n int not null, v text, big text"
+        source.execute(
+            f"create table {table} ({columns}); alter table {table} replica identity {identity};"
+            f"alter table {table} alter big set storage external"
+        )
+        if name == "key_only":
+            columns = "id int not null"
+        target.execute(
+            f"create table {table} ({columns.replace('primary key', 'not null')}{extra});"
+            + (f"create {index} index on {table} (id)" if index else "")
+        )
+        if table != name:
+            target.execute(
+                f"create trigger nothing before update on {table} for each row"
+                f" execute function nothing(); alter table {table} enable always trigger nothing"
+            )
+        rules.append(f"{table}: {{initial: none{', ' + rule if rule else ''}}}")
+    # TRUNCATE has to be a DELETE.
+    target.execute("create table refers (id int references emptied (id))")
+    return "\n".join(rules)
+
+
+@contextlib.contextmanager
+def users(target: Database) -> Iterator[dict[int, Connection]]:
+    """Yield sessions by their pids: each has deleted and inserted a row of one table again."""
+    with contextlib.ExitStack() as stack:
+        sessions = {}
+        for table, name in names():
+            session = stack.enter_context(target.connect())
+            key = 2 if "partial" in name else 1
+            session.execute("begin")
+            session.execute(
+                f"create temporary table kept on commit drop as"
+                f" select * from {table} where id = {key}".encode()
+            )
+            if name != "key_only" and "whole" not in name:
+                session.execute("update kept set v = 'user'")
+            session.execute(f"delete from {table} where id = {key}".encode())
+            session.execute(f"insert into {table} select * from kept".encode())
+            sessions[session.info.backend_pid] = session
+        yield sessions
+
+
+BLOCKING = """
+select distinct unnest(pg_blocking_pids(pid)) from pg_stat_activity
+where datname = current_database() and application_name like 'streamer%'
+"""
+
+
+@pytest.mark.parametrize("is_ordinary", [False, True], ids=["replica", "ordinary"])
+async def test_a_row_that_goes_and_comes_while_streamer_waits_gets_its_change(
+    source: Database, target: Database, stream: MakeStreamer, is_ordinary: bool
+) -> None:
+    with contextlib.ExitStack() as stack:
+        if is_ordinary:
+            role = stack.enter_context(ordinary_role(target))
+        rules = make(source, target)
+        if is_ordinary:
+            target.execute(f"grant all on all tables in schema public to {role}")
+        async with stream(rules) as streamer:
+            await streamer.caught_up()
+            for table, _ in names():
+                source.execute(
+                    f"insert into {table} values (1, 5, 'old', null),"
+                    " (2, 5, 'old', repeat('b', 3000)), (3, 5, 'old', null)"
+                )
+            await streamer.caught_up()
+            with users(target) as sessions:
+                for table, name in names():
+                    source.execute(FACTS[name][-1].format(table))
+
+                def let_go() -> bool:
+                    """Let users commit that streamer waits for, until it has waited for all."""
+                    for (pid,) in target.execute(BLOCKING):
+                        if session := sessions.pop(int(str(pid)), None):
+                            session.execute("commit")
+                    return not sessions
+
+                await until(let_go, "streamer waits for each user")
+            await streamer.caught_up()
+            for table, name in names():
+                columns = "id" if name == "key_only" else "id, n, v, md5(big)"
+                passes = "n > 2" if "filter" in FACTS[name][0] else "true"
+                marked = "deleted_at is null" if FACTS[name][1] == MARKS else "true"
+                sent = source.execute(f"select {columns} from {table} where {passes} order by 1")
+                written = target.execute(f"select {columns} from {table} where {marked} order by 1")
+                assert written == sent, table
+                assert (await streamer.table(f"public.{table}"))["state"] == "ready"
