@@ -57,15 +57,22 @@ create table streamer.replica (
     sources text[] not null default '{}',
     journals text[] not null default '{}',
     max_sources integer,
-    -- The fingerprint of the mapping that it runs, and since when.
+    -- The fingerprint of the mapping that it has: streamer.mapping tells whether this is the newest.
     mapping text,
-    mapping_since timestamptz,
     -- It is about to end, and takes no sources.
     is_stopping boolean not null default false,
     -- Counted up every second. If it stands still, other replicas end the sessions of this one.
     beat bigint not null default 0,
     started_at timestamptz not null default now(),
     seen_at timestamptz not null default now()
+);
+
+-- The mappings that replicas have run, by fingerprint; the newest revision is the one to run. A replica
+-- adds a revision when an operator has changed its mapping, or when no other replica runs.
+create table streamer.mapping (
+    revision bigint generated always as identity primary key,
+    fingerprint text not null,
+    since timestamptz not null default now()
 );
 
 -- Lag, rate and retained WAL of each source by the minute, for a day: at most 1,440 rows a source.

@@ -79,6 +79,9 @@ class RunningEngine(Protocol):
 
     async def apply(self, mapping: Mapping) -> None: ...
 
+    def confirm_mapping(self) -> None:
+        """Let the other replicas follow the mapping of this process."""
+
 
 def database_path(settings: Settings) -> str | None:
     """Return the path of the mapping database, independent of the working directory."""
@@ -273,6 +276,8 @@ class AdminService:
             except StreamerError as exc:  # of one source, which says so itself
                 warning = redact(str(exc))
             self.mapping = mapping
+            if self.engine is not None:
+                self.engine.confirm_mapping()
         self.on_change("applied", {"revision": number})
         log.info("mapping applied", revision=number, actor=actor, sources=len(mapping.sources))
         return {"revision": number, "warning": warning, "plan": plan.to_json()}

@@ -26,6 +26,7 @@ from streamer.runtime.engine import Engine, StopCondition
 from streamer.runtime.processes.child import Membership
 from streamer.runtime.processes.journals import gather_journals
 from streamer.runtime.replicas.mapping_follower import MappingFollower
+from streamer.runtime.replicas.replica import is_known_dead
 from streamer.runtime.shutdown import stop_on_signals
 
 log = structlog.get_logger()
@@ -104,20 +105,33 @@ async def run(
         events = admin.attach(engine)
         reloading: set[asyncio.Task[None]] = set()
 
-        def reload() -> None:
+        def follow(on_success: Callable[[], None]) -> None:
             task = asyncio.create_task(
-                _reload(admin, engine, settings, path, partial(_load, path, overrides, membership)),
+                _reload(
+                    admin,
+                    engine,
+                    settings,
+                    path,
+                    partial(_load, path, overrides, membership),
+                    on_success,
+                ),
                 name="configuration",
             )
             reloading.add(task)
             task.add_done_callback(reloading.discard)
 
-        engine.following = MappingFollower(lambda: admin.mapping, reload)
-        act.update(stop=engine.stop, reload=reload)
+        def reload() -> None:
+            follow(lambda: None)
+
+        def reload_for_operator() -> None:
+            follow(engine.following.confirm)
+
+        engine.following = MappingFollower(lambda: admin.mapping, reload, is_known_dead)
+        act.update(stop=engine.stop, reload=reload_for_operator)
         for name in early:
             act[name]()
         async with (
-            obeying(membership, stop, reload) as turn,
+            obeying(membership, stop, reload_for_operator) as turn,
             _served(settings, admin, engine, events, membership, turn),
         ):
             if on_started is not None:
@@ -192,9 +206,10 @@ async def _reload(
     before: Settings,
     path: Path,
     load: Callable[[], tuple[Settings, Mapping]],
+    on_success: Callable[[], None],
 ) -> None:
     """Read the configuration again and switch to its sources and passwords; a faulty one changes
-    nothing.
+    nothing. *on_success*: runs once the process has the mapping, although a source may have failed.
 
     With a mapping database, `run` reads the last applied revision again.
     """
@@ -211,8 +226,10 @@ async def _reload(
         log.error("configuration rejected, keeping the current one", error=str(exc))
         return
     except StreamerError as exc:
+        on_success()
         log.error("configuration applied only in part", error=str(exc), code=exc.code)
         return
+    on_success()
     others = [
         name
         for name in type(settings).model_fields

@@ -7,7 +7,7 @@ frozen or cut off keeps both, but counts no further beats. Another one then ends
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -49,18 +49,17 @@ delete from streamer.replica r where seen_at < now() - make_interval(secs => $2:
 )
 _BEAT_SQL: Final = """
 update streamer.replica set beat = beat + 1, seen_at = pg_catalog.clock_timestamp(),
-    sources = $2, max_sources = $3, is_stopping = $4, journals = $5, mapping = $6,
-    mapping_since = case when mapping is distinct from $6
-        then pg_catalog.clock_timestamp() - make_interval(secs => $7::float8)
-        else mapping_since end
+    sources = $2, max_sources = $3, is_stopping = $4, journals = $5, mapping = $6
 where id = $1 and backend_pid = pg_catalog.pg_backend_pid() returning true
 """
 _REPLICAS_SQL: Final = _with_locks(
     """
 select r.id as number, r.name, r.backend_pid, r.address, r.sources, r.max_sources, r.is_stopping,
-       r.journals, r.mapping, r.mapping_since, r.beat, r.started_at, r.seen_at,
-       l.id is not null as is_alive
+       r.journals, r.mapping, m.revision as mapping_revision, m.since as mapping_since, r.beat,
+       r.started_at, r.seen_at, l.id is not null as is_alive
 from streamer.replica r
+left join lateral (select revision, since from streamer.mapping
+                   where fingerprint = r.mapping order by revision desc limit 1) m on true
 left join LOCKS l on l.id = r.id and l.pid = r.backend_pid
 order by r.id
 """
@@ -71,6 +70,15 @@ select s.database, s.sid, s.holder, l.pid
 from streamer.source s left join LOCKS l on l.id = s.id
 """
 )
+_MAPPINGS_SQL: Final = """
+select fingerprint from streamer.mapping group by 1 order by pg_catalog.max(revision) desc
+"""
+# A replica that has seen an older revision does not overwrite a newer one.
+_PROPOSE_SQL: Final = """
+insert into streamer.mapping (fingerprint)
+select $1 where $2::text is not distinct from
+    (select fingerprint from streamer.mapping order by revision desc limit 1)
+"""
 _END_SQL: Final = _with_locks(
     """
 select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
@@ -104,8 +112,11 @@ class ReplicaRecord:
     is_stopping: bool
     journals: frozenset[str]
     mapping: str | None
-    """The fingerprint of the mapping that it runs; None before its first beat."""
+    """The fingerprint of its mapping; None before its first beat."""
+    mapping_revision: int | None
+    """The newest revision with this mapping; None if no replica has run the mapping yet."""
     mapping_since: datetime | None
+    """The time of this revision."""
     beat: int
     started_at: datetime
     seen_at: datetime
@@ -126,6 +137,8 @@ class FleetRecord:
 
     replicas: list[ReplicaRecord]
     owners: dict[str, Owner]
+    mappings: list[str] = field(default_factory=list)
+    """The fingerprints of all mappings that replicas have run, the newest revision first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +150,6 @@ class Presence:
     is_stopping: bool
     journals: list[str]
     mapping: str
-    mapping_seconds: float
-    """The age of the mapping. A replica that joins anew does not have a newer one."""
 
 
 async def join(session: TargetConnection, name: str, address: str | None) -> int:
@@ -161,7 +172,6 @@ async def beat(session: TargetConnection, number: int, presence: Presence) -> bo
             presence.is_stopping,
             presence.journals,
             presence.mapping,
-            presence.mapping_seconds,
         )
     )
 
@@ -172,7 +182,13 @@ async def read_fleet(session: TargetConnection) -> FleetRecord:
         SourceLabel(row["database"], row["sid"]): Owner(row["pid"], row["holder"])
         for row in await session.fetch(_OWNERS_SQL, LOCK_CLASS)
     }
-    return FleetRecord(await read_replicas(session), owners)
+    mappings = [row["fingerprint"] for row in await session.fetch(_MAPPINGS_SQL)]
+    return FleetRecord(await read_replicas(session), owners, mappings)
+
+
+async def propose_mapping(session: TargetConnection, fingerprint: str, current: str | None) -> None:
+    """Make *fingerprint* the newest mapping, unless another one than *current* is by now."""
+    await session.execute(_PROPOSE_SQL, fingerprint, current)
 
 
 async def read_replicas(session: TargetConnection) -> list[ReplicaRecord]:
@@ -188,13 +204,13 @@ def _replica(row: Any) -> ReplicaRecord:
 
 
 def find_newest_mapping(replicas: Iterable[ReplicaRecord]) -> ReplicaRecord | None:
-    """Return the live replica whose mapping changed last. Pure."""
-    known = [
-        ((each.mapping_since, each.number), each)
+    """Return a live replica with the newest mapping of all replicas. Pure."""
+    ranked = [
+        ((each.mapping_revision, each.number), each)
         for each in replicas
-        if each.is_alive and not each.is_stopping and each.mapping_since is not None
+        if each.is_alive and not each.is_stopping and each.mapping_revision is not None
     ]
-    return max(known, key=lambda item: item[0])[1] if known else None
+    return max(ranked, key=lambda item: item[0])[1] if ranked else None
 
 
 async def read_unready_tables(bookkeeping: Bookkeeping) -> UnreadyTables:

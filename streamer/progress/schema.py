@@ -32,6 +32,7 @@ TABLES: Final = (
     "relation",
     "source",
     "replica",
+    "mapping",
     "installation",
     "migration",
     "minute",

@@ -495,6 +495,10 @@ class Engine:
             if errors:
                 raise errors[0]
 
+    def confirm_mapping(self) -> None:
+        """Let the other replicas follow the mapping of this process: an operator has changed it."""
+        self.following.confirm()
+
     def _tables_appeared(self, label: str) -> None:
         self._appeared.add(label)
         self._has_appeared.set()

@@ -19,6 +19,9 @@ SECONDS = 90.0
 NAMES = ["a", "b", "c", "d", "e", "f"]
 
 
+ALSO = ", joins: {type: append, initial: none}"
+
+
 class Site:
     """Six sources with a table each, which has no key: a change that is applied twice is seen."""
 
@@ -44,9 +47,12 @@ class Site:
         """Let the files of all processes map one more table of the last source."""
         for database in (self.source, self.target):
             database.execute("create table joins (n int)")
-        self.also = ", joins: {type: append, initial: none}"
+        self.also = ALSO
         for number in self.ports:
             self._write_config(number)
+
+    def config_again(self, number: int) -> None:
+        self._write_config(number)
 
     def _write_config(self, number: int) -> Path:
         directory = self.directory / str(number)
@@ -166,6 +172,56 @@ def test_replicas_share_sources_and_survive_the_death_and_the_freezing_of_one(
         source.execute("insert into joins values (1)")
         site.are_equal(third)
         assert target.execute("select n from joins") == [(1,)]
+
+
+@pytest.mark.timeout(300)
+def test_a_replica_with_an_older_file_takes_no_source_until_an_operator_decides(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    """It lacks a table that the fleet streams, and would take the table out of the publication."""
+    site = Site(tmp_path, source, target)
+    with ExitStack() as stack:
+
+        def start(number: int) -> Process:
+            return stack.enter_context(Process(site.config(number)[0], spark=False))
+
+        first = start(1)
+        shared(first)
+        site.map_another_table()
+        first.process.send_signal(signal.SIGHUP)
+        caught_up(first)
+        # WHEN a process starts with the file of before
+        site.also = ""
+        late = start(2)
+        pid = late.process.pid
+        eventually(lambda: not newest(first).get(pid, True), SECONDS, "seen as outdated")
+        # THEN that one is named, and the other one streams all sources with all tables
+        site.are_equal(first)
+        assert newest(first) == {first.process.pid: True, pid: False}
+        assert shares(first) == {first.process.pid: len(NAMES)}
+        source.execute("insert into joins values (1)")
+        caught_up(first)
+        assert target.execute("select n from joins") == [(1,)]
+        # WHEN its file is corrected THEN it gets its share by itself
+        site.also = ALSO
+        site.config_again(2)
+        shared(first, late, write=site.write)
+        # WHEN an operator says that another mapping is right THEN all follow
+        before = {each["mapping"] for each in report(first.config)["replicas"]}
+        site.also = ""
+        site.config_again(1)
+        site.config_again(2)
+        late.process.send_signal(signal.SIGHUP)
+        eventually(lambda: have_another_mapping(first, before), SECONDS, "the same mapping")
+        site.are_equal(late)
+
+
+def newest(process: Process) -> dict[int, bool]:
+    """Return whether each replica has the newest mapping, by its pid."""
+    return {
+        int(each["process"].rpartition(":")[2]): each["has_newest_mapping"]
+        for each in report(process.config)["replicas"]
+    }
 
 
 def have_another_mapping(process: Process, before: set[str]) -> bool:

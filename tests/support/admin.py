@@ -56,6 +56,9 @@ class FakeEngine:
             raise self.refusal
         self.applied.append(mapping)
 
+    def confirm_mapping(self) -> None:
+        pass
+
 
 class Admin:
     """The API of one process."""

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+
+import pytest
 
 from streamer.mapping.fingerprint import fingerprint
 from streamer.mapping.names import RelationPattern
 from streamer.mapping.rules import Mapping, MappingFault, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.progress.replicas import ReplicaRecord, find_newest_mapping
+from streamer.progress.replicas import FleetRecord, ReplicaRecord, find_newest_mapping
 from streamer.runtime.replicas.mapping_follower import MOST_SECONDS, MappingFollower
 
 URL = "postgresql://streamer:{}@{}/shop"
@@ -20,12 +22,49 @@ def mapping(password: str = "a", host: str = "db", exclude: Sequence[str] = ()) 
     return Mapping((SourceMapping("shop", None, Secret(URL.format(password, host)), rules),))
 
 
-def replica(number: int, text: str | None, seconds: int = 0) -> ReplicaRecord:
+def replica(number: int, text: str | None, revision: int | None = None) -> ReplicaRecord:
     none: frozenset[str] = frozenset()
-    since = None if text is None else SINCE + timedelta(seconds=seconds)
+    since = None if revision is None else SINCE
     return ReplicaRecord(
-        number, f"h:{number}", 1, None, none, None, False, none, text, since, 1, SINCE, SINCE, True
+        number,
+        f"h:{number}",
+        1,
+        None,
+        none,
+        None,
+        False,
+        none,
+        text,
+        revision,
+        since,
+        1,
+        SINCE,
+        SINCE,
+        True,
     )
+
+
+class Follower:
+    """A follower, and the times at which it has read its configuration."""
+
+    def __init__(self, *dead: str) -> None:
+        self.mapping = mapping()
+        self.reads: list[float] = []
+        self.now = 0.0
+        self.following = MappingFollower(
+            lambda: self.mapping, lambda: self.reads.append(self.now), dead.__contains__
+        )
+
+    @property
+    def own(self) -> str:
+        return self.following.report()
+
+    def look(
+        self, mappings: list[str], *replicas: ReplicaRecord, joined: float = 0.0
+    ) -> str | None:
+        self.following.report()
+        record = FleetRecord(list(replicas), {}, mappings)
+        return self.following.look(record, 1, self.now, joined)
 
 
 def test_a_fingerprint_is_that_of_the_mapping_without_its_passwords() -> None:
@@ -46,46 +85,65 @@ def test_a_fingerprint_has_no_place_of_a_file() -> None:
 
 
 def test_the_newest_mapping_is_that_of_a_live_replica_that_stays() -> None:
-    records = [replica(1, "old"), replica(2, "new", 5), replica(3, None)]
+    records = [replica(1, "old", 1), replica(2, "new", 2), replica(3, "unknown")]
     assert find_newest_mapping(records) == records[1]
     assert find_newest_mapping([records[0], replace(records[1], is_alive=False)]) == records[0]
     assert find_newest_mapping([records[0], replace(records[1], is_stopping=True)]) == records[0]
     assert find_newest_mapping([records[2]]) is None
 
 
-def test_a_replica_reads_a_newer_mapping_and_never_an_older_one() -> None:
-    reads: list[float] = []
-    now = 0.0
-    following = MappingFollower(mapping, lambda: reads.append(now))
-    mine, _ = following.report(now)
-    following.look([replica(1, mine, 5), replica(2, "old")], 1, now)
-    assert reads == []
-    following.look([replica(1, mine), replica(2, "new", 5)], 1, now)
-    assert reads == [0.0]
+def test_the_first_mapping_is_the_newest_one() -> None:
+    follower = Follower()
+    assert follower.look([]) == follower.own
+    assert not follower.following.is_waiting
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_replica_that_starts_beside_others_takes_no_source_with_another_mapping(
+    is_old: bool,
+) -> None:
+    follower = Follower()
+    history = ["new", *([follower.own] if is_old else [])]
+    others = [replica(1, follower.own), replica(2, "new", 2)]
+    assert follower.look(history, *others, joined=100.0) is None
+    assert follower.following.is_waiting
+    assert follower.reads == [0.0]
+    # AND an operator decides.
+    follower.following.confirm()
+    assert follower.look(history, *others, joined=101.0) == follower.own
+    assert not follower.following.is_waiting
+
+
+def test_a_mapping_is_the_newest_one_when_all_others_have_ended_in_order() -> None:
+    follower = Follower()
+    assert follower.look(["new"], replica(1, follower.own)) == follower.own
+    assert follower.look(["new", follower.own], replica(1, follower.own)) == follower.own
+    stopping = replace(replica(2, "new", 2), is_stopping=True)
+    assert follower.look(["new"], replica(1, follower.own), stopping) == follower.own
+
+
+def test_replicas_that_lost_their_sessions_come_back_before_another_mapping_counts() -> None:
+    follower = Follower()
+    lost = replace(replica(2, "new", 2), is_alive=False)
+    assert follower.look(["new"], lost, joined=1.0) is None
+    assert follower.look(["new"], lost, joined=3.0) == follower.own  # a new mapping, after a crash
+    # An older mapping waits as long as the target remembers the replicas of the present one.
+    assert follower.look(["new", follower.own], lost, joined=100.0) is None
+    # A killed process of this machine does not come back.
+    follower = Follower("h:2")
+    assert follower.look(["new", follower.own], lost) == follower.own
 
 
 def test_a_replica_tries_again_ever_more_rarely_until_it_has_the_mapping() -> None:
-    reads: list[float] = []
-    has = [mapping()]
-    now = 0.0
-    following = MappingFollower(lambda: has[0], lambda: reads.append(now))
-    mine, _ = following.report(now)
+    follower = Follower()
     wanted = mapping(host="other")
-    others = [replica(1, mine), replica(2, fingerprint(wanted), 5)]
+    others = [replica(1, follower.own), replica(2, fingerprint(wanted), 5)]
     for second in range(200):
-        now = float(second)
-        following.look(others, 1, now)
-    assert reads == [0.0, 2.0, 6.0, 14.0, 30.0, 62.0, 122.0, 182.0]
+        follower.now = float(second)
+        follower.look([fingerprint(wanted)], *others, joined=1000.0)
+    assert follower.reads == [0.0, 2.0, 6.0, 14.0, 30.0, 62.0, 122.0, 182.0]
     assert MOST_SECONDS == 60.0
-    has[0] = wanted
-    assert following.report(500.0) == (fingerprint(wanted), 0.0)
-    following.look(others, 1, 500.0)
-    assert len(reads) == 8
-
-
-def test_a_mapping_keeps_its_age_when_it_is_read_again_without_a_change() -> None:
-    has = [mapping()]
-    following = MappingFollower(lambda: has[0], lambda: None)
-    following.report(10.0)
-    has[0] = mapping()
-    assert following.report(15.0)[1] == 5.0
+    follower.mapping = wanted
+    assert follower.look([fingerprint(wanted)], *others, joined=1000.0) is None
+    assert not follower.following.is_waiting
+    assert len(follower.reads) == 8

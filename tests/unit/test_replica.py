@@ -20,7 +20,21 @@ def record(
 ) -> ReplicaRecord:
     sources: frozenset[str] = frozenset()
     return ReplicaRecord(
-        number, name, 100, None, sources, None, False, sources, None, None, beat, NOW, NOW, is_alive
+        number,
+        name,
+        100,
+        None,
+        sources,
+        None,
+        False,
+        sources,
+        None,
+        None,
+        None,
+        beat,
+        NOW,
+        NOW,
+        is_alive,
     )
 
 

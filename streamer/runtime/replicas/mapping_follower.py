@@ -1,11 +1,17 @@
-"""The mapping of this process among its replicas: it follows the one that changed last.
+"""The mapping of this process among its replicas: all run the newest revision.
 
 An operator changes the mapping of one replica: by an apply in the mapping database, or by SIGHUP
-after a change of the file. The others see another fingerprint in the bookkeeping of the target, and
-read their own configuration again. The target never holds a mapping.
+after a change of the file. That replica adds a revision to the bookkeeping of the target. The
+others see its fingerprint, and read their own configuration again. The target never holds a
+mapping.
+
+A replica with another mapping takes no source. It may have an older file, which lacks tables that
+the fleet streams. Its age tells nothing: a process that starts late may have the oldest file. So
+its mapping becomes the newest one only if an operator says so (SIGHUP), or if no replica is left
+that runs the newest one.
 
 A file may reach another machine later, so a replica tries again, ever more rarely. Meanwhile log
-and status name the replicas that differ.
+and status name the replica that differs.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,65 +21,126 @@ import structlog
 
 from streamer.mapping.fingerprint import fingerprint
 from streamer.mapping.rules import Mapping
-from streamer.progress.replicas import ReplicaRecord, find_newest_mapping
+from streamer.progress.replicas import FleetRecord, ReplicaRecord
 
 log = structlog.get_logger()
 
 FIRST_SECONDS: Final = 2.0
 MOST_SECONDS: Final = 60.0
+JOIN_SECONDS: Final = 3.0
+"""After it has joined, a replica leaves sources and mapping to others that may have lost their
+sessions in the same outage, for so long.
+"""
+DIFFERS: Final = (
+    "this replica has another mapping than the one that the replicas run, so it takes no source"
+)
+HINT: Final = (
+    "give it the configuration of the others; or, if its own is the newer one, send it SIGHUP"
+)
+
+
+def find_users(
+    mapping: str, replicas: Sequence[ReplicaRecord], is_dead: Callable[[str], bool]
+) -> list[ReplicaRecord]:
+    """Return the replicas that run *mapping*, or may come back with it. Pure but for *is_dead*.
+
+    A replica that ended in order has no row. *is_dead*: whether the process of a name is known to
+    have ended.
+    """
+    return [
+        each
+        for each in replicas
+        if each.mapping == mapping
+        and not each.is_stopping
+        and (each.is_alive or not is_dead(each.name))
+    ]
 
 
 class MappingFollower:
     """See the module. *read_mapping* returns the whole mapping that this process has; *reload*
-    begins to read the configuration again, as SIGHUP does.
+    begins to read the configuration again, as SIGHUP does. *is_dead*: see `find_users`.
     """
 
-    def __init__(self, read_mapping: Callable[[], Mapping], reload: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        read_mapping: Callable[[], Mapping],
+        reload: Callable[[], None],
+        is_dead: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self.is_waiting = False
+        """Whether the replicas run another mapping than this process has."""
         self._read_mapping = read_mapping
         self._reload = reload
+        self._is_dead = is_dead
         self._mapping: Mapping | None = None
         self._fingerprint = ""
-        self._since = 0.0
+        self._is_confirmed = False
         self._awaited = ""
         """The fingerprint that this process tries to reach."""
         self._next_at = 0.0
         self._seconds = FIRST_SECONDS
         self._is_told = False
 
-    def report(self, now: float) -> tuple[str, float]:
-        """Return the fingerprint of the mapping of this process, and its age in seconds."""
+    def confirm(self) -> None:
+        """Make the mapping of this process the newest one, because an operator has changed or
+        confirmed the mapping here.
+        """
+        self._is_confirmed = True
+
+    def report(self) -> str:
+        """Return the fingerprint of the mapping of this process."""
         mapping = self._read_mapping()
         if mapping is not self._mapping:
             self._mapping = mapping
-            found = fingerprint(mapping)
-            if found != self._fingerprint:
-                self._fingerprint, self._since = found, now
-        return self._fingerprint, now - self._since
+            self._fingerprint = fingerprint(mapping)
+        return self._fingerprint
 
-    def look(self, replicas: Sequence[ReplicaRecord], number: int, now: float) -> None:
-        """Read the configuration again if the newest mapping of the live *replicas* is another one.
+    def look(
+        self, record: FleetRecord, number: int, now: float, joined_seconds: float
+    ) -> str | None:
+        """Return the fingerprint to make the newest one, if that of this process has to be.
 
-        *number*: that of this process.
+        Otherwise read the configuration again if the replicas run another mapping. *number*: that
+        of this process. *joined_seconds*: since when it has this number.
         """
-        newest = find_newest_mapping(replicas)
-        if newest is None or newest.number == number or newest.mapping == self._fingerprint:
+        current = record.mappings[0] if record.mappings else None
+        if current == self._fingerprint:
+            self._is_confirmed = self.is_waiting = self._is_told = False
             self._awaited = ""
-            self._is_told = False
-            return
-        if newest.mapping != self._awaited:
-            self._awaited = newest.mapping or ""
+            return None
+        if current is None or self._is_confirmed or self._is_alone(record, number, joined_seconds):
+            self.is_waiting = False
+            return self._fingerprint
+        self.is_waiting = True
+        self._follow(current, record.replicas, now)
+        return None
+
+    def _is_alone(self, record: FleetRecord, number: int, joined_seconds: float) -> bool:
+        """Whether no replica runs the newest mapping, or will soon.
+
+        A mapping that has been the newest one before is older than the present one. Replicas that
+        may come back with the present one then count for as long as the target remembers them.
+        """
+        others = [each for each in record.replicas if each.number != number]
+        users = find_users(record.mappings[0], others, self._is_dead)
+        if any(each.is_alive for each in users):
+            return False
+        if not users:
+            return True
+        return self._fingerprint not in record.mappings and joined_seconds >= JOIN_SECONDS
+
+    def _follow(self, current: str, replicas: Sequence[ReplicaRecord], now: float) -> None:
+        if current != self._awaited:
+            self._awaited = current
             self._next_at, self._seconds = now, FIRST_SECONDS
         if now < self._next_at:
             return
+        names = [each.name for each in replicas if each.is_alive and each.mapping == current]
         if self._seconds > FIRST_SECONDS and not self._is_told:  # it has read it once in vain
             self._is_told = True
-            log.warning(
-                "this replica runs another mapping than the one that changed last",
-                newest=newest.name,
-                hint="give both the same configuration; streamer reads it again from time to time",
-            )
+            log.warning(DIFFERS, run_by=names, hint=HINT)
         elif not self._is_told:
-            log.info("another replica has a newer mapping: reading it", newest=newest.name)
+            log.info("the replicas run another mapping: reading the configuration", run_by=names)
         self._next_at = now + self._seconds
         self._seconds = min(2 * self._seconds, MOST_SECONDS)
         self._reload()

@@ -34,11 +34,17 @@ from streamer.progress.replicas import (
     end_sessions,
     join,
     leave,
+    propose_mapping,
     read_fleet,
     read_unready_tables,
 )
 from streamer.progress.sources import read_source_records
-from streamer.runtime.replicas.mapping_follower import MappingFollower
+from streamer.runtime.replicas.mapping_follower import (
+    DIFFERS,
+    HINT,
+    JOIN_SECONDS,
+    MappingFollower,
+)
 from streamer.runtime.replicas.shares import Peer, SharePlan, decide, leads, make_plan
 from streamer.target.connection import TargetConnection
 from streamer.waiting import wait_for_event
@@ -46,10 +52,6 @@ from streamer.waiting import wait_for_event
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 1.0
-JOIN_SECONDS: Final = 3.0
-"""After it has joined, a replica leaves sources to others that may have lost their sessions in the
-same outage, for so long.
-"""
 FROZEN_SECONDS: Final = 10.0
 """A replica that counts no beats for so long has died, is frozen or is cut off."""
 FROZEN_LOOKS: Final = 5
@@ -233,7 +235,11 @@ class Replica:
         self._note(record)
         if self._is_stopping:
             return
-        self._following.look(record.replicas, self._number, time.monotonic())
+        now = time.monotonic()
+        newest = self._following.look(record, self._number, now, now - self._joined_at)
+        if newest is not None:
+            current = record.mappings[0] if record.mappings else None
+            await self._locks.use(partial(propose_mapping, fingerprint=newest, current=current))
         sources = {shared.source.label: shared for shared in self._read_sources()}
         await self._keep(sources, record)
         await self._share(sources, record)
@@ -249,7 +255,7 @@ class Replica:
             self._max_sources,
             self._is_stopping,
             [each.source.label for each in shared if each.has_journal],
-            *self._following.report(time.monotonic()),
+            self._following.report(),
         )
         is_known = self._backend_pid == session.backend_pid and await beat(
             session, self._number, presence
@@ -369,6 +375,8 @@ class Replica:
         busy = {label for label, shared in sources.items() if shared.is_busy}
         decision = decide(self._number, plan, self._members, owners, busy, refused)
         await self._give(sources, decision.give, now)
+        if self._following.is_waiting:
+            return
         for label in self._ordered(sources, decision.take, record, now):
             await self._begin(sources[label])
 
@@ -417,7 +425,10 @@ class Replica:
             record = records.get(label)
             holder = self.fleet.holders.get(label)
             if record is None or holder is None:
-                shared.show("waiting", ErrorReport(_NO_ROOM, NoReplicaError.code), None, {})
+                report = ErrorReport(_NO_ROOM, NoReplicaError.code)
+                if self._following.is_waiting:
+                    report = ErrorReport(DIFFERS, NoReplicaError.code, HINT)
+                shared.show("waiting", report, None, {})
             else:
                 shared.show(record.state, record.error, holder, tables.get(label, {}))
 
@@ -433,12 +444,12 @@ def _log_left(error: Exception) -> None:
 def may_return(replicas: Sequence[ReplicaRecord], name: str) -> bool:
     """Whether a replica that has lost its session may join again soon. *name*: of this process."""
     return any(
-        not each.is_alive and each.name != name and not _is_known_dead(each.name)
+        not each.is_alive and each.name != name and not is_known_dead(each.name)
         for each in replicas
     )
 
 
-def _is_known_dead(name: str) -> bool:
+def is_known_dead(name: str) -> bool:
     """Whether *name* is that of a process of this machine that has ended."""
     host, _, pid = name.rpartition(":")
     if host != socket.gethostname() or not pid.isdecimal():
