@@ -43,7 +43,7 @@ class MinuteExchange:
         self._find_bookkeeping = find_bookkeeping
         self._series = series
         self._clock = clock
-        self._waiting: dict[int, list[str]] = {}
+        self._waiting: dict[int, dict[str, None]] = {}
         """Sources with a minute that is to be stored, by the time of that minute."""
         self._read_at: list[float] = []
         """When the last two readings were; empty before the first."""
@@ -52,7 +52,7 @@ class MinuteExchange:
     def note(self, minutes: Sequence[Minute]) -> None:
         """Store *minutes*, which the series has, as soon as the target takes them."""
         for minute in minutes:
-            self._waiting.setdefault(minute.at, []).append(minute.source)
+            self._waiting.setdefault(minute.at, {})[minute.source] = None
         oldest = self._clock() - KEPT_SECONDS
         while self._waiting and (first := next(iter(self._waiting))) < oldest:
             del self._waiting[first]

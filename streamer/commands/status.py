@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from streamer.commands.scope import ALL, Scope
 from streamer.error_reports import error_fields, runbook_address
-from streamer.errors import SourceConnectionError, SourceError, TargetConnectionError, TargetError
+from streamer.errors import SourceConnectionError, SourceError, TargetError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint
@@ -22,7 +22,7 @@ from streamer.progress.held_changes import HeldRecord, read_held
 from streamer.progress.lost_mapping import MappingTrouble, find_lost_mapping
 from streamer.progress.planned_definitions import DefinitionRecord, read_definitions
 from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.replicas import ReplicaRecord, find_newest_mapping, read_replicas
+from streamer.progress.replicas import Fleet, ReplicaRecord, find_newest_mapping, read_fleet
 from streamer.progress.schema import is_installed
 from streamer.progress.sequences import SequenceRecord, read_sequences
 from streamer.progress.sources import SourceRecord, read_source_records
@@ -43,7 +43,7 @@ HINTS: Final = {
     "not started": "no process has run this source yet; start: streamer run",
     "stopped": "no process reads its slot, so the source retains its WAL; start: streamer run",
 }
-_NO_BOOKS: Final = "the target holds the state of this source and does not answer"
+_NO_BOOKS: Final = "the target holds the state of this source"
 
 
 @dataclass(slots=True)
@@ -180,8 +180,8 @@ class StatusReport:
     target: TargetHealth
     sources: list[SourceStatus]
     mapping: MappingTrouble | None = None
-    replicas: list[ReplicaRecord] = field(default_factory=list)
-    """The processes that share the sources."""
+    fleet: Fleet = field(default_factory=Fleet)
+    """The processes that share the sources, and those that have their locks."""
     fine: int = 0
     """Sources without a problem that the report leaves out."""
 
@@ -192,15 +192,14 @@ class StatusReport:
             if self.mapping is None
             else self.mapping.to_json(),
             "sources": [status.to_json() for status in self.sources],
-            "replicas": [self._replica(each) for each in self.replicas],
+            "replicas": [self._replica(each) for each in self.fleet.replicas],
         }
 
     def _replica(self, replica: ReplicaRecord) -> dict[str, Any]:
-        processes = [status.process for status in self.sources]
         return {
             "process": replica.name,
             "address": replica.address,
-            "sources": processes.count(replica.name),
+            "sources": self.fleet.counts()[replica.name],
             "max_sources": replica.max_sources,
             "mapping": replica.mapping,
             "mapping_since": replica.mapping_since
@@ -213,10 +212,10 @@ class StatusReport:
 
     def outdated_replicas(self) -> list[ReplicaRecord]:
         """Return the replicas that run another mapping than the one that changed last."""
-        newest = find_newest_mapping(self.replicas)
+        newest = find_newest_mapping(self.fleet.replicas)
         if newest is None:
             return []
-        return [each for each in self.replicas if each.mapping not in (None, newest.mapping)]
+        return [each for each in self.fleet.replicas if each.mapping not in (None, newest.mapping)]
 
     @property
     def exit_code(self) -> int:
@@ -263,8 +262,8 @@ async def read_report(
             trouble = state.trouble
             if trouble is None and is_empty:
                 trouble = await _find_lost(bookkeeping, state.missing)
-            replicas = await _read_replicas(bookkeeping)
-            return StatusReport(target, _only_tables(statuses, scope), trouble, replicas)
+            fleet = await _read_fleet(bookkeeping)
+            return StatusReport(target, _only_tables(statuses, scope), trouble, fleet)
         except TargetError as exc:
             target.judge(exc, address)
         finally:
@@ -275,8 +274,8 @@ async def read_report(
             source.sid,
             UNKNOWN,
             source.slot,
-            error=_NO_BOOKS,
-            error_code=TargetConnectionError.code,
+            error=f"{_NO_BOOKS}: {target.error}",
+            error_code=target.error_code,
         )
         for source in mapping.sources
     ]
@@ -292,11 +291,11 @@ def _only_tables(statuses: list[SourceStatus], scope: Scope) -> list[SourceStatu
     return [status for status in statuses if status.tables]
 
 
-async def _read_replicas(bookkeeping: Bookkeeping) -> list[ReplicaRecord]:
+async def _read_fleet(bookkeeping: Bookkeeping) -> Fleet:
     if not await is_installed(bookkeeping):
-        return []
+        return Fleet()
     async with bookkeeping.connection() as target:
-        return [each for each in await read_replicas(target) if each.is_alive]
+        return Fleet.of(await read_fleet(target))
 
 
 async def _find_lost(bookkeeping: Bookkeeping, missing: Path | None) -> MappingTrouble | None:
@@ -428,11 +427,12 @@ async def _add_positions(
             retained = await read_retained(plain, source)
             status.role = "standby" if is_standby(plain) else "primary"
     except SourceError as exc:
-        if status.error in (None, _NO_BOOKS):
+        if status.error is None or status.error.startswith(_NO_BOOKS):
             status.error, status.error_code = str(exc), exc.code
         status.state = "unreachable"
+        status.hint = exc.hint
         if isinstance(exc, SourceConnectionError):
-            status.hint = reach_hint(source.url.reveal())
+            status.hint = exc.hint or reach_hint(source.url.reveal())
         _add_held(status, books, None)
         return
     record = books.sources.get(source.label)

@@ -62,9 +62,8 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
         _summary(report.sources),
         _fine_line(summarize(report)),
     ]
-    if len(report.replicas) > 1:
-        processes = [status.process for status in report.sources]
-        runs = [f"{each.name} runs {processes.count(each.name)}" for each in report.replicas]
+    if len(report.fleet.replicas) > 1:
+        runs = [f"{name} runs {count}" for name, count in report.fleet.counts().items()]
         lines.append(Text(f"{len(runs)} replicas: {', '.join(runs)}"))
         if outdated := [each.name for each in report.outdated_replicas()]:
             names = ", ".join(outdated)

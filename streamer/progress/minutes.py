@@ -2,7 +2,8 @@
 
 The process that runs a source stores its minutes, and the pages of all processes read them. Two
 processes may store the same minute, because the source has moved in it, or because the answer to a
-statement was lost. The row then is a summary of both: the highest lag and WAL, and the mean rate.
+statement was lost. One may store a minute twice, because its clock was set back. The row then is a
+summary of both: the highest lag and WAL, and the mean rate.
 """
 
 from collections.abc import Sequence
@@ -32,10 +33,11 @@ with pruned as (
     delete from streamer.minute where at < now() - make_interval(secs => $6::float8))
 insert into streamer.minute as m
     (at, source_id, lag_seconds, changes_per_second, retained_wal_bytes)
-select to_timestamp(v.at), s.id, v.lag, v.rate, v.wal
+select to_timestamp(v.at), s.id, max(v.lag), avg(v.rate), max(v.wal)
 from unnest($1::float8[], $2::text[], $3::float4[], $4::float4[], $5::float4[])
     v (at, source, lag, rate, wal)
 join streamer.source s on concat_ws(':', s.database, s.sid) = v.source
+group by 1, 2
 order by 1, 2
 on conflict (at, source_id) do update set
     lag_seconds = greatest(m.lag_seconds, excluded.lag_seconds),

@@ -142,6 +142,29 @@ class FleetRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Fleet:
+    """The live replicas, and the name of the process that has the lock of each source."""
+
+    replicas: list[ReplicaRecord] = field(default_factory=list)
+    holders: dict[str, str] = field(default_factory=dict)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many sources each live replica runs, by its name."""
+        names = list(self.holders.values())
+        return {each.name: names.count(each.name) for each in self.replicas}
+
+    @classmethod
+    def of(cls, record: FleetRecord) -> "Fleet":
+        live = [each for each in record.replicas if each.is_alive]
+        holders = {
+            label: owner.holder or "another process"
+            for label, owner in record.owners.items()
+            if owner.backend_pid is not None
+        }
+        return cls(live, holders)
+
+
+@dataclass(frozen=True, slots=True)
 class Presence:
     """The report of a replica with each beat."""
 

@@ -45,6 +45,7 @@ from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession
 from streamer.progress.lost_mapping import MappingTrouble, find_lost_mapping
+from streamer.progress.replicas import Fleet
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
 from streamer.progress.schema import migrate, read_installation
 from streamer.progress.sources import forget_source, read_source_records
@@ -60,7 +61,7 @@ from streamer.runtime.readiness import (
 )
 from streamer.runtime.relations import resolve_at
 from streamer.runtime.replicas.mapping_follower import MappingFollower
-from streamer.runtime.replicas.replica import Fleet, Replica
+from streamer.runtime.replicas.replica import Replica
 from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.start_limit import Starts

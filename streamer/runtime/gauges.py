@@ -15,8 +15,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamer.observability.metrics import gauge
 from streamer.observability.table_metrics import TableDetail
+from streamer.progress.replicas import Fleet
 from streamer.progress.verifications import VerificationRecord
-from streamer.runtime.replicas.replica import Fleet
 from streamer.runtime.services import SOURCE_STATES
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth

@@ -29,7 +29,8 @@ from streamer.errors import (
 )
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres import session
-from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS, has_several_hosts, with_host_first
+from streamer.postgres.connect_failures import connect_hint, is_refused
+from streamer.postgres.conninfo import has_several_hosts, with_host_first
 from streamer.postgres.credentials import (
     current_password,
     forget_password,
@@ -102,38 +103,12 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
     return kind(f'source "{label}": {text}')
 
 
-_REFUSALS: Final = (
-    "authentication failed",
-    "no pg_hba.conf entry",
-    "does not exist",
-    "not permitted",
-    "no password supplied",
-)
-
-
-_OF_HOST: Final = re.compile(r"^- host: ", re.MULTILINE)
-"""Begins the error of one host in psycopg's message about several."""
-
-
-def _is_refused(text: str) -> bool:
-    """Return whether every host has refused the role. Pure.
-
-    One that is down or a standby may be the right one again in a moment.
-    """
-    first, *of_hosts = _OF_HOST.split(text)
-    return all(any(word in each for word in _REFUSALS) for each in of_hosts or [first])
-
-
 def _translate_without_sqlstate(error: psycopg.Error, message: str) -> StreamerError:
     # libpq reports a failed connection attempt without SQLSTATE; its text is all there is.
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        if _is_refused(str(error)):
-            return SourceRejectedError(
-                message, hint="check role, password, pg_hba.conf and database"
-            )
-        if any(word in str(error) for word in TLS_WORDS):
-            return SourceConnectionError(message, hint=TLS_HINT)
-        return SourceConnectionError(message)
+        hint = connect_hint(str(error))
+        kind = SourceRejectedError if is_refused(str(error)) else SourceConnectionError
+        return kind(message, hint=hint)
     return SourceError(message)
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import psycopg
 
-from streamer.errors import SourceConnectionError
+from streamer.errors import SourceConnectionError, SourceError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.source.catalog import SourceServer, flush_wal, read_flush_lsn
@@ -28,6 +28,7 @@ from streamer.source.connection import (
     fetch_one,
     is_standby,
     names_several_hosts,
+    translate,
     translating,
 )
 
@@ -162,10 +163,11 @@ class RunningTransactions:
             writers = [row["session"] for row in await fetch_all(self._primary, _WRITERS_SQL)]
         except psycopg.errors.InsufficientPrivilege:
             return f"{awaited}, where the role may not execute pg_log_standby_snapshot()"
-        except (psycopg.Error, SourceConnectionError):
+        except (psycopg.Error, SourceError) as exc:
             await self._stack.aclose()
             self._primary = None
-            return f"{awaited}, which does not answer"
+            error = translate(exc, self._source.label) if isinstance(exc, psycopg.Error) else exc
+            return f"{awaited}, which streamer cannot ask: {error.message}"
         if not writers:
             return awaited
         return f"{awaited}, without the transactions that run there now: {', '.join(writers)}"

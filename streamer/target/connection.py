@@ -37,7 +37,8 @@ from streamer.errors import (
     ValueConversionError,
 )
 from streamer.postgres import origin, session
-from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS, parse_conninfo, several_hosts
+from streamer.postgres.connect_failures import connect_hint
+from streamer.postgres.conninfo import TLS_HINT, parse_conninfo, several_hosts
 from streamer.postgres.credentials import (
     current_password,
     forget_password,
@@ -205,8 +206,10 @@ def _translate(error: BaseException) -> StreamerError:
             error, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError
         ):
             message = first_line(error)
-            is_tls = isinstance(error, ssl.SSLError) or any(word in message for word in TLS_WORDS)
-            return TargetConnectionError(f"target: {message}", hint=TLS_HINT if is_tls else None)
+            hint = connect_hint(message)
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                hint = hint or TLS_HINT
+            return TargetConnectionError(f"target: {message}", hint=hint)
         return TargetError(f"target: {first_line(error)}")
     if state == FENCED_STATE:
         ids = (getattr(error, "detail", None) or "").split(",")

@@ -90,7 +90,7 @@ def test_a_failover_keeps_the_slot_where_the_standby_is_ready() -> None:
         (StandbyLook("b", None, READY), "does not exist yet"),
         (StandbyLook("b", replace(SLOT, is_temporary=True), READY), "would be lost"),
         (StandbyLook("b", replace(SLOT, invalidation="rows_removed"), READY), "rows_removed"),
-        (StandbyLook("b", error="connection refused"), "does not answer: connection refused"),
+        (StandbyLook("b", error="connection refused"), "cannot be looked at: connection refused"),
     )
     for look, words in cases:
         facts.standbys = [look]

@@ -31,7 +31,9 @@ class Target:
 
     async def add(self, _: object, minutes: Sequence[Minute], kept_seconds: float) -> None:
         self._answer()
-        self.rows |= {(minute.at, minute.source): minute for minute in minutes}
+        new = {(minute.at, minute.source): minute for minute in minutes}
+        assert len(new) == len(minutes), "PostgreSQL upserts a row once in a statement"
+        self.rows |= new
 
     async def read(self, _: object, since: float, until: float) -> list[Minute]:
         self._answer()
@@ -174,6 +176,20 @@ async def test_minutes_wait_in_memory_for_a_target_that_is_away_at_most_a_day(
         clock.now = minute.at
         first.history.exchange.note([minute])
     assert len(first.history.exchange._waiting) <= KEPT_SECONDS // COARSE_SECONDS + 1
+
+
+async def test_a_clock_that_is_set_back_costs_no_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, clock = Target(monkeypatch), Clock()
+    process = OneProcess(clock, "shop")
+    await clock.run(600)
+    target.is_away = True
+    await clock.run(120)
+    clock.now -= 70
+    await clock.run(190)
+    target.is_away = False
+    await clock.run(300)
+    assert [at for at, _ in sorted(target.rows)] == [START + 60 * minute for minute in range(18)]
+    assert not process.has_hole()
 
 
 async def test_the_exchange_goes_on_beside_the_samples_after_a_failure(

@@ -1,6 +1,10 @@
 """The output of `streamer status`: names stay whole, problems come first."""
 
+import contextlib
 import io
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -8,8 +12,21 @@ from rich.text import Text
 from streamer.admin.page.view import queue_of
 from streamer.commands.doctor.diagnosis import judge_status
 from streamer.commands.problems import only_problems
-from streamer.commands.status import HINTS, SourceStatus, StatusReport, TableStatus
+from streamer.commands.status import (
+    HINTS,
+    SourceStatus,
+    StatusReport,
+    TableStatus,
+    _add_positions,
+    _Bookkeeping,
+)
 from streamer.commands.status_view import Pager, as_json_object, print_status, render_lines
+from streamer.errors import SourceConnectionError, SourceError, SourceRejectedError
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.connect_failures import ROLE_HINT
+from streamer.postgres.conninfo import TLS_HINT
+from streamer.postgres.secret import Secret
+from streamer.progress.replicas import Fleet, ReplicaRecord
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.states import STARTING_SPARK
 
@@ -23,6 +40,28 @@ def table(name: str, state: str = "ready", error: str | None = None, held: int =
 def source(sid: str, state: str = "streaming", *tables: TableStatus) -> SourceStatus:
     hint = HINTS.get(state)
     return SourceStatus("shop", sid, state, f"streamer_shop_{sid}", hint=hint, tables=list(tables))
+
+
+def replica(number: int) -> ReplicaRecord:
+    now = datetime.now(UTC)
+    nothing: frozenset[str] = frozenset()
+    return ReplicaRecord(
+        number=number,
+        name=f"host:{number}",
+        backend_pid=number,
+        address=None,
+        sources=nothing,
+        max_sources=None,
+        is_stopping=False,
+        journals=nothing,
+        mapping=None,
+        mapping_revision=None,
+        mapping_since=None,
+        beat=1,
+        started_at=now,
+        seen_at=now,
+        is_alive=True,
+    )
 
 
 def report(statuses: list[SourceStatus]) -> StatusReport:
@@ -46,6 +85,33 @@ def test_the_line_below_the_target_counts_sources_and_tables_by_state() -> None:
         ]
     )
     assert lines[0] == "2 sources: 1 error, 1 streaming; 2 tables: 1 error, 1 ready"
+
+
+def test_replicas_run_sources_also_while_the_mapping_is_not_known() -> None:
+    fleet = Fleet([replica(1), replica(2)], {"shop:eu": "host:1", "shop:us": "host:1"})
+    without = StatusReport(report([]).target, [], fleet=fleet)
+    lines = [line.plain for line in render_lines(without)]
+    assert "2 replicas: host:1 runs 2, host:2 runs 0" in lines
+    counts = [each["sources"] for each in without.to_json()["replicas"]]
+    assert counts == [2, 0]
+
+
+async def test_the_hint_of_an_unreachable_source_is_that_of_its_error() -> None:
+    mapped = SourceMapping("shop", None, Secret("postgresql://db:5432/shop"), ())
+
+    async def hint_of(error: SourceError) -> str | None:
+        @contextlib.asynccontextmanager
+        async def refuse(_source: SourceMapping) -> AsyncIterator[Any]:
+            raise error
+            yield
+
+        status = SourceStatus("shop", None, "unknown", "streamer_shop")
+        await _add_positions(status, mapped, _Bookkeeping(), refuse)
+        return status.hint
+
+    assert await hint_of(SourceConnectionError("no certificate", hint=TLS_HINT)) == TLS_HINT
+    assert await hint_of(SourceRejectedError("no password", hint=ROLE_HINT)) == ROLE_HINT
+    assert "pg_isready -h db" in str(await hint_of(SourceConnectionError("refused")))
 
 
 def test_problems_come_before_everything_that_is_well() -> None:

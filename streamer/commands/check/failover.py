@@ -139,7 +139,7 @@ def _check_primary(place: Place, facts: SourceFacts) -> Iterable[Finding]:
 def _check_candidate(place: Place, look: StandbyLook, slot: Slot | None) -> Iterable[Finding]:
     """Whether a failover to one standby would keep the slot."""
     if look.error is not None:
-        yield warning(place, f"does not answer: {look.error}")
+        yield warning(place, f"cannot be looked at: {look.error}")
         return
     for name, value, wanted in (
         ("sync_replication_slots", "off", "on"),

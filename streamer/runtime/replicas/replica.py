@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
@@ -27,6 +27,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession
 from streamer.progress.replicas import (
+    Fleet,
     FleetRecord,
     Presence,
     ReplicaRecord,
@@ -118,19 +119,6 @@ class _Free:
 
     taker: int
     since: float
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """The live replicas, and the name of the process that has the lock of each source."""
-
-    replicas: list[ReplicaRecord] = field(default_factory=list)
-    holders: dict[str, str] = field(default_factory=dict)
-
-    def counts(self) -> dict[str, int]:
-        """Return how many sources each live replica runs, by its name."""
-        names = list(self.holders.values())
-        return {each.name: names.count(each.name) for each in self.replicas}
 
 
 class Replica:
@@ -319,14 +307,7 @@ class Replica:
             for label in member.sources - before[member.number]:
                 self._removed.pop(label, None)
         self._members = members
-        self.fleet = Fleet(
-            alive,
-            {
-                label: owner.holder or "another process"
-                for label, owner in record.owners.items()
-                if owner.backend_pid is not None
-            },
-        )
+        self.fleet = Fleet.of(record)
 
     async def _keep(self, sources: dict[str, Shared], record: FleetRecord) -> None:
         """Let go of sources that another process has, and lock those again that are ours."""

@@ -1,0 +1,70 @@
+"""What a failed connection attempt tells about its cause, in the words of the drivers. Pure.
+
+Neither libpq nor asyncpg reports a SQLSTATE for it, so the text is all that is known. With several
+hosts, each has an error of its own.
+"""
+
+import re
+from typing import Final
+
+from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS
+
+_OF_HOST: Final = re.compile(r"^- host: ", re.MULTILINE)
+"""Begins the error of one host in psycopg's message about several."""
+_REFUSALS: Final = (
+    "authentication failed",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "not permitted",
+    "no password supplied",
+    "permission denied for database",
+)
+_LOST: Final = ("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof")
+"""An encrypted connection that was lost: the encryption is not the cause."""
+_IS_STANDBY: Final = (
+    "session is read-only",
+    "server is in hot standby mode",
+    "None of the hosts match the target attribute",
+)
+_IS_PRIMARY: Final = ("session is not read-only", "server is not in hot standby mode")
+
+ROLE_HINT: Final = "check role, password, pg_hba.conf and database"
+STANDBY_HINT: Final = (
+    "the server is a standby: promote it with select pg_promote(), or list its primary in the url"
+)
+PRIMARY_HINT: Final = (
+    "the server is a primary now: list its standby in the url, or write "
+    "target_session_attrs=prefer-standby"
+)
+
+
+def _of_hosts(text: str) -> list[str]:
+    first, *of_hosts = _OF_HOST.split(text)
+    return of_hosts or [first]
+
+
+def _has(text: str, words: tuple[str, ...]) -> bool:
+    return any(word in text for word in words)
+
+
+def is_refused(text: str) -> bool:
+    """Return whether every host has refused the role.
+
+    One that is down or a standby may be the right one again in a moment.
+    """
+    return all(_has(each, _REFUSALS) for each in _of_hosts(text))
+
+
+def connect_hint(text: str) -> str | None:
+    """Return the operator's next step for the hosts that have answered; None if none did."""
+    hints: dict[str, None] = {}
+    for each in _of_hosts(text):
+        if _has(each, _REFUSALS):
+            hints[ROLE_HINT] = None
+        elif _has(each, _IS_STANDBY):
+            hints[STANDBY_HINT] = None
+        elif _has(each, _IS_PRIMARY):
+            hints[PRIMARY_HINT] = None
+        elif _has(each, TLS_WORDS) and not _has(each, _LOST):
+            hints[TLS_HINT] = None
+    return "; ".join(hints) or None

@@ -1,0 +1,69 @@
+"""The next step after a failed connection attempt, from the words of the drivers."""
+
+import ssl
+
+import asyncpg
+import psycopg
+import pytest
+
+from streamer.errors import SourceConnectionError, SourceRejectedError, TargetConnectionError
+from streamer.postgres.connect_failures import PRIMARY_HINT, ROLE_HINT, STANDBY_HINT
+from streamer.postgres.conninfo import TLS_HINT
+from streamer.source import connection as source_connection
+from streamer.target import connection as target_connection
+
+AT = 'connection to server at "10.0.0.1", port 5432 failed: '
+REFUSED = AT + "Connection refused"
+PASSWORD = AT + 'FATAL:  password authentication failed for user "streamer"'
+EXPIRED = AT + "SSL error: certificate verify failed"
+LOST = AT + "SSL SYSCALL error: EOF detected"
+PROMOTED = AT + "server is not in hot standby mode"
+STANDBY = AT + "session is read-only"
+
+
+def several(*texts: str) -> str:
+    return "\n".join(f"- host: 'a', port: '5432', hostaddr: '10.0.0.1': {text}" for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "hint"),
+    [
+        (REFUSED, SourceConnectionError, None),
+        (LOST, SourceConnectionError, None),
+        (PASSWORD, SourceRejectedError, ROLE_HINT),
+        (EXPIRED, SourceConnectionError, TLS_HINT),
+        (PROMOTED, SourceConnectionError, PRIMARY_HINT),
+        (STANDBY, SourceConnectionError, STANDBY_HINT),
+        (several(REFUSED, PASSWORD), SourceConnectionError, ROLE_HINT),
+        (several(REFUSED, STANDBY), SourceConnectionError, STANDBY_HINT),
+        (several(PASSWORD, EXPIRED), SourceConnectionError, f"{ROLE_HINT}; {TLS_HINT}"),
+        (several(REFUSED, REFUSED), SourceConnectionError, None),
+    ],
+)
+def test_the_hint_for_a_source_is_about_the_hosts_that_answered(
+    text: str, kind: type[SourceConnectionError], hint: str | None
+) -> None:
+    error = source_connection.translate(psycopg.OperationalError(text), "shop")
+    assert type(error) is kind
+    assert error.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("raised", "hint"),
+    [
+        (ConnectionRefusedError("refused"), None),
+        (ssl.SSLCertVerificationError("certificate verify failed"), TLS_HINT),
+        (ssl.SSLEOFError("EOF occurred in violation of protocol"), None),
+        (ConnectionError('PostgreSQL server at "a:1" rejected SSL upgrade'), TLS_HINT),
+        (
+            asyncpg.TargetServerAttributeNotMatched(
+                "None of the hosts match the target attribute requirement 'read-write'"
+            ),
+            STANDBY_HINT,
+        ),
+    ],
+)
+def test_the_hint_for_the_target_is_about_the_cause(raised: Exception, hint: str | None) -> None:
+    error = target_connection.translate(raised)
+    assert isinstance(error, TargetConnectionError)
+    assert error.hint == hint
