@@ -12,6 +12,7 @@ sync/           the bulk copy beside the stream, on Spark
 compare/        the rows of sources and target compared while both change, on Spark
 indexes/        indexes that foreign keys need, built beside the stream
 runtime/        the tasks: pipeline.py puts 1 to 6 together (start there), engine, supervisor
+report/         the facts of a fleet, and the one list of problems among them
 config/         settings, and the mapping of static mode
 observability/  metrics, logs, HTTP
 commands/       the work of the commands
@@ -19,8 +20,8 @@ admin/          the mapping in a database: draft, plan, apply; the API, the page
 cli/            arguments of the commands
 postgres/       shared by both sides: quoting, sessions, connection strings, SQLSTATE, origins
 
-lsn.py errors.py error_reports.py hints.py quantities.py backoff.py containment.py waiting.py
-batched.py failpoints.py migrations.py owned_directory.py   used by all
+lsn.py errors.py error_reports.py hints.py remedies.py quantities.py backoff.py containment.py
+waiting.py batched.py failpoints.py migrations.py owned_directory.py   used by all
 """
 
 __version__ = "0.1.0"

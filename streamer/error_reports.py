@@ -1,10 +1,12 @@
-"""Errors as the bookkeeping stores and views show them, with code and runbook. Pure."""
+"""Errors and waits as the bookkeeping stores them and views show them. Pure."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Any, Self, final
 
 from streamer.errors import RUNBOOKS, StreamerError
+from streamer.remedies import Remedy
 
 
 @final
@@ -12,32 +14,80 @@ from streamer.errors import RUNBOOKS, StreamerError
 class ErrorReport:
     """An error as the bookkeeping stores it, and as status, page, API and readiness show it.
 
-    ``hint``: the part of ``text`` with the operator's next step, if known, without values of rows.
+    ``remedy``: the part of ``text`` with the operator's next step, if known, without values of
+    rows.
     """
 
     text: str
     code: str
-    hint: str | None = None
+    remedy: Remedy | None = None
+
+    @property
+    def hint(self) -> str | None:
+        return None if self.remedy is None else str(self.remedy)
+
+    @property
+    def message(self) -> str:
+        """The text without its remedy; with the places that callers added."""
+        message, separator, notes = self.text.rpartition(f"; {self.hint}")
+        return message + notes if self.remedy is not None and separator else self.text
 
     @property
     def log_fields(self) -> dict[str, str]:
         """As `StreamerError.log_fields`."""
         return {"code": self.code, "runbook": runbook_address(self.code) or ""}
 
+    @property
+    def stored_remedy(self) -> str | None:
+        """The remedy as a JSON column has it."""
+        return None if self.remedy is None else json.dumps(self.remedy.to_json())
+
     @classmethod
     def of(cls, error: StreamerError) -> Self:
-        return cls(str(error), error.code, error.hint)
+        return cls(str(error), error.code, error.remedy)
 
     @classmethod
     def with_notes(cls, error: StreamerError) -> Self:
         """Return the report of *error* with the places that callers added."""
         notes = getattr(error, "__notes__", [])
-        return cls("; ".join([str(error), *notes]), error.code, error.hint)
+        return cls("; ".join([str(error), *notes]), error.code, error.remedy)
 
     @classmethod
-    def stored(cls, text: str | None, code: str | None) -> Self | None:
-        """Return the report of two columns of the bookkeeping; None without an error."""
-        return None if text is None else cls(text, code or StreamerError.code)
+    def stored(cls, text: str | None, code: str | None, remedy: str | None = None) -> Self | None:
+        """Return the report of three columns of the bookkeeping; None without an error."""
+        if text is None:
+            return None
+        found = None if remedy is None else Remedy.from_json(json.loads(remedy))
+        return cls(text, code or StreamerError.code, found)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TableWait:
+    """What a table waits for. ``is_turn``: no operator needs to act, because the copy begins by
+    itself.
+    """
+
+    text: str
+    remedy: Remedy | None = None
+    is_turn: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.remedy}" if self.remedy is not None else self.text
+
+    @property
+    def stored(self) -> str:
+        return json.dumps(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        remedy = None if self.remedy is None else self.remedy.to_json()
+        return {"text": self.text, "remedy": remedy, "is_turn": self.is_turn}
+
+    @classmethod
+    def from_json(cls, stored: Any) -> "TableWait | None":
+        if not stored:
+            return None
+        return cls(stored["text"], Remedy.from_json(stored["remedy"]), bool(stored["is_turn"]))
 
 
 def classes_of_errors() -> Iterator[type[StreamerError]]:
@@ -59,12 +109,13 @@ def runbook_address(code: str | None) -> str | None:
     return None
 
 
-def error_fields(report: ErrorReport | None) -> dict[str, str | None]:
-    """Return an error as a part of a JSON object: text, code and address of its runbook."""
+def error_fields(report: ErrorReport | None) -> dict[str, Any]:
+    """Return an error as a part of a JSON object: text, code, runbook and remedy."""
     if report is None:
-        return {"error": None, "error_code": None, "runbook": None}
+        return {"error": None, "error_code": None, "runbook": None, "remedy": None}
     return {
         "error": report.text,
         "error_code": report.code,
         "runbook": runbook_address(report.code),
+        "remedy": None if report.remedy is None else report.remedy.to_json(),
     }

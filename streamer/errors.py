@@ -2,8 +2,8 @@
 
 The class names the failure. ``code`` is its name in bookkeeping, log, status, metrics and the API,
 and decides the runbook. ``retry`` tells the supervisor whether another attempt can succeed.
-``hint`` of an instance names the command to run. Callers add the place with ``add_note``. Messages
-never contain connection strings or passwords.
+``remedy`` of an instance has the commands and SQL to run. Callers add the place with ``add_note``.
+Messages never contain connection strings or passwords.
 
 ``make reference`` writes code, first sentence of the docstring, ``advice`` and ``runbook`` of each
 class to ``docs/reference/error-codes.md``.
@@ -12,6 +12,8 @@ class to ``docs/reference/error-codes.md``.
 import enum
 from collections.abc import Collection
 from typing import ClassVar, Final
+
+from streamer.remedies import Remedy
 
 RUNBOOKS: Final = "/help/runbooks"
 """The path of the runbooks on the page of a running process."""
@@ -36,10 +38,11 @@ class StreamerError(Exception):
     runbook: ClassVar[str] = "defect"
     """The page of ``docs/runbooks/`` about this error, without ``.md``; one for each code."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | Remedy | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.remedy = Remedy.given(hint)
+        """The operator's next step, if known."""
         self.change_number: int | None = None
         """Number of the change at fault among those written together, if known."""
         self.share_number: int | None = None
@@ -58,6 +61,11 @@ class StreamerError(Exception):
         """The conflict with a row of the target that the error is about, if it is one."""
         self.lsn: str | None = None
         """Commit LSN of the source transaction concerned, likewise."""
+
+    @property
+    def hint(self) -> str | None:
+        """The remedy in words."""
+        return None if self.remedy is None else str(self.remedy)
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
@@ -421,7 +429,7 @@ class TargetFencedError(TargetError):
     runbook = "restored"
 
     def __init__(
-        self, message: str, *, hint: str | None = None, relations: Collection[object] = ()
+        self, message: str, *, hint: str | Remedy | None = None, relations: Collection[object] = ()
     ) -> None:
         super().__init__(message, hint=hint)
         self.relations = relations
@@ -527,7 +535,9 @@ class ConflictError(TargetError):
     advice = "Correct the row or the constraint at the target, then run `streamer resume`."
     runbook = "table-in-error"
 
-    def __init__(self, message: str, *, kind: str = "constraint", hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, kind: str = "constraint", hint: str | Remedy | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.kind = kind
 
@@ -719,6 +729,6 @@ class ThrottledError(AdminError):
     status = 429
     advice = "Wait for the time in the answer."
 
-    def __init__(self, message: str, *, seconds: int, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, seconds: int, hint: str | Remedy | None = None) -> None:
         super().__init__(message, hint=hint)
         self.seconds = seconds

@@ -191,7 +191,9 @@ def test_the_tree_was_found() -> None:
 # ---- which way imports point -------------------------------------------------------------------
 
 LAYERS = [
-    {"", "lsn", "errors", "hints", "quantities", "backoff"},
+    {"", "lsn", "hints", "quantities", "backoff"},
+    {"remedies"},
+    {"errors"},
     {
         "batched",
         "containment",
@@ -204,7 +206,7 @@ LAYERS = [
     },
     {"postgres"},
     {"decode", "mapping"},
-    {"source", "target", "config", "observability"},
+    {"source", "target", "config", "observability", "report"},
     {"definitions"},
     {"progress"},
     {"apply"},

@@ -15,6 +15,8 @@ create table streamer.source (
     error text,
     -- The code of `error`, which decides its runbook: see the reference of error codes.
     error_code text,
+    -- The operator's next step: words, commands and SQL, as `streamer.remedies` has them.
+    error_remedy jsonb,
     -- What the start of the source waits for, in words.
     waiting_for text,
     -- How many rounds of copies share `sync.rows_per_second`.
@@ -107,6 +109,7 @@ create table streamer.relation (
     rows_total bigint,
     error text,
     error_code text,
+    error_remedy jsonb,
     -- Whether streamer created the target table.
     target_created boolean not null default false,
     -- The fingerprint of the relation's membership in the publication; it changes if a session
@@ -139,6 +142,8 @@ create table streamer.relation (
     -- The session or the work for which the table waits, with pid, role and query age of a lock's
     -- holder. Not an error: the table continues by itself.
     waiting_for text,
+    -- The same as data: {"text", "remedy", "is_turn"}. It counts only beside `waiting_for`.
+    wait jsonb,
     -- The source's columns with their numbers when the table was last in sync. A renamed column
     -- keeps its number; a column that was dropped and added again gets another.
     columns jsonb,
@@ -401,6 +406,7 @@ create table streamer.sequence (
     target_value bigint,
     -- Why the target's sequence cannot follow.
     error text,
+    error_remedy jsonb,
     primary key (source_id, source)
 );
 

@@ -20,6 +20,7 @@ from streamer.config.yaml_file import escape_references
 from streamer.errors import AdminError, StoreError
 from streamer.mapping.rules import Mapping
 from streamer.progress.lost_mapping import MappingTrouble
+from streamer.remedies import Remedy
 
 log = structlog.get_logger()
 
@@ -65,11 +66,12 @@ async def read_applied(settings: Settings) -> tuple[Mapping, MappingTrouble | No
         mapping = await load_applied(settings)
     except StoreError as exc:
         empty = Mapping((), settings.target.schema_)
-        return empty, MappingTrouble(exc.message, exc.hint or "")
+        return empty, MappingTrouble(exc.message, exc.remedy or Remedy(()))
     damage = await asyncio.to_thread(lambda: find_damage(path) if path.exists() else None)
     if damage is None:
         return mapping, None
-    return mapping, MappingTrouble(f"mapping database {path} is damaged ({damage})", DAMAGED_HINT)
+    remedy = Remedy.of(DAMAGED_HINT)
+    return mapping, MappingTrouble(f"mapping database {path} is damaged ({damage})", remedy)
 
 
 async def show_static(store: AdminStore, settings: Settings, mapping: Mapping) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import quote
 
 from streamer.progress.lost_mapping import MappingTrouble
+from streamer.remedies import Command, Remedy
 
 _BUSY_SECONDS: Final = 1.0
 DAMAGED_HINT: Final = (
@@ -100,7 +101,11 @@ def _trouble(path: Path, state: str, advice: str) -> MappingTrouble:
     return MappingTrouble(
         f"mapping database {path} {state} while this process runs; streaming continues, and "
         "streamer refuses changes to the mapping",
-        f"save the mapping of this process: streamer export > backup.yaml; {advice}",
+        Remedy.of(
+            "save the mapping of this process: ",
+            Command("streamer export > backup.yaml"),
+            f"; {advice}",
+        ),
     )
 
 

@@ -209,7 +209,7 @@ class AuditPage(Page):
     items: list[AuditEntry]
 
 
-class Problem(BaseModel):
+class ErrorDetail(BaseModel):
     """An error, and the next step."""
 
     code: str
@@ -222,7 +222,7 @@ class Problem(BaseModel):
 class ErrorAnswer(BaseModel):
     """Every answer of 4xx and 5xx."""
 
-    error: Problem
+    error: ErrorDetail
 
 
 class Login(_Body):

@@ -14,7 +14,7 @@ from streamer.commands.check.copies import (
     PlannedCopies,
     plan_copies,
 )
-from streamer.commands.check.findings import Finding, Severity
+from streamer.commands.check.findings import Finding
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
@@ -25,6 +25,7 @@ from streamer.mapping.rules import Mapping, RelationMapping, SourceLabel, Source
 from streamer.postgres.secret import Secret
 from streamer.progress.relations import RelationRecord, brings_columns
 from streamer.progress.sources import SourceRecord
+from streamer.report.problems import Severity
 from streamer.source.catalog import SourceRelation
 from streamer.source.publication import drop_publications_sql, publication_sql
 from streamer.source.slot import drop_slot_sql

@@ -19,8 +19,9 @@ from streamer.admin.store import WATCH_SECONDS
 from streamer.config.settings import Settings, UserSettings
 from streamer.errors import AdminError, StoreError
 from streamer.mapping.rules import Mapping
+from streamer.report.problems import of_mapping
 from streamer.runtime.engine import Engine
-from streamer.runtime.readiness import Reason, reason_fields
+from streamer.runtime.readiness import Reason, reason_of
 from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
@@ -90,7 +91,7 @@ class AdminServer:
     def reasons(self) -> list[Reason]:
         """Return why this process is not ready although its sources may be."""
         trouble = self._service.store.trouble
-        return [] if trouble is None else [{"state": "mapping"} | reason_fields(trouble.report)]
+        return [] if trouble is None else [reason_of(of_mapping(trouble.report))]
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
         """Switch to the revision applied last, or in static mode to *mapping*. Raises

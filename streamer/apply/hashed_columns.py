@@ -13,6 +13,7 @@ from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, Redefinition
 from streamer.decode.tuples import KIND_BINARY, KIND_TEXT
 from streamer.errors import MappingError
 from streamer.postgres.keyed_hash import HASH_CHARACTERS, KeyedHash
+from streamer.remedies import Command, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,7 +146,7 @@ def check_hashes(
 
 
 def check_input_types(
-    mapping: "RelationMapping", before: Mapping[str, str], now: Mapping[str, str], resync: str
+    mapping: "RelationMapping", before: Mapping[str, str], now: Mapping[str, str], resync: Command
 ) -> None:
     """Raise MappingError if a hashed column has another type than when its rows were copied.
 
@@ -157,7 +158,7 @@ def check_input_types(
             raise MappingError(
                 f'column "{each.column}" of table "{mapping.source}" was {old} and is {new} now, '
                 "so the target has hashes of other texts",
-                hint=f"run: {resync}",
+                hint=Remedy.of("run: ", resync),
             )
 
 

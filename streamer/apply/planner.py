@@ -32,13 +32,13 @@ from streamer.errors import (
     TargetSchemaError,
     TransportError,
 )
-from streamer.hints import command
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import OnColumnAdded, TableType
 from streamer.mapping.rules import RelationMapping, SourceLabel
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.definition_changes import read_definition
+from streamer.remedies import Remedy, at_target, run
 from streamer.source.catalog import SourceRelation
 from streamer.source.columns import ColumnNow
 from streamer.target.add_columns import (
@@ -324,7 +324,7 @@ class Planner:
             before = {column.name: column.type for column in stored.columns}
             source = mapped.source
             table = str(mapped.mapping.source)
-            resync = command("resync", table, database=source.database, sid=source.sid)
+            resync = run("resync", table, database=source.database, sid=source.sid)
             check_input_types(mapped.mapping, before, now, resync)
 
     async def _store_columns(
@@ -369,17 +369,21 @@ class Planner:
             ]
             if not acting or await may_replace_role(connection):
                 return
-            role = await connection.fetch_value("select current_user::text")
+            name = await connection.fetch_value("select current_user::text")
+        role = quote_identifier(name)
         constraint = acting[0]["constraint"]
         table = quote_qualified(acting[0]["namespace"], acting[0]["name"])
         raise TargetSchemaError(
             f'deleting rows of target table "{plan.mapping.target}" would change rows of {table}, '
-            f'by the action of foreign key "{constraint}", because role "{role}" may not set '
+            f'by the action of foreign key "{constraint}", because role "{name}" may not set '
             "session_replication_role",
-            hint="have an administrator run at the target: grant set on parameter "
-            f"session_replication_role to {quote_identifier(role)} (before PostgreSQL 15: alter "
-            f"role {quote_identifier(role)} superuser), and restart streamer; or run there: alter "
-            f"table {table} drop constraint {quote_identifier(constraint)}",
+            hint=Remedy.of(
+                "have an administrator run at the target: ",
+                at_target(f"grant set on parameter session_replication_role to {role}"),
+                f" (before PostgreSQL 15: alter role {role} superuser), and restart streamer; or "
+                "run there: ",
+                at_target(f"alter table {table} drop constraint {quote_identifier(constraint)}"),
+            ),
         )
 
     async def _columns_now(
@@ -399,11 +403,13 @@ class Planner:
         now = await self._ask_columns(source.database, source.sid, mapped.mapping.source)
         if traded := traded_names(names, known, now):
             listed = ", ".join(f'"{name}"' for name in traded)
-            resync = command("resync", table, database=source.database, sid=source.sid)
+            resync = run("resync", table, database=source.database, sid=source.sid)
             raise ColumnsRenamedError(
                 f'columns {listed} of table "{table}" had names of each other at the source, so '
                 "the names in its changes may be those of other columns",
-                hint=f"run: {resync}; with `ddl: capture`, streamer carries such changes",
+                hint=Remedy.of(
+                    "run: ", resync, "; with `ddl: capture`, streamer carries such changes"
+                ),
             )
         return now
 

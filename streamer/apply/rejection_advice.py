@@ -18,8 +18,8 @@ from streamer.errors import (
     UntranslatableTextError,
     ValueConversionError,
 )
-from streamer.hints import command
 from streamer.postgres.quoting import quote_columns, quote_identifier
+from streamer.remedies import Remedy, Step, at_target, run
 from streamer.target.conventions import SID
 
 _KEY_COLUMNS: Final = re.compile(r"Key \(([^)]*)\)=")
@@ -30,11 +30,13 @@ _QUARANTINE = "set `on_error: quarantine` for this table"
 def advise(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan | None) -> None:
     """Complete *error*, raised by a change of *mapped*, with its row and the next step."""
     error.message = _located(error)
-    if plan is None or (error.hint is not None and not isinstance(error, IdentityError)):
+    if plan is None or (error.remedy is not None and not isinstance(error, IdentityError)):
         return
-    found = "; or ".join(_remedies(error, mapped, plan))
-    if found:
-        error.hint = found
+    parts: list[str | Step | Remedy] = []
+    for way in _ways(error, mapped, plan):
+        parts += ["; or ", way] if parts else [way]
+    if parts:
+        error.remedy = Remedy.of(*parts)
 
 
 def _located(error: StreamerError) -> str:
@@ -48,22 +50,25 @@ def _located(error: StreamerError) -> str:
     return message
 
 
-def _remedies(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> Iterable[str]:
+def _ways(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> Iterable[str | Remedy]:
     source = mapped.source
     table = str(mapped.mapping.source)
-    resync = f"run: {command('resync', table, database=source.database, sid=source.sid)}"
+    again = run("resync", table, database=source.database, sid=source.sid)
+    resync = Remedy.of("run: ", again)
     if isinstance(error, IdentityError):
-        yield f"{error.hint}, {resync}"
+        yield Remedy.of(error.remedy, ", " if error.remedy else "", resync)
     elif isinstance(error, UntranslatableTextError):
-        yield f"replace the character at the source, and {resync}"
+        yield Remedy.of("replace the character at the source, and ", resync)
         yield _QUARANTINE
     elif isinstance(error, TextEncodingError):
-        yield f"correct the text at the source so that it is valid UTF-8, and {resync}"
+        words = "correct the text at the source so that it is valid UTF-8, and "
+        yield Remedy.of(words, resync)
         yield _QUARANTINE
     elif isinstance(error, ValueConversionError) and _OTHER_ATTRIBUTES in error.message:
-        yield (
+        yield Remedy.of(
             "the transaction of this row began before ALTER TYPE changed the attributes, so copy "
-            f"the rows as they are now: {resync}"
+            "the rows as they are now: ",
+            resync,
         )
         yield _QUARANTINE
     elif isinstance(error, ValueConversionError):
@@ -74,34 +79,32 @@ def _remedies(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> 
 
 
 def _conflict(
-    error: ConflictError, mapped: MappedRelation, plan: ApplyPlan, resync: str
-) -> Iterable[str]:
+    error: ConflictError, mapped: MappedRelation, plan: ApplyPlan, resync: Remedy
+) -> Iterable[str | Remedy]:
     match error.kind:
         case "insert_exists" if late_key(mapped, plan):
-            yield f"run at the target: {_make_late(error, plan)}"
+            yield _run_at_target(_make_late(error, plan))
         case "insert_exists" | "exclusion":
             if error.constraint and not _is_primary_key(error, plan):
                 name = quote_identifier(error.constraint)
-                yield (
-                    "unless the source has that constraint as well, run at the target: "
-                    f"alter table {plan.table} drop constraint {name}"
+                yield Remedy.of(
+                    "unless the source has that constraint as well, ",
+                    _run_at_target(f"alter table {plan.table} drop constraint {name}"),
                 )
             yield "delete the row at the target that is in the way, if streamer did not write it"
             yield resync
             yield _QUARANTINE
         case "several_rows":
             keys = [*([SID] if plan.sid is not None else []), *(c.name for c in plan.key)]
-            yield (
-                "leave one row of each key, and run at the target: create unique index on "
-                f"{plan.table} ({quote_columns(keys)})"
-            )
+            index = f"create unique index on {plan.table} ({quote_columns(keys)})"
+            yield Remedy.of("leave one row of each key, and ", _run_at_target(index))
             yield resync
         case "update_missing":
             yield resync
             yield _QUARANTINE
         case "not_null" if error.column is not None:
             column = quote_identifier(error.column)
-            yield f"run at the target: alter table {plan.table} alter column {column} drop not null"
+            yield _run_at_target(f"alter table {plan.table} alter column {column} drop not null")
             yield _QUARANTINE
         case "foreign_key":
             yield (
@@ -111,7 +114,7 @@ def _conflict(
             yield _QUARANTINE
         case "check" if error.constraint is not None:
             constraint = quote_identifier(error.constraint)
-            yield f"run at the target: alter table {plan.table} drop constraint {constraint}"
+            yield _run_at_target(f"alter table {plan.table} drop constraint {constraint}")
             yield _QUARANTINE
         case _:
             yield "see why the target refuses the row, and change the table or its trigger"
@@ -124,7 +127,9 @@ def _is_primary_key(error: ConflictError, plan: ApplyPlan) -> bool:
     return named is None or named[1] == ", ".join(plan.target.primary_key)
 
 
-def _alter_column(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> Iterable[str]:
+def _alter_column(
+    error: StreamerError, mapped: MappedRelation, plan: ApplyPlan
+) -> Iterable[str | Remedy]:
     column = next((c for c in plan.columns if c.name == error.column), None)
     if column is None or column not in plan.source_columns:
         yield "give the column that cannot hold the value the source's type"
@@ -133,7 +138,11 @@ def _alter_column(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan)
     kind = _sent_type(sent) or mapped.source.types.get(sent.name)
     if kind is not None and kind != column.target.type:
         name = quote_identifier(column.name)
-        yield f"run at the target: alter table {plan.table} alter column {name} type {kind}"
+        yield _run_at_target(f"alter table {plan.table} alter column {name} type {kind}")
+
+
+def _run_at_target(sql: str) -> Remedy:
+    return Remedy.of("run at the target: ", at_target(sql))
 
 
 _PLAIN: Final = {

@@ -26,7 +26,6 @@ from streamer.errors import (
     TargetSchemaError,
 )
 from streamer.failpoints import failpoint
-from streamer.hints import command
 from streamer.mapping.definition import (
     AnyChange,
     ColumnChange,
@@ -53,6 +52,7 @@ from streamer.progress.definition_changes import (
     store_former_labels,
 )
 from streamer.progress.planned_definitions import hold_plans
+from streamer.remedies import Remedy, run
 from streamer.target.add_columns import store_known
 from streamer.target.catalog import (
     TargetRelation,
@@ -385,18 +385,25 @@ class TableChange:
     def _stop(self, reason: str, statements: Sequence[str]) -> DefinitionStopError:
         name, own = str(self._mapped.mapping.source), self._source
         apply, skip, edit = (
-            command(f"ddl {action}", name, *options, database=own.database, sid=own.sid)
+            run(f"ddl {action}", name, *options, database=own.database, sid=own.sid)
             for action, options in (
                 ("apply", ()),
                 ("skip", ()),
                 ("edit", ("--file", "change.sql")),
             )
         )
-        sql = "; ".join(statements) or "(none)"
         error = DefinitionStopError(
             f'table "{name}" waits for a decision: {reason}; {self._told}',
-            hint=f"at the target this would be: {sql}; continue with `{apply}`, run other "
-            f"statements there with `{edit}`, or leave the target as it is with `{skip}`",
+            hint=Remedy.of(
+                f"at the target this would be: {'; '.join(statements) or '(none)'}; ",
+                "continue with `",
+                apply,
+                "`, run other statements there with `",
+                edit,
+                "`, or leave the target as it is with `",
+                skip,
+                "`",
+            ),
         )
         error.subject = self._mapped
         return error

@@ -77,7 +77,7 @@ async def serving_as(
         async with serving(listen(settings.listen), app, trusted_proxies=proxies):
             yield
         return
-    own = make_app(engine.metrics.render, engine.readiness)
+    own = make_app(engine.metrics.render, engine.readiness, other_problems=engine.other_problems)
     port = socket.socket(fileno=membership.port)
     async with (
         serving(membership.listen(), own),

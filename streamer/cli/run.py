@@ -179,6 +179,7 @@ async def _served(
         render,
         lambda: [*admin.reasons(), *engine.readiness()],
         admin.trouble,
+        engine.other_problems,
         admin.is_known,
     )
     await admin.add_routes(app, events)

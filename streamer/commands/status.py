@@ -5,13 +5,13 @@ runs.
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from streamer.commands.scope import ALL, Scope
-from streamer.error_reports import error_fields, runbook_address
+from streamer.error_reports import TableWait, error_fields, runbook_address
 from streamer.errors import SourceConnectionError, SourceError, TargetError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
@@ -27,6 +27,9 @@ from streamer.progress.schema import is_installed
 from streamer.progress.sequences import SequenceRecord, read_sequences
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.progress.verifications import VerificationRecord, read_verifications
+from streamer.remedies import Remedy
+from streamer.report.facts import ReportedTarget, source_of_row
+from streamer.report.problems import Problem, ProblemKind, of_mapping, of_source, of_target
 from streamer.runtime.target_watch import TargetHealth, look_once
 from streamer.runtime.wal_retention.guard import Backlog
 from streamer.source.catalog import read_flush_lsn
@@ -39,11 +42,6 @@ Connect = Callable[[SourceMapping], AbstractAsyncContextManager[Connection]]
 
 UNKNOWN: Final = "unknown"
 """The state of a source while the target, which stores it, does not answer."""
-HINTS: Final = {
-    "not started": "no process has run this source yet; start: streamer run",
-    "stopped": "no process reads its slot, so the source retains its WAL; start: streamer run",
-}
-_NO_BOOKS: Final = "the target holds the state of this source"
 
 
 @dataclass(slots=True)
@@ -65,6 +63,8 @@ class TableStatus:
     error: str | None
     quarantined: int
     error_code: str | None = None
+    remedy: Remedy | None = None
+    """The operator's next step about ``error``, if known."""
     bytes_copied: int = 0
     bytes_total: int | None = None
     rows_per_second: float | None = None
@@ -77,6 +77,10 @@ class TableStatus:
     held_bytes: int = 0
     retained_wal_bytes: int | None = None
     waiting_for: str | None = None
+    wait: TableWait | None = None
+    """The same as data."""
+    needs_resync: bool = False
+    """Changes are missing for good, so only a copy helps."""
     lag_seconds: float | None = None
     """Age of the oldest committed change that is not visible; None if that is not known."""
     identity: str | None = None
@@ -119,8 +123,8 @@ class SourceStatus:
     heartbeat_seconds: float | None = None
     error: str | None = None
     error_code: str | None = None
-    hint: str | None = None
-    """The operator's next step, if ``error`` does not name it."""
+    remedy: Remedy | None = None
+    """The operator's next step about ``error``, if known."""
     backlog: dict[str, Any] | None = None
     role: str | None = None
     """The role of its server: 'primary' or 'standby'; None if it does not answer."""
@@ -138,20 +142,35 @@ class SourceStatus:
     def label(self) -> str:
         return SourceLabel(self.database, self.sid)
 
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems of the source and its tables, those of the source first."""
+        return of_source(source_of_row(self._fields()))
+
     def to_json(self) -> dict[str, Any]:
-        return _with_runbook(self) | {
+        fields = self._fields()
+        alone = of_source(source_of_row(fields | {"tables": (), "sequences": ()}))
+        hints = [str(problem.remedy) for problem in alone if problem.remedy is not None]
+        return fields | {"hint": hints[0] if hints else None}
+
+    def _fields(self) -> dict[str, Any]:
+        return _as_json(self) | {
             "tables": [
-                _with_runbook(table)
-                | {"definitions": [definition.to_json() for definition in table.definitions]}
+                _as_json(table)
+                | {
+                    "wait": None if table.wait is None else table.wait.to_json(),
+                    "definitions": [definition.to_json() for definition in table.definitions],
+                }
                 for table in self.tables
             ],
-            "sequences": [asdict(sequence) for sequence in self.sequences],
+            "sequences": [sequence.to_json() for sequence in self.sequences],
         }
 
 
-def _with_runbook(status: "SourceStatus | TableStatus") -> dict[str, Any]:
+def _as_json(status: "SourceStatus | TableStatus") -> dict[str, Any]:
     fields = {name: getattr(status, name) for name in status.__slots__}
-    return fields | {"runbook": runbook_address(status.error_code)}
+    remedy = None if status.remedy is None else status.remedy.to_json()
+    return fields | {"runbook": runbook_address(status.error_code), "remedy": remedy}
 
 
 @dataclass(slots=True)
@@ -224,10 +243,17 @@ class StatusReport:
         return 0 if self.mapping is None else 4
 
     @property
+    def problems(self) -> list[Problem]:
+        """The problems of the target and of the mapping as a whole."""
+        report = self.target.report
+        found = [*of_target(ReportedTarget(self.target.name, self.target.state, report))]
+        return found if self.mapping is None else [*found, of_mapping(self.mapping.report)]
+
+    @property
     def failure(self) -> str:
         """Return the line that ends the command when `exit_code` is not 0."""
-        trouble = self.target if self.exit_code == 3 else self.mapping
-        return "; ".join(filter(None, (trouble.error, trouble.hint))) if trouble else ""
+        kind = ProblemKind.TARGET if self.exit_code == 3 else ProblemKind.MAPPING
+        return next((each.sentence for each in self.problems if each.kind is kind), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +300,7 @@ async def read_report(
             source.sid,
             UNKNOWN,
             source.slot,
-            error=f"{_NO_BOOKS}: {target.error}",
+            error=f"the target holds the state of this source: {target.error}",
             error_code=target.error_code,
         )
         for source in mapping.sources
@@ -322,6 +348,7 @@ async def read_status(
             source.slot,
             error=error and error.text,
             error_code=error and error.code,
+            remedy=error and error.remedy,
             process=record.holder if record else None,
             implementation=record.implementation if record else None,
             waiting_for=record.waiting_for if record else None,
@@ -339,8 +366,6 @@ async def read_status(
             status.sequences = books.sequences.get(record.source_id, [])
         statuses.append(status)
     await _add_all_positions(statuses, mapping, books, connect)
-    for status in statuses:
-        status.hint = status.hint or HINTS.get(status.state)
     return statuses
 
 
@@ -389,8 +414,11 @@ def _table_status(
         rows_total=relation.rows_total,
         error=relation.error and relation.error.text,
         error_code=relation.error and relation.error.code,
+        remedy=relation.error and relation.error.remedy,
         quarantined=relation.quarantined,
-        waiting_for=relation.waiting_for,
+        waiting_for=None if relation.wait is None else str(relation.wait),
+        wait=relation.wait,
+        needs_resync=relation.needs_resync,
         lag_seconds=0.0 if relation.lag_since is None else _age(relation.lag_since),
         identity=relation.identity,
         transport=relation.transport,
@@ -427,18 +455,18 @@ async def _add_positions(
             retained = await read_retained(plain, source)
             status.role = "standby" if is_standby(plain) else "primary"
     except SourceError as exc:
-        if status.error is None or status.error.startswith(_NO_BOOKS):
-            status.error, status.error_code = str(exc), exc.code
+        if status.error is None or status.state == UNKNOWN:
+            status.error, status.error_code, status.remedy = str(exc), exc.code, exc.remedy
+            if isinstance(exc, SourceConnectionError) and exc.remedy is None:
+                status.remedy = reach_hint(source.url.reveal())
         status.state = "unreachable"
-        status.hint = exc.hint
-        if isinstance(exc, SourceConnectionError):
-            status.hint = exc.hint or reach_hint(source.url.reveal())
         _add_held(status, books, None)
         return
     record = books.sources.get(source.label)
     stored = None if record is None else record.backlog
     if (backlog := Backlog.of(source, retained, stored)) is not None:
-        status.backlog = backlog.to_json()
+        troubles = {name: (stored or {}).get(name) for name in ("obstacle", "journal")}
+        status.backlog = backlog.to_json() | troubles
     if slot is None:
         return
     # Without a process that streams, held changes will come again.

@@ -21,13 +21,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from streamer.commands.problems import StatusProblem, find_problems, in_order_of_need, summarize
+from streamer.commands.problems import find_problems, in_order_of_need, summarize
 from streamer.commands.screen import lag_style, until_interrupted
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
-from streamer.progress.lost_mapping import MappingTrouble
 from streamer.quantities import format_bytes, format_latency
+from streamer.report.problems import Problem
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.states import STARTING_SPARK
 
@@ -68,8 +68,8 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
         if outdated := [each.name for each in report.outdated_replicas()]:
             names = ", ".join(outdated)
             lines.append(Text(f"{names}: not yet using the newest mapping", "bold"))
-    problems = [*_target_problems(report.target), *_mapping_problems(report.mapping)]
-    problems += [_problem_line(status, each) for status, its in found for each in its]
+    listed = [*report.problems, *(problem for _, problems in found for problem in problems)]
+    problems = [_problem_line(problem) for problem in listed]
     if problems:
         lines += [Text(), Text("Problems:", "bold"), *problems]
     for status in ordered:
@@ -79,19 +79,6 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
 
 def _target_line(target: TargetHealth) -> Text:
     return Text.assemble("target ", target.name, ": ", _state(target.state))
-
-
-def _target_problems(target: TargetHealth) -> Iterator[Text]:
-    if target.error is not None:
-        yield Text(f"  target {target.name}: {redact(target.error)}")
-    if target.hint is not None:
-        yield Text(f"    to do: {redact(target.hint)}")
-
-
-def _mapping_problems(trouble: MappingTrouble | None) -> Iterator[Text]:
-    if trouble is not None:
-        yield Text(f"  mapping: {redact(trouble.error)}")
-        yield Text(f"    to do: {redact(trouble.hint)}")
 
 
 def _summary(statuses: Sequence[SourceStatus]) -> Text:
@@ -116,7 +103,9 @@ def _fine_line(summary: dict[str, Any]) -> Text:
     if fine == count:
         return Text("all sources are fine" if count else "no source is mapped")
     labels = dict.fromkeys(
-        SourceLabel(problem["database"], problem["sid"]) for problem in summary["problems"]
+        SourceLabel(problem["database"], problem["sid"])
+        for problem in summary["problems"]
+        if problem["database"] is not None
     )
     names = ", ".join([*list(labels)[:_NAMED_MAX], *(["…"] if len(labels) > _NAMED_MAX else [])])
     words = "is fine" if fine == 1 else "are fine"
@@ -124,15 +113,11 @@ def _fine_line(summary: dict[str, Any]) -> Text:
     return line.append(f"{len(labels)} need{'s' if len(labels) == 1 else ''} attention: {names}")
 
 
-def _problem_line(status: SourceStatus, problem: StatusProblem) -> Text:
-    line = Text(f"  {status.label}")
-    if problem.table is not None:
-        line.append(f" {problem.table}")
-    if problem.sequence is not None:
-        line.append(f" sequence {problem.sequence}")
-    if problem.state is not None:
+def _problem_line(problem: Problem) -> Text:
+    line = Text(f"  {problem.subject}")
+    if problem.state:
         line.append(" (").append_text(_state(problem.state)).append(")")
-    return line.append(f": {problem.text}")
+    return line.append(f": {redact(problem.sentence)}")
 
 
 def _heading(status: SourceStatus) -> Text:
@@ -250,7 +235,7 @@ def _state(state: str) -> Text:
 
 
 def _copied(row: TableStatus) -> str:
-    if row.waiting_for == STARTING_SPARK:
+    if row.waiting_for == STARTING_SPARK.text:
         return "starting Spark"
     rows, size = f"{row.rows_copied:,}", format_bytes(row.bytes_copied)
     if row.state == "copying":

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from streamer.commands.scope import ALL, Scope
+from streamer.commands.status import read_report
 from streamer.errors import MappingError, Retry, SourceError, StreamerError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceMapping
@@ -20,6 +21,7 @@ from streamer.progress.lag import ask_for_positions
 from streamer.progress.planned_definitions import read_definitions
 from streamer.progress.positions import RelationPosition, SourcePosition, read_positions
 from streamer.progress.schema import is_installed
+from streamer.report.problems import worst_first
 from streamer.source.connection import connection
 from streamer.source.primary import flush_source
 from streamer.target.connection import TargetAddress
@@ -36,6 +38,7 @@ RECONNECT_SECONDS: Final = 10.0
 that lives on would never have the awaited positions.
 """
 SOURCE_RETRY_SECONDS: Final = 1.0
+PROBLEMS_MAX: Final = 10
 _NOT_SET_UP: Final = "nothing is set up yet: is `streamer run` running?"
 
 
@@ -46,12 +49,26 @@ Wanted = dict[str, Lsn | SourceError | None]
 async def wait(
     address: TargetAddress, mapping: Mapping, seconds: float, scope: Scope = ALL
 ) -> str | None:
-    """Do the same as `wait_over`, over a connection of its own."""
+    """Do the same as `wait_over`, over a connection of its own. The obstacle names the problems."""
     bookkeeping = Bookkeeping(address, "streamer wait")
     try:
-        return await wait_over(bookkeeping, mapping, seconds, scope)
+        obstacle = await wait_over(bookkeeping, mapping, seconds, scope)
     finally:
         await bookkeeping.close()
+    if obstacle is None:
+        return None
+    return "; ".join([obstacle, *await name_problems(address, mapping, scope)])
+
+
+async def name_problems(address: TargetAddress, mapping: Mapping, scope: Scope = ALL) -> list[str]:
+    """Return the worst problems of *scope*, as `streamer status` lists them."""
+    report = await read_report(address, mapping, scope=scope)
+    problems = list(report.problems)
+    for status in report.sources:
+        problems += [problem for problem in status.problems if problem.blocks]
+    shown = [f"{each.subject}: {each.sentence}" for each in worst_first(problems)]
+    more = len(shown) - PROBLEMS_MAX
+    return shown[:PROBLEMS_MAX] + ([f"and {more} more problems"] if more > 0 else [])
 
 
 async def read_end(source: SourceMapping) -> Lsn:

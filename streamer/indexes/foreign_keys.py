@@ -33,6 +33,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import read_source_records
+from streamer.remedies import Remedy, at_target
 from streamer.source.catalog import read_flush_lsn, read_relation_names
 from streamer.source.connection import connection, fetch_all
 from streamer.target.catalog import TargetRelation, read_relation
@@ -407,7 +408,7 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
             with suppress(StreamerError):  # the next build does it
                 await _drop_leftovers(target, tables)
         if exc.retry is not Retry.TIMED:
-            exc.hint = f"run there as the table's owner: {missing.sql}"
+            exc.remedy = Remedy.of("run there as the table's owner: ", at_target(missing.sql))
         raise
 
 

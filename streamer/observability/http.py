@@ -23,9 +23,13 @@ def make_app(
     render_metrics: RenderMetrics,
     readiness: Readiness,
     mapping_trouble: Callable[[], str | None] = lambda: None,
+    other_problems: Readiness = list,
     may_see_values: Callable[[Request], bool] = lambda request: False,
 ) -> FastAPI:
-    """Make the application: ``/metrics``, ``/healthz``, ``/readyz``."""
+    """Make the application: ``/metrics``, ``/healthz``, ``/readyz``.
+
+    *other_problems*: those in spite of which the process is ready.
+    """
     app = FastAPI(title="streamer", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/metrics", include_in_schema=False)
@@ -42,10 +46,11 @@ def make_app(
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz(request: Request) -> Response:
-        reasons = readiness()
+        reasons, others = readiness(), other_problems()
         if not may_see_values(request):
-            reasons = [_masked(reason) for reason in reasons]
-        return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+            reasons, others = [list(map(_masked, each)) for each in (reasons, others)]
+        answer = {"ready": not reasons, "reasons": reasons, "problems": others}
+        return JSONResponse(answer, 503 if reasons else 200)
 
     @app.exception_handler(404)
     async def not_found(request: Request, exc: Exception) -> Response:

@@ -12,6 +12,8 @@ from typing import Final
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from streamer.remedies import Command, Remedy
+
 _QUOTED: Final = re.compile(r'"[^"]*"')
 _PORTS: Final = re.compile(r"\d*(,\d*)*")
 _KEPT: Final = 1024
@@ -126,11 +128,12 @@ def probe_command(url: str) -> str:
     return shlex.join([*arguments, *(("-d", database) if database else ())])
 
 
-def reach_hint(url: str) -> str:
-    """Return a hint about a server that does not answer."""
-    return (
-        "start its server or restore the network, and test with: "
-        f"{probe_command(url)}; streaming then continues by itself"
+def reach_hint(url: str) -> Remedy:
+    """Return the remedy for a server that does not answer."""
+    return Remedy.of(
+        "start its server or restore the network, and test with: ",
+        Command(probe_command(url)),
+        "; streaming then continues by itself",
     )
 
 

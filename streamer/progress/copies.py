@@ -304,11 +304,13 @@ async def set_copy_error(
 ) -> None:
     """Store why copies under way have to begin again; None when they go on."""
     await connection.execute(
-        "update streamer.relation set error = $2, error_code = $3 where id = any ($1::int8[])"
+        "update streamer.relation set error = $2, error_code = $3,"
+        " error_remedy = $4::text::jsonb where id = any ($1::int8[])"
         " and state in ('init', 'copying') and error is distinct from $2",
         relation_ids,
         error and error.text,
         error and error.code,
+        error and error.stored_remedy,
     )
 
 
@@ -343,7 +345,8 @@ update streamer.relation r set
     attempt = attempt + 1,
     state = case state when 'paused' then state else 'copying' end,
     error = case when state in ('init', 'copying') then error end,
-    error_code = case when state in ('init', 'copying') then error_code end, waiting_for = null,
+    error_code = case when state in ('init', 'copying') then error_code end,
+    error_remedy = case when state in ('init', 'copying') then error_remedy end, waiting_for = null,
     snapshot_lsn = null, chunks = null,
     rows_total = null, rows_copied = 0, bytes_copied = 0,
     changed_at = now()
@@ -353,7 +356,7 @@ returning r.id, attempt, filling as is_filling, target_created or owns_rows as o
 _BEGIN_PART_SQL: Final = """
 update streamer.relation set
     attempt = attempt + 1, state = case state when 'paused' then state else 'copying' end,
-    error = null, error_code = null, waiting_for = null, changed_at = now()
+    error = null, error_code = null, error_remedy = null, waiting_for = null, changed_at = now()
 where id = $1 and not needs_resync and snapshot_lsn is not null and resync is not null
 returning attempt, filling as is_filling, target_created or owns_rows as owns_rows
 """
@@ -366,13 +369,14 @@ update streamer.relation set
     columns = case when $5 then $6::text::jsonb else columns end,
     unfilled = case when $5 then '{}'
                     else array(select unnest(unfilled) except select unnest($7::text[])) end,
-    resync = null, error = null, error_code = null, waiting_for = null, changed_at = now()
+    resync = null, error = null, error_code = null, error_remedy = null, waiting_for = null,
+    changed_at = now()
 where id = $1 and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $2::text::pg_lsn
 """
 _BEGIN_CHUNK_SQL: Final = """
 update streamer.relation set
     attempt = attempt + 1, state = case state when 'paused' then state else 'copying' end,
-    error = null, error_code = null, waiting_for = null, changed_at = now()
+    error = null, error_code = null, error_remedy = null, waiting_for = null, changed_at = now()
 where id = $1 and not needs_resync and chunks is not null
 returning attempt, chunks::text as chunks, end_lsn::text as end_lsn,
     attempt > coalesce((chunks->>'attempt')::int8, 0) + 1 as may_have_rows
@@ -385,7 +389,7 @@ update streamer.relation r set
         'attempt', attempt) || $4::text::jsonb,
     rows_copied = rows_copied + $5, bytes_copied = bytes_copied + $6,
     columns = $7::text::jsonb, definition = $8::text::jsonb,
-    error = null, error_code = null, waiting_for = null, changed_at = now()
+    error = null, error_code = null, error_remedy = null, waiting_for = null, changed_at = now()
 where id = $1 and attempt = $3 and not needs_resync and snapshot_lsn is null
   and end_lsn <= $2::text::pg_lsn and (chunks is null) = $9
 """
@@ -406,7 +410,7 @@ update streamer.relation r set
     owns_rows = r.owns_rows or c.owns, columns = c.columns::jsonb,
     definition = c.definition::jsonb,
     filling = false, chunks = null, resync = null, error = null, error_code = null,
-    waiting_for = null, changed_at = now(), unfilled = '{}'
+    error_remedy = null, waiting_for = null, changed_at = now(), unfilled = '{}'
 from unnest($1::int8[], $2::text[], $3::int8[], $4::int8[], $5::int4[], $6::bool[], $7::text[],
             $8::text[])
      c (id, lsn, copied, size, attempt, owns, columns, definition)

@@ -2,16 +2,17 @@
 target that cause it.
 """
 
-import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from streamer.error_reports import TableWait
 from streamer.lsn import Lsn
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
+from streamer.remedies import Remedy, at_target
 
-_PID: Final = re.compile(r"\bpid (\d+)")
 _BLOCKERS_SQL: Final = """
 select w.pid as waiter, pg_catalog.string_agg(distinct
          case when b.pid = 0 then 'a prepared transaction (pg_prepared_xacts)' else
@@ -21,12 +22,27 @@ select w.pid as waiter, pg_catalog.string_agg(distinct
              coalesce(pg_catalog.floor(extract(epoch from
                pg_catalog.clock_timestamp() - a.query_start))::text, '?'),
              coalesce(pg_catalog.floor(extract(epoch from
-               pg_catalog.clock_timestamp() - a.xact_start))::text, '?')) end, ', ') as sessions
+               pg_catalog.clock_timestamp() - a.xact_start))::text, '?')) end, ', ') as sessions,
+       pg_catalog.array_agg(distinct b.pid) filter (where b.pid <> 0) as pids
 from pg_catalog.unnest($1::int4[]) w (pid)
 cross join lateral pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid)
 left join pg_catalog.pg_stat_activity a on a.pid = b.pid
 group by w.pid
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Blockers:
+    """Sessions at the target that hold a lock. ``pids``: without prepared transactions."""
+
+    sessions: str
+    pids: tuple[int, ...] = ()
+
+    def wait_for(self, target: object) -> TableWait:
+        """Return the wait for their locks on the table *target*."""
+        sql = at_target(*(f"select pg_terminate_backend({pid})" for pid in self.pids))
+        remedy = Remedy.of("let it end, or run at the target: ", sql) if self.pids else None
+        return TableWait(f'a lock on target table "{target}": {self.sessions}', remedy)
 
 
 async def set_lag_since(bookkeeping: Bookkeeping, since: dict[int, datetime | None]) -> None:
@@ -55,18 +71,11 @@ async def set_visible(bookkeeping: Bookkeeping, visible: dict[int, Lsn | None]) 
         )
 
 
-async def read_blockers(bookkeeping: Bookkeeping, pids: Collection[int]) -> dict[int, str]:
-    """Name the sessions at the target that backends of ours wait for, by our pid."""
+async def read_blockers(bookkeeping: Bookkeeping, pids: Collection[int]) -> dict[int, Blockers]:
+    """Return the sessions at the target that backends of ours wait for, by our pid."""
     async with bookkeeping.connection() as connection:
         rows = await connection.fetch(_BLOCKERS_SQL, list(pids))
-    return {row["waiter"]: row["sessions"] for row in rows}
-
-
-def end_sessions_hint(sessions: str) -> str:
-    """Return the SQL that ends the sessions that `read_blockers` names. Pure."""
-    found = _PID.findall(sessions)
-    sql = "; ".join(f"select pg_terminate_backend({pid})" for pid in found)
-    return f"; let it end, or run at the target: {sql}" if sql else ""
+    return {row["waiter"]: Blockers(row["sessions"], tuple(row["pids"] or ())) for row in rows}
 
 
 async def ask_for_positions(bookkeeping: Bookkeeping, *, of_tables: bool) -> None:

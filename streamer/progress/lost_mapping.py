@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from streamer.error_reports import ErrorReport, error_fields
 from streamer.errors import StoreError
+from streamer.remedies import Remedy, run
 
 _NAMES_MAX: Final = 5
 _SAVE_FIRST: Final = (
@@ -19,13 +20,17 @@ class MappingTrouble:
     """A fault of the mapping as a whole, and the operator's next step."""
 
     error: str
-    hint: str
+    remedy: Remedy
+
+    @property
+    def hint(self) -> str:
+        return str(self.remedy)
 
     @property
     def report(self) -> ErrorReport:
-        return ErrorReport(self.error, StoreError.code, self.hint)
+        return ErrorReport(self.error, StoreError.code, self.remedy)
 
-    def to_json(self) -> dict[str, str | None]:
+    def to_json(self) -> dict[str, Any]:
         return error_fields(self.report) | {"hint": self.hint}
 
 
@@ -45,7 +50,13 @@ def find_lost_mapping(
     return MappingTrouble(
         f"{state}, but the target holds the progress of {names}{more}; "
         "streamer keeps it and the slots, and streams nothing",
-        f"{first}restore the mapping database with its .key file and restart, or run: "
-        "streamer import BACKUP.yaml, then streamer apply; streaming continues where it stopped. "
-        "If you no longer want the sources, import them and run streamer teardown",
+        Remedy.of(
+            first,
+            "restore the mapping database with its .key file and restart, or run: ",
+            run("import", "BACKUP.yaml"),
+            ", then ",
+            run("apply"),
+            "; streaming continues where it stopped. "
+            "If you no longer want the sources, import them and run streamer teardown",
+        ),
     )

@@ -7,7 +7,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from streamer.error_reports import ErrorReport
+from streamer.error_reports import ErrorReport, TableWait
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.mapping.chunks import ChunkedCopy
@@ -41,7 +41,7 @@ class RelationRecord:
     bytes_copied: int
     rows_total: int | None
     error: ErrorReport | None
-    waiting_for: str | None
+    wait: TableWait | None
     lag_since: datetime | None
     visible_lsn: Lsn | None
     target_created: bool
@@ -78,7 +78,8 @@ class RelationRecord:
 _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
-       rows_copied, bytes_copied, rows_total, error, error_code, waiting_for, lag_since,
+       rows_copied, bytes_copied, rows_total, error, error_code, error_remedy,
+       case when waiting_for is not null then wait end as wait, lag_since,
        visible_lsn::text as visible_lsn, target_created,
        declared, owns_rows, resync, publication_mark, source_oid, identity,
        transport, transport_reason, needs_resync, expressions, truncates_skipped, brake,
@@ -90,7 +91,11 @@ from streamer.relation
 
 def _relation_record(row: Any) -> RelationRecord:
     fields = dict(row)
-    fields["error"] = ErrorReport.stored(fields["error"], fields.pop("error_code"))
+    fields["error"] = ErrorReport.stored(
+        fields["error"], fields.pop("error_code"), fields.pop("error_remedy")
+    )
+    wait = fields["wait"]
+    fields["wait"] = None if wait is None else TableWait.from_json(json.loads(wait))
     fields["end_lsn"] = Lsn.parse(fields["end_lsn"])
     if fields["snapshot_lsn"] is not None:
         fields["snapshot_lsn"] = Lsn.parse(fields["snapshot_lsn"])
@@ -145,7 +150,8 @@ update streamer.relation r
 set type = w.type, expressions = w.expressions,
     state = case when w.is_copied then 'init' else r.state end,
     snapshot_lsn = case when w.is_copied then null else r.snapshot_lsn end, chunks = null,
-    error = null, error_code = null, needs_resync = false, brake = null, outlives = false
+    error = null, error_code = null, error_remedy = null, needs_resync = false, brake = null,
+    outlives = false
 from unnest($2::text[], $3::text[], $4::text[], $5::boolean[])
      w (source, type, expressions, is_copied)
 where r.source_id = $1 and r.source = w.source
@@ -307,13 +313,15 @@ async def require_resync_of_source(
     """Changes of a source are lost for good: record it for every relation that awaits no copy."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.relation set error = $2, error_code = $3, changed_at = now(),"
+            "update streamer.relation set error = $2, error_code = $3,"
+            " error_remedy = $4::text::jsonb, changed_at = now(),"
             " state = case state when 'paused' then state else 'error' end"
             " where source_id = $1 and snapshot_lsn is not null"
             " and error is distinct from $2",
             source_id,
             error.text,
             error.code,
+            error.stored_remedy,
         )
 
 
@@ -322,7 +330,7 @@ async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: Erro
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set error = $2, error_code = $3, needs_resync = true,"
-            " changed_at = now(),"
+            " error_remedy = $5::text::jsonb, changed_at = now(),"
             " state = case state when 'paused' then state else 'error' end,"
             " attempt = attempt + 1, snapshot_lsn = null, chunks = null, waiting_for = null,"
             " brake = null, outlives = false,"
@@ -331,6 +339,7 @@ async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: Erro
             error.text,
             error.code,
             json.dumps(Resync().to_json()),
+            error.stored_remedy,
         )
 
 
@@ -338,7 +347,8 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
     """Require another copy of a relation that was in sync or in copy."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.relation set error = null, error_code = null, needs_resync = false,"
+            "update streamer.relation set error = null, error_code = null,"
+            " error_remedy = null, needs_resync = false,"
             " state = case state when 'paused' then state else 'init' end,"
             " waiting_for = null, changed_at = now(), brake = null, outlives = false,"
             " attempt = attempt + 1, snapshot_lsn = null, chunks = null,"
@@ -354,10 +364,12 @@ async def fail_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRepo
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set state = 'error', error = $2, error_code = $3,"
-            " waiting_for = null, changed_at = now() where id = $1",
+            " error_remedy = $4::text::jsonb, waiting_for = null, changed_at = now()"
+            " where id = $1",
             relation_id,
             error.text,
             error.code,
+            error.stored_remedy,
         )
 
 
@@ -369,11 +381,12 @@ async def fail_chunk(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set error = $2, error_code = $3, state = 'error',"
-            " waiting_for = null, changed_at = now()"
+            " error_remedy = $4::text::jsonb, waiting_for = null, changed_at = now()"
             " where id = $1 and chunks is not null and state <> 'paused'",
             relation_id,
             error.text,
             error.code,
+            error.stored_remedy,
         )
 
 
@@ -382,24 +395,27 @@ async def fail_part(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRepo
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set error = $2, error_code = $3, resync = null,"
+            " error_remedy = $4::text::jsonb,"
             " state = case state when 'paused' then state else 'ready' end,"
             " waiting_for = null, changed_at = now() where id = $1 and snapshot_lsn is not null",
             relation_id,
             error.text,
             error.code,
+            error.stored_remedy,
         )
 
 
 async def set_waiting(
-    bookkeeping: Bookkeeping, relation_ids: list[int], reason: str | None
+    bookkeeping: Bookkeeping, relation_ids: list[int], wait: TableWait | None
 ) -> None:
     """Store the obstacles of waiting relations, and clear those that are gone."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.relation set waiting_for = $2 where id = any ($1::int8[])"
-            " and waiting_for is distinct from $2",
+            "update streamer.relation set waiting_for = $2, wait = $3::text::jsonb"
+            " where id = any ($1::int8[]) and waiting_for is distinct from $2",
             relation_ids,
-            reason,
+            wait and str(wait),
+            wait and wait.stored,
         )
 
 
@@ -448,11 +464,13 @@ async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
     """
     async with bookkeeping.connection() as connection:
         told = await connection.execute(
-            "update streamer.relation set error = $2, error_code = $3"
+            "update streamer.relation set error = $2, error_code = $3,"
+            " error_remedy = $4::text::jsonb"
             " where id = $1 and state = 'ready' and error is null",
             relation_id,
             error.text,
             error.code,
+            error.stored_remedy,
         )
     return bool(told)
 
@@ -464,12 +482,13 @@ async def set_brake(
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set state = 'paused', brake = $2::text::jsonb,"
-            " error = $3, error_code = $4, changed_at = now()"
+            " error = $3, error_code = $4, error_remedy = $5::text::jsonb, changed_at = now()"
             " where id = $1 and snapshot_lsn is not null and not needs_resync",
             relation_id,
             json.dumps(found.to_json()),
             error.text,
             error.code,
+            error.stored_remedy,
         )
 
 
@@ -495,11 +514,12 @@ async def set_streaming_state(
     async with bookkeeping.connection() as connection:
         await connection.execute(
             "update streamer.relation set state = $2, error = $3, error_code = $4,"
-            " changed_at = now()"
+            " error_remedy = $5::text::jsonb, changed_at = now()"
             " where id = $1 and state in ('catching_up', 'ready', 'error')"
             " and snapshot_lsn is not null and resync is null",
             relation_id,
             state,
             error and error.text,
             error and error.code,
+            error and error.stored_remedy,
         )

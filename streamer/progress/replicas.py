@@ -89,7 +89,7 @@ where a.usename = current_user and a.pid <> pg_catalog.pg_backend_pid()
     "$2",
 )
 _UNREADY_SQL: Final = """
-select s.database, s.sid, r.source, r.state, r.error, r.error_code
+select s.database, s.sid, r.source, r.state, r.error, r.error_code, r.error_remedy
 from streamer.relation r join streamer.source s on s.id = r.source_id where r.state <> 'ready'
 """
 
@@ -244,7 +244,7 @@ async def read_unready_tables(bookkeeping: Bookkeeping) -> UnreadyTables:
             tables = found.setdefault(SourceLabel(row["database"], row["sid"]), {})
             tables[row["source"]] = (
                 row["state"],
-                ErrorReport.stored(row["error"], row["error_code"]),
+                ErrorReport.stored(row["error"], row["error_code"], row["error_remedy"]),
             )
     return found
 

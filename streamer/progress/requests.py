@@ -52,7 +52,8 @@ where r.source_id = $1 and q.action like 'quarantine%' order by q.id
 # A copy that is under way will do.
 _RESYNC_SQL: Final = """
 update streamer.relation set
-    state = 'init', error = null, error_code = null, waiting_for = null, needs_resync = false,
+    state = 'init', error = null, error_code = null, error_remedy = null, waiting_for = null,
+    needs_resync = false,
     changed_at = now(), brake = null, outlives = false,
     resync = $2::text::jsonb,
     attempt = case when snapshot_lsn is null then attempt else attempt + 1 end,
@@ -62,7 +63,8 @@ where id = $1 returning resync::text
 # A table in sync follows the stream up to the point of the copy.
 _TO_POINT_SQL: Final = """
 update streamer.relation set
-    state = 'copying', error = null, error_code = null, waiting_for = null, changed_at = now(),
+    state = 'copying', error = null, error_code = null, error_remedy = null, waiting_for = null,
+    changed_at = now(),
     resync = $2::text::jsonb, attempt = attempt + 1
 where id = $1 and snapshot_lsn is not null and not needs_resync
   and ($3 or state in ('ready', 'catching_up', 'copying'))
@@ -76,7 +78,8 @@ _RESUME_SQL: Final = """
 update streamer.relation set
     state = case when snapshot_lsn is null then 'init'
                  when resync is not null then 'copying' else 'ready' end,
-    error = null, error_code = null, needs_resync = false, brake = $2::text::jsonb,
+    error = null, error_code = null, error_remedy = null, needs_resync = false,
+    brake = $2::text::jsonb,
     outlives = outlives or coalesce(($2::text::jsonb->>'skips')::boolean, false),
     changed_at = now()
 where id = $1 and state in ('paused', 'error')

@@ -71,7 +71,8 @@ _IS_LOCKED_SQL: Final = """exists (
 _SOURCES_SQL: Final = f"""
 select id as source_id, database, sid, system_identifier, timeline, timeline_history,
        slot, publication, state, error,
-       error_code, waiting_for, acknowledged_lsn::text as acknowledged_lsn, visible_time,
+       error_code, error_remedy, waiting_for, acknowledged_lsn::text as acknowledged_lsn,
+       visible_time,
        last_transaction, backlog,
        heartbeat_seconds,
        extract(epoch from now() - heartbeat_since)::float8 as heartbeat_overdue_seconds,
@@ -90,14 +91,17 @@ on conflict (database, sid, target) do update set
     rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
 """
 _REPORT_FAILURE_SQL: Final = f"""
-update streamer.source set state = $2, error = $3, error_code = $4, waiting_for = null
+update streamer.source set state = $2, error = $3, error_code = $4, waiting_for = null,
+    error_remedy = $7::text::jsonb
 where id = $1 and (holder = $5 or not {_IS_LOCKED_SQL.format(class_="$6", id="$1")})
 """
 
 
 def _source_record(row: Any) -> SourceRecord:
     fields = dict(row)
-    fields["error"] = ErrorReport.stored(fields["error"], fields.pop("error_code"))
+    fields["error"] = ErrorReport.stored(
+        fields["error"], fields.pop("error_code"), fields.pop("error_remedy")
+    )
     fields["acknowledged_lsn"] = Lsn.parse(fields["acknowledged_lsn"])
     if fields["last_transaction"] is not None:
         fields["last_transaction"] = Landmark.from_json(fields["last_transaction"])
@@ -167,13 +171,14 @@ async def set_source_state(
     """Store the state of a source. *waiting_for*: what its start waits for."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.source set state = $2, error = $3, error_code = $4, waiting_for = $5"
-            " where id = $1",
+            "update streamer.source set state = $2, error = $3, error_code = $4, waiting_for = $5,"
+            " error_remedy = $6::text::jsonb where id = $1",
             source_id,
             state,
             error and error.text,
             error and error.code,
             waiting_for,
+            error and error.stored_remedy,
         )
 
 
@@ -183,7 +188,14 @@ async def report_source_failure(
     """Store why *holder* cannot stream a source, unless another process streams it."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            _REPORT_FAILURE_SQL, source_id, state, error.text, error.code, holder, LOCK_CLASS
+            _REPORT_FAILURE_SQL,
+            source_id,
+            state,
+            error.text,
+            error.code,
+            holder,
+            LOCK_CLASS,
+            error.stored_remedy,
         )
 
 

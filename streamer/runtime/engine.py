@@ -49,16 +49,13 @@ from streamer.progress.replicas import Fleet
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
 from streamer.progress.schema import migrate, read_installation
 from streamer.progress.sources import forget_source, read_source_records
+from streamer.report.problems import Problem, of_mapping
 from streamer.runtime.definition_maker import DefinitionBuilder
-from streamer.runtime.gauges import ScrapeFacts, families, read_facts
+from streamer.runtime.gauges import ScrapeFacts, count_problems, families, read_facts
 from streamer.runtime.installation_id import Installation
 from streamer.runtime.planner_questions import SourceQuestions
-from streamer.runtime.readiness import (
-    Reason,
-    reason_fields,
-    source_reasons,
-    target_reasons,
-)
+from streamer.runtime.problem_log import ProblemLog
+from streamer.runtime.readiness import Reason, find_problems, reason_of
 from streamer.runtime.relations import resolve_at
 from streamer.runtime.replicas.mapping_follower import MappingFollower
 from streamer.runtime.replicas.replica import Replica
@@ -146,6 +143,7 @@ class Engine:
         self._group: asyncio.TaskGroup | None = None
         self._running: dict[Supervisor, asyncio.Task[None]] = {}
         self._guards: dict[str, tuple[BacklogGuard, asyncio.Task[None]]] = {}
+        self._problem_log = ProblemLog(self.problems)
         self._guarding: asyncio.TaskGroup | None = None
         self._target_watch = TargetWatch(
             self._address, CHANNEL, self._is_request, self._pass_request, self.metrics.count_error
@@ -202,6 +200,13 @@ class Engine:
                             partial(report_waits, bookkeeping, self.target, self._healths),
                         ),
                         name="waits",
+                    ),
+                    guarding.create_task(
+                        enduring(
+                            "reporting problems",
+                            partial(self._problem_log.run, bookkeeping, self.target),
+                        ),
+                        name="problems",
                     ),
                 ]
                 for source in self._mapping.sources:
@@ -687,26 +692,35 @@ class Engine:
 
     # ---- operators' views -----------------------------------------------------------------------
 
+    def problems(self) -> list[Problem]:
+        """Return the problems of everything that this process runs."""
+        guards = [guard for guard, _ in self._guards.values()]
+        stored = self._problem_log.stored
+        return find_problems(self.target, guards, self.supervisors, stored)
+
+    def other_problems(self) -> list[Reason]:
+        """Return the problems in spite of which everything is in sync."""
+        return [reason_of(problem) for problem in self.problems() if not problem.blocks]
+
     def readiness(self) -> list[Reason]:
         """Return the reasons why not everything is in sync; empty if it is."""
-        reasons = list(target_reasons(self.target))
-        for guard, _ in self._guards.values():  # they also run while the target is waited for
-            reasons += guard.troubles()
-        for each in self.supervisors:
-            reasons += source_reasons(each.source.label, *each.condition, each.health)
+        reasons = [reason_of(problem) for problem in self.problems() if problem.blocks]
         if not self.supervisors:
             is_starting = self._services is None or bool(self._mapping.sources)
-            reason = {"state": "starting" if is_starting else "no sources"}
+            state = "starting" if is_starting else "no sources"
             if (trouble := self.mapping_trouble) is not None:
-                reason |= reason_fields(trouble.report)
-            reasons.append(reason)
+                reasons.append(reason_of(of_mapping(trouble.report, state)))
+            else:
+                reasons.append({"state": state})
         return reasons
 
     def _gauge_facts(self) -> ScrapeFacts:
         guards = [guard for guard, _ in self._guards.values()]
-        return read_facts(
+        facts = read_facts(
             self.supervisors, guards, self.target, self.metrics.table_detail, self.fleet
         )
+        facts.problems.update(count_problems(self.problems()))
+        return facts
 
     def _count_tables(self) -> int:
         return sum(len(supervisor.health.table_states) for supervisor in self.supervisors)

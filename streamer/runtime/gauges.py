@@ -17,6 +17,7 @@ from streamer.observability.metrics import gauge
 from streamer.observability.table_metrics import TableDetail
 from streamer.progress.replicas import Fleet
 from streamer.progress.verifications import VerificationRecord
+from streamer.report.problems import Problem, needs_operator
 from streamer.runtime.services import SOURCE_STATES
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
@@ -69,6 +70,8 @@ class ScrapeFacts:
     """The process that runs each source."""
     replicas: dict[str, int] = field(default_factory=dict)
     """How many sources each live replica runs."""
+    problems: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
+    """How many problems there are, by database, sid, kind and severity."""
 
 
 def read_facts(
@@ -104,6 +107,14 @@ def read_facts(
         if (holder := fleet.holders.get(each.source.label)) is not None:
             facts.holders[each.source.database, each.source.sid or ""] = holder
     return facts
+
+
+def count_problems(problems: Iterable[Problem]) -> Counter[tuple[str, str, str, str]]:
+    """Count the problems that need an operator by database, sid, kind and severity."""
+    return Counter(
+        (each.subject.database or "", each.subject.sid or "", each.kind.value, each.severity.value)
+        for each in needs_operator(problems)
+    )
 
 
 def _source_gauges(supervisor: Supervisor) -> SourceGauges:
@@ -200,7 +211,14 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
         "Seconds since the target last confirmed that it accepts writes; 0 while it does",
         value=facts.target_silent_seconds,
     )
-    by_table = (states, quarantined, lags, verified, differing)
+    problems = gauge(
+        "streamer_problems",
+        "Number of problems, as `streamer status --problems` lists them",
+        (*_SOURCE, "kind", "severity"),
+    )
+    for kinds, count in facts.problems.items():
+        problems.add_metric(kinds, count)
+    by_table = (states, quarantined, lags, verified, differing, problems)
     return (*made.values(), sources, tables, *by_table, up, silent, *_fleet_families(facts))
 
 

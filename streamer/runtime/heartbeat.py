@@ -26,6 +26,7 @@ from streamer.errors import Retry, SourceConnectionError, SourceError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.tracker import ProgressTracker
+from streamer.report.problems import OVERDUE_SECONDS
 from streamer.runtime.services import Services
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, names_several_hosts, translating
@@ -34,7 +35,6 @@ from streamer.source.primary import connection_to_primary
 
 log = structlog.get_logger()
 
-OVERDUE_SECONDS: Final = 5.0
 PRIMARY_RETRY_SECONDS: Final = 5.0
 
 

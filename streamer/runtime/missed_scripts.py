@@ -14,7 +14,6 @@ table shows that, and the source stops in the same way.
 from typing import Final
 
 from streamer.errors import ScriptError
-from streamer.hints import command
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
@@ -25,6 +24,7 @@ from streamer.progress.scripts import (
     read_scripts,
     set_scripts_missed,
 )
+from streamer.remedies import Remedy, run
 from streamer.source.catalog import SourceServer
 from streamer.source.scripts import seen_by
 from streamer.source.slot import ExportedSnapshot
@@ -133,10 +133,14 @@ def missed(record: ScriptRecord, database: str, sid: str | None) -> ScriptError:
     """Return the error for a script that never reaches the target, or that the source has lost.
     Pure.
     """
-    skip = command("execute", None, "--id", record.id, "--skip", database=database, sid=sid)
+    skip = run("execute", None, "--id", record.id, "--skip", database=database, sid=sid)
     what = "never reaches the target" if record.lsn is None else "has run at the target only"
     return ScriptError(
         f'script "{record.id}" {what}: {record.error}',
-        hint="look on both sides for its effect, and run its text with psql where that is missing; "
-        f"then run `{skip}`, and the source goes on",
+        hint=Remedy.of(
+            "look on both sides for its effect, and run its text with psql where that is missing; "
+            "then run `",
+            skip,
+            "`, and the source goes on",
+        ),
     )

@@ -31,7 +31,6 @@ from streamer.errors import (
     UnpublishedError,
 )
 from streamer.failpoints import failpoint
-from streamer.hints import command, resync_source
 from streamer.lsn import EVERYTHING
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import OnTableDropped
@@ -46,6 +45,7 @@ from streamer.progress.relations import (
     require_resync,
     set_published,
 )
+from streamer.remedies import Command, Remedy, at_source, resync_source, run
 from streamer.runtime.renames import renamed
 from streamer.source.catalog import SourceServer
 from streamer.source.column_lists import ColumnLists, column_lists, unlisted
@@ -511,11 +511,11 @@ class Publishing:
                 )
             elif unlogged := identity.unlogged_leaves:
                 leaf = unlogged[0].name
+                set_logged = f"alter table {quote_qualified(leaf.namespace, leaf.name)} set logged"
                 error = UnpublishedError(
                     f'partition "{leaf}" of table "{name}" is unlogged, so its changes are not in '
                     "the WAL",
-                    hint="its owner has to run at the source: alter table "
-                    f"{quote_qualified(leaf.namespace, leaf.name)} set logged",
+                    hint=Remedy.of("its owner has to run at the source: ", at_source(set_logged)),
                 )
             elif name in refused:
                 error = refused[name]
@@ -548,9 +548,13 @@ class Publishing:
                     lost = IdentityLostError(
                         f'table "{mapped.mapping.source}": {identity.obstacle}, so its updates and '
                         "deletes are no longer published",
-                        hint="streamer check prints the statements that help; streamer then copies "
-                        "the table again. To continue with inserts only, run: "
-                        f"{self._resync_command(mapped)}",
+                        hint=Remedy.of(
+                            "run the statements that `",
+                            run("check"),
+                            "` prints; streamer then copies the table again. To continue with "
+                            "inserts only, run: ",
+                            self._resync_command(mapped),
+                        ),
                     )
                     verdicts.stopped[mapped] = ErrorReport.of(lost)
                 elif needs_copy(before, identity):
@@ -598,15 +602,15 @@ class Publishing:
         return self._with_resync(mapped, error)
 
     def _with_resync(self, mapped: MappedRelation, error: StreamerError) -> ErrorReport:
-        hint = (
-            "changes may be missing: see to it that it is there and published, then run: "
-            f"{self._resync_command(mapped)}"
+        remedy = Remedy.of(
+            "changes may be missing: see to it that it is there and published, then run: ",
+            self._resync_command(mapped),
         )
-        return ErrorReport(f"{error}; {hint}", error.code, hint)
+        return ErrorReport(f"{error}; {remedy}", error.code, remedy)
 
-    def _resync_command(self, mapped: MappedRelation) -> str:
+    def _resync_command(self, mapped: MappedRelation) -> Command:
         name = str(mapped.mapping.source)
-        return command("resync", name, database=self._source.database, sid=self._source.sid)
+        return run("resync", name, database=self._source.database, sid=self._source.sid)
 
 
 def _root(identities: dict[RelationName, RelationIdentity], mapped: MappedRelation) -> int | None:

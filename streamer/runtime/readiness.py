@@ -1,52 +1,124 @@
-"""Why not everything is in step: the reasons of ``/readyz``. Pure."""
+"""The problems of a running process, for `/readyz`, the log and the metrics. Pure."""
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
 
-from streamer.error_reports import ErrorReport, runbook_address
-from streamer.errors import TargetError
+from streamer.error_reports import ErrorReport
+from streamer.errors import MassDeleteError
+from streamer.mapping.rules import SourceMapping
+from streamer.report.facts import (
+    ReportedBacklog,
+    ReportedSource,
+    ReportedTable,
+    ReportedTarget,
+    StoredFacts,
+)
+from streamer.report.problems import Problem, of_source, of_target
 from streamer.runtime.services import Health
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.states import State
+
+if TYPE_CHECKING:
+    from streamer.runtime.supervisor import Supervisor
+    from streamer.runtime.wal_retention.guard import BacklogGuard
 
 Reason = dict[str, str]
 
 STREAMING: Final = "streaming"
 
 
-def reason_fields(report: ErrorReport | None) -> Reason:
-    """Return the error of a reason, with its code, runbook and hint; an empty text for none."""
-    if report is None:
-        return {"error": "", "hint": ""}
-    fields = {"error": report.text, "error_code": report.code, "hint": report.hint or ""}
-    runbook = runbook_address(report.code)
-    return fields if runbook is None else fields | {"runbook": runbook}
+def target_facts(target: TargetHealth) -> ReportedTarget:
+    return ReportedTarget(target.name, target.state.value, target.report)
 
 
-def target_reasons(target: TargetHealth) -> Iterator[Reason]:
-    """Yield the reason that the target is; nothing while it accepts writes."""
-    if target.error is not None:
-        report = ErrorReport(target.error, target.error_code or TargetError.code, target.hint)
-        yield {"target": target.name, "state": target.state.value} | reason_fields(report)
+def source_facts(
+    source: SourceMapping,
+    condition: tuple[str, ErrorReport | None],
+    health: Health,
+    *,
+    heartbeat_seconds: float | None = None,
+    backlog: ReportedBacklog | None = None,
+    stored: StoredFacts | None = None,
+) -> ReportedSource:
+    """Return the facts of a source. *condition*: its state and error."""
+    state, error = condition
+    stored = stored or StoredFacts()
+    tables = dict.fromkeys(health.table_waits, str(State.READY)) | health.table_states
+    return ReportedSource(
+        source.database,
+        source.sid,
+        state,
+        error,
+        waiting_for=health.waiting_for,
+        backlog=backlog or ReportedBacklog(),
+        heartbeat_seconds=heartbeat_seconds,
+        tables=tuple(_table(table, str(tables[table]), health, stored) for table in tables),
+        sequences=tuple(stored.sequences),
+    )
 
 
-def source_reasons(
-    label: str, state: str, error: ErrorReport | None, health: Health
-) -> Iterator[Reason]:
-    """Yield the reasons that a source and its tables are. *state*, *error*: of the source."""
-    if state != STREAMING:
-        found = reason_fields(error)
-        if error is None and health.waiting_for is not None:
-            found["error"] = f"waits for {health.waiting_for}"
-        yield {"source": label, "state": state} | found
-    for table, table_state in health.table_states.items():
-        if table_state != State.READY:
-            found = reason_fields(health.table_errors.get(table))
-            yield {"source": label, "table": table, "state": table_state} | found
-    for table, reason in health.table_waits.items():
-        yield {
-            "source": label,
-            "table": table,
-            "state": "waiting",
-            "error": f"waits for {reason}",
-        }
+def _table(table: str, state: str, health: Health, stored: StoredFacts) -> ReportedTable:
+    error, verified = health.table_errors.get(table), health.verifications.get(table)
+    braked = error is not None and error.code == MassDeleteError.code
+    return ReportedTable(
+        table,
+        state,
+        error,
+        health.table_waits.get(table),
+        is_braked=braked and state == State.PAUSED,
+        quarantined=health.quarantined.get(table, 0),
+        identity=stored.identities.get(table),
+        differing_rows=None if verified is None else verified.differing_rows,
+        verification_error=None if verified is None else verified.error,
+        definitions=tuple(stored.definitions.get(table, ())),
+    )
+
+
+def find_problems(
+    target: TargetHealth,
+    guards: "Iterable[BacklogGuard]",
+    supervisors: "Iterable[Supervisor]",
+    stored: Mapping[str, StoredFacts],
+) -> list[Problem]:
+    """Return the problems of a process: of the target, then those of each source.
+
+    The guards also run while the target is waited for, and nothing else does.
+    """
+    problems = list(of_target(target_facts(target)))
+    backlogs = {guard.source.label: (guard.source, guard.facts) for guard in guards}
+    for each in supervisors:
+        label = each.source.label
+        _, backlog = backlogs.pop(label, (None, ReportedBacklog()))
+        facts = source_facts(
+            each.source,
+            each.condition,
+            each.health,
+            heartbeat_seconds=each.heartbeat_seconds,
+            backlog=backlog,
+            stored=stored.get(label),
+        )
+        problems += of_source(facts)
+    for source, backlog in backlogs.values():
+        problems += of_source(
+            ReportedSource(source.database, source.sid, STREAMING, backlog=backlog)
+        )
+    return problems
+
+
+def reason_of(problem: Problem) -> Reason:
+    """Return a problem as `/readyz` shows it."""
+    subject = problem.subject
+    reason = {
+        "source": subject.source,
+        "table": subject.table,
+        "sequence": subject.sequence,
+        "target": subject.other.removeprefix("target ") if subject.other else None,
+        "state": "waiting" if problem.kind == "wait" else problem.state,
+        "kind": problem.kind.value,
+        "severity": problem.severity.value,
+        "error": problem.sentence,
+        "error_code": problem.code,
+        "hint": "" if problem.remedy is None else str(problem.remedy),
+        "runbook": problem.runbook,
+    }
+    return {name: value for name, value in reason.items() if value is not None}

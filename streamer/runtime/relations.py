@@ -13,7 +13,7 @@ from datetime import datetime
 from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
-from streamer.error_reports import ErrorReport
+from streamer.error_reports import ErrorReport, TableWait
 from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.chunks import ChunkedCopy
@@ -63,7 +63,7 @@ class Relations:
         """An operator waits for tables, so the process has to store their positions."""
 
     @property
-    def table_waits(self) -> dict[str, str]:
+    def table_waits(self) -> dict[str, TableWait]:
         """The obstacles of tables at the target, by the source's name of the table."""
         return self._health.table_waits
 
@@ -128,13 +128,13 @@ class Relations:
         else:
             self._health.table_errors[table] = error
 
-    def show_wait(self, mapped: MappedRelation, reason: str | None) -> None:
+    def show_wait(self, mapped: MappedRelation, wait: TableWait | None) -> None:
         """Show the reason why a relation waits; None if it waits no longer."""
         table = str(mapped.mapping.source)
-        if reason is None:
+        if wait is None:
             self.table_waits.pop(table, None)
         else:
-            self.table_waits[table] = reason
+            self.table_waits[table] = wait
 
     # ---- lanes ---------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from streamer.apply.lane import Hold, Lane
 from streamer.error_reports import ErrorReport
 from streamer.errors import Retry, ScriptError, StreamerError, TargetFencedError
 from streamer.failpoints import failpoint
-from streamer.hints import command
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.scripts import AFTER_SCRIPT_SQL, script_sql
@@ -35,6 +34,7 @@ from streamer.progress.scripts import (
     set_script_error,
 )
 from streamer.progress.sources import set_source_state
+from streamer.remedies import Remedy, run
 from streamer.runtime.dispatch import ScriptsReached
 from streamer.runtime.relations import Relations
 from streamer.source.scripts import place
@@ -166,13 +166,18 @@ class Scripts:
         where = place(record.target_script, error.__cause__)
         name = ("--id", record.id)
         database, sid = self._source.database, self._source.sid
-        skip = command("execute", None, *name, "--skip", database=database, sid=sid)
-        replace = command("execute", "FILE", *name, "--replace", database=database, sid=sid)
+        skip = run("execute", None, *name, "--skip", database=database, sid=sid)
+        replace = run("execute", "FILE", *name, "--replace", database=database, sid=sid)
         return ScriptError(
             f'script "{record.id}" failed at the target{where}, and nothing behind it is applied: '
             f"{error.message}",
-            hint=f"correct the cause, and the script runs again within seconds; or run "
-            f"`{replace}` with other text; or run `{skip}`",
+            hint=Remedy.of(
+                "correct the cause, and the script runs again within seconds; or run `",
+                replace,
+                "` with other text; or run `",
+                skip,
+                "`",
+            ),
         )
 
 

@@ -24,6 +24,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.cutovers import is_cutting_over
 from streamer.progress.sequences import SequenceRecord, store_sequences
 from streamer.progress.sources import SourceRecord
+from streamer.remedies import Remedy, at_source, at_target
 from streamer.runtime.relations import Relations
 from streamer.source.connection import Connection, translating
 from streamer.source.sequences import SourceSequence, read_sequences
@@ -86,9 +87,9 @@ class SequenceFollower:
                 if (there := found.get(sequence.name)) is None:
                     continue
                 value = there.range.last_value if there.range else None
-                error = None
+                error, remedy = obstacle_of(sequence, there)
                 try:
-                    ahead = self._value_ahead(sequence, there)
+                    ahead = None if error is not None else self._value_ahead(sequence, there)
                     if ahead is not None:
                         await set_ahead(connection, there, ahead)
                         value = ahead
@@ -97,18 +98,13 @@ class SequenceFollower:
                 except TargetConnectionError:
                     raise
                 except StreamerError as exc:
-                    error = str(exc)
-                records.append(
-                    SequenceRecord(
-                        str(sequence.name), str(there.name), sequence.last_value, value, error
-                    )
-                )
+                    error, remedy = exc.message, exc.remedy
+                names = str(sequence.name), str(there.name)
+                records.append(SequenceRecord(*names, sequence.last_value, value, error, remedy))
         return records
 
     def _value_ahead(self, sequence: SourceSequence, there: TargetSequence) -> int | None:
         """Return the value to set, if any. Raises ValueError if the sequence cannot follow."""
-        if (obstacle := obstacle_of(sequence, there)) is not None:
-            raise ValueError(obstacle)
         value = sequence.last_value
         if value is None or there.range is None:
             return None
@@ -131,13 +127,18 @@ class SequenceFollower:
                     sequence=record.source,
                     target=record.target,
                     error=record.error,
+                    hint=record.remedy and str(record.remedy),
                 )
 
 
-def obstacle_of(sequence: SourceSequence, there: TargetSequence) -> str | None:
-    """Return why the target's sequence cannot follow, with the SQL that ends it."""
+def obstacle_of(
+    sequence: SourceSequence, there: TargetSequence
+) -> tuple[str, Remedy] | tuple[None, None]:
+    """Return why the target's sequence cannot follow, and the SQL that ends it."""
     if sequence.grant is not None:
-        return f"the role may not read it; run at the source: {sequence.grant}"
+        fix = Remedy.of("run at the source: ", at_source(sequence.grant))
+        return "the role may not read it", fix
     if there.grant is not None:
-        return f"the role may not set the target's sequence; run at the target: {there.grant}"
-    return None
+        fix = Remedy.of("run at the target: ", at_target(there.grant))
+        return "the role may not set the target's sequence", fix
+    return None, None

@@ -8,7 +8,7 @@ from streamer.apply.drain.drainer import Drainer
 from streamer.apply.queue_budget import Budget
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.worker import Worker
-from streamer.error_reports import ErrorReport
+from streamer.error_reports import ErrorReport, TableWait
 from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
@@ -96,7 +96,7 @@ class Health:
     safe_wal_bytes: int | None = None
     table_states: dict[str, str] = field(default_factory=dict)
     table_errors: dict[str, ErrorReport] = field(default_factory=dict)
-    table_waits: dict[str, str] = field(default_factory=dict)
+    table_waits: dict[str, TableWait] = field(default_factory=dict)
     """The obstacles of tables whose state does not show them: a lock at the target."""
     quarantined: dict[str, int] = field(default_factory=dict)
     verifications: dict[str, VerificationRecord] = field(default_factory=dict)

@@ -23,7 +23,6 @@ from streamer.errors import (
     SourceError,
 )
 from streamer.failpoints import failpoint
-from streamer.hints import resync_source
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
@@ -34,6 +33,7 @@ from streamer.progress.sources import (
     set_source_identity,
     set_source_state,
 )
+from streamer.remedies import Remedy, resync_source
 from streamer.runtime.missed_scripts import MissedScripts
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import SourceServer, check_same_history
@@ -115,7 +115,7 @@ class SlotCheck:
                 record = await self._follow_fork(record, synced)
             check_same_history(self._server, record.system_identifier, record.acknowledged_lsn)
         except SourceDivergedError as exc:
-            exc.hint = self._resync_hint(synced)
+            exc.remedy = self._resync_hint(synced)
             raise
 
     def _check_journal(self, journal: Journal) -> None:
@@ -283,7 +283,7 @@ class SlotCheck:
         if not isinstance(error, SlotMissingError) or self._guard.given_up is None:
             if (journal_error := self._guard.journaling.error) is not None:
                 error.message += f" ({journal_error.text})"
-            error.hint = self._resync_hint(synced)
+            error.remedy = self._resync_hint(synced)
             return error
         given_up = SlotMissingError(self._guard.given_up, hint=self._resync_hint(synced))
         report = ErrorReport.of(given_up)
@@ -314,7 +314,7 @@ class SlotCheck:
             hint=self._resync_hint(self._synced()),
         )
 
-    def _resync_hint(self, relations: Iterable[MappedRelation]) -> str:
+    def _resync_hint(self, relations: Iterable[MappedRelation]) -> Remedy:
         tables = [mapped.mapping.source for mapped in relations]
         return resync_source(tables, database=self._source.database, sid=self._source.sid)
 

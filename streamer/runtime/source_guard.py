@@ -340,8 +340,7 @@ class SourceWatch:
                 await set_streaming_state(
                     self._bookkeeping, mapped.relation_id, State.ERROR, report
                 )
-            message, hint = found.message, found.hint
-            mapped.obstacle = partial(TableRenamedError, message, hint=hint)
+            mapped.obstacle = partial(TableRenamedError, found.message, hint=found.remedy)
             mapped.plan = None
 
     def _stop(self, mapped: MappedRelation, error: ErrorReport) -> None:

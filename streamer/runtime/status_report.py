@@ -12,10 +12,11 @@ from typing import Final
 from streamer.apply.drain.drainer import CONCURRENT_MAX
 from streamer.apply.lane import Hold, MappedRelation
 from streamer.decode.pgoutput import to_datetime
+from streamer.error_reports import TableWait
 from streamer.errors import RIGHT_LOST, TargetError
 from streamer.lsn import Lsn
 from streamer.progress.held_changes import HeldRecord, set_held
-from streamer.progress.lag import end_sessions_hint, read_blockers, set_lag_since, set_visible
+from streamer.progress.lag import read_blockers, set_lag_since, set_visible
 from streamer.progress.relations import set_waiting
 from streamer.progress.sources import SourceRecord, set_heartbeat_overdue
 from streamer.progress.tracker import ProgressTracker
@@ -25,7 +26,7 @@ from streamer.runtime.services import Services
 from streamer.waiting import wait_for_event
 
 REPORT_SECONDS: Final = 2.0
-_QUEUE: Final = (
+_QUEUE: Final = TableWait(
     f"one of the {CONCURRENT_MAX} connections for held tables: other held tables use all of them"
 )
 LAG_SECONDS_MIN: Final = 2.0
@@ -113,7 +114,7 @@ class _StatusReport:
         Between two attempts a drainer waits for no session, and the last report stands.
         """
         busy: dict[int, MappedRelation] = {}
-        reasons: dict[MappedRelation, str] = {}
+        reasons: dict[MappedRelation, TableWait] = {}
         done = []
         now = time.monotonic()
         for mapped in self._relations:
@@ -127,8 +128,7 @@ class _StatusReport:
         blockers = await read_blockers(self._bookkeeping, list(busy)) if busy else {}
         for pid, mapped in busy.items():
             if sessions := blockers.get(pid):
-                reason = f'a lock on target table "{mapped.mapping.target}": {sessions}'
-                reasons[mapped] = reason + end_sessions_hint(sessions)
+                reasons[mapped] = sessions.wait_for(mapped.mapping.target)
             elif mapped.relation_id in self._waiting:
                 done.append(mapped.relation_id)
         for mapped, reason in reasons.items():

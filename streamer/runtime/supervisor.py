@@ -313,8 +313,8 @@ class Supervisor:
 
     async def _report(self, error: StreamerError) -> None:
         self._services.metrics.count_error(error, self.source.database, self.source.sid)
-        if isinstance(error, SourceConnectionError) and error.hint is None:
-            error.hint = reach_hint(self.source.url.reveal())
+        if isinstance(error, SourceConnectionError) and error.remedy is None:
+            error.remedy = reach_hint(self.source.url.reveal())
         waits = error.retry is Retry.TIMED
         self.health.state = "waiting" if waits else "error"
         self.health.error = report = ErrorReport.of(error)

@@ -17,7 +17,7 @@ from streamer.apply.conflicts import Conflict, note_conflicts
 from streamer.apply.lane import Hold, Lane, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.backoff import Backoff
-from streamer.error_reports import ErrorReport
+from streamer.error_reports import ErrorReport, TableWait
 from streamer.errors import (
     RIGHT_LOST,
     MappingError,
@@ -27,7 +27,6 @@ from streamer.errors import (
     TargetError,
 )
 from streamer.failpoints import failpoint
-from streamer.hints import command
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.mass_delete import MassDelete
@@ -41,6 +40,7 @@ from streamer.progress.relations import (
     set_waiting,
 )
 from streamer.progress.tracker import ProgressTracker
+from streamer.remedies import Remedy, run
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.relations import Relations
 from streamer.runtime.services import Health, Services
@@ -171,7 +171,8 @@ class TableEvents:
         await self._store(store)
 
     async def lane_waits(self, lane: Lane, reason: str | None) -> None:
-        waited = None if reason is None else f"the target to take changes again: {reason}"
+        text = f"the target to take changes again: {reason}"
+        waited = None if reason is None else TableWait(text)
         relations = [mapped.relation_id for mapped in self.relations.in_lane(lane)]
         with contextlib.suppress(TargetError):  # a full disk may refuse this, too
             await set_waiting(self._services.bookkeeping, relations, waited)
@@ -370,8 +371,8 @@ class TableEvents:
         if self.relations.state(mapped) is State.COPYING:
             self.relations.set_state(mapped, State.COPYING, error)
 
-    def copy_waits(self, mapped: MappedRelation, reason: str | None) -> None:
-        self.relations.show_wait(mapped, reason)
+    def copy_waits(self, mapped: MappedRelation, wait: TableWait | None) -> None:
+        self.relations.show_wait(mapped, wait)
 
     def table_missing(self, mapped: MappedRelation) -> None:
         if not mapped.is_held_to_point:
@@ -404,10 +405,10 @@ class TableEvents:
 
 def _mass_delete_error(mapped: MappedRelation, found: MassDelete) -> MassDeleteError:
     table, source = str(mapped.mapping.source), mapped.source
-    resume = command("resume", table, database=source.database, sid=source.sid)
-    skip = command("resume", table, "--skip-deletes", database=source.database, sid=source.sid)
+    resume = run("resume", table, database=source.database, sid=source.sid)
+    skip = run("resume", table, "--skip-deletes", database=source.database, sid=source.sid)
     limit = mapped.mapping.rule.max_deleted_rows
     return MassDeleteError(
         f'table "{table}" is paused, because max_deleted_rows is {limit}: {found}',
-        hint=f"to apply it, run: {resume}; to leave its deletes out, run: {skip}",
+        hint=Remedy.of("to apply it, run: ", resume, "; to leave its deletes out, run: ", skip),
     )

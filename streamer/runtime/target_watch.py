@@ -13,21 +13,23 @@ import asyncio
 import enum
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import structlog
 
-from streamer.error_reports import runbook_address
+from streamer.error_reports import ErrorReport, error_fields
 from streamer.errors import (
     StreamerError,
     TargetConnectionError,
+    TargetError,
     TargetReadOnlyError,
     TargetRejectedError,
 )
-from streamer.postgres.conninfo import probe_command, reach_hint, server_name
+from streamer.postgres.conninfo import reach_hint, server_name
 from streamer.progress.requests import has_requests
+from streamer.remedies import Remedy, at_target
 from streamer.target.connection import TargetAddress, TargetConnection
 from streamer.waiting import wait_for_event
 
@@ -63,8 +65,7 @@ class TargetHealth:
     state: TargetState = TargetState.STARTING
     error: str | None = None
     error_code: str | None = None
-    hint: str | None = None
-    commands: list[str] = field(default_factory=list)
+    remedy: Remedy | None = None
     since: datetime | None = None
     """When the state began; None if it began before this process."""
     confirmed_at: float | None = None
@@ -85,6 +86,17 @@ class TargetHealth:
             return 0.0
         return time.monotonic() - self.confirmed_at
 
+    @property
+    def hint(self) -> str | None:
+        return None if self.remedy is None else str(self.remedy)
+
+    @property
+    def report(self) -> ErrorReport | None:
+        """The error with its remedy; None while the target accepts writes."""
+        if self.error is None:
+            return None
+        return ErrorReport(self.error, self.error_code or TargetError.code, self.remedy)
+
     def confirm(self) -> None:
         self.confirmed_at = time.monotonic()
         self._enter(TargetState.REACHABLE, None)
@@ -100,16 +112,15 @@ class TargetHealth:
                 state = TargetState.READ_ONLY
             case _:
                 state = TargetState.ERROR
-        self.commands, self.hint = [], error.hint
-        if state is TargetState.UNREACHABLE and error.hint is None:
-            url = address.dsn.reveal()
-            self.commands, self.hint = [probe_command(url)], reach_hint(url)
+        self.remedy = error.remedy
+        if state is TargetState.UNREACHABLE and error.remedy is None:
+            self.remedy = reach_hint(address.dsn.reveal())
         self.error_code = error.code
         self._enter(state, error.message)
 
     def _enter(self, state: TargetState, error: str | None) -> None:
         if state is TargetState.REACHABLE:
-            self.error_code, self.hint, self.commands = None, None, []
+            self.error_code, self.remedy = None, None
         if state is not self.state:
             self.since = datetime.now(UTC)
         self.state, self.error = state, error
@@ -119,11 +130,9 @@ class TargetHealth:
         return {
             "name": self.name,
             "state": self.state.value,
-            "error": self.error,
-            "error_code": self.error_code,
-            "runbook": runbook_address(self.error_code),
+            **error_fields(self.report),
             "hint": self.hint,
-            "commands": list(self.commands),
+            "commands": [] if self.remedy is None else [c.line for c in self.remedy.commands],
             "since": self.since and self.since.isoformat(timespec="seconds"),
         }
 
@@ -143,7 +152,11 @@ async def ask(connection: TargetConnection) -> None:
     if is_read_only:
         raise TargetReadOnlyError(
             "target: the server is a standby and accepts no writes",
-            hint="promote it with select pg_promote(), or point target.url at the primary",
+            hint=Remedy.of(
+                "promote it with ",
+                at_target("select pg_promote()"),
+                ", or point target.url at the primary",
+            ),
         )
 
 

@@ -68,9 +68,9 @@ def find_waits(
     records = {record.label: record for record in sources}
     reasons: dict[int, dict[str, list[str]]] = {}
     for relation in relations:
-        if relation.state in _COPY_STATES and relation.waiting_for is not None:
+        if relation.state in _COPY_STATES and relation.wait is not None:
             by_reason = reasons.setdefault(relation.source_id, {})
-            by_reason.setdefault(relation.waiting_for, []).append(relation.source)
+            by_reason.setdefault(str(relation.wait), []).append(relation.source)
     waits = []
     turns = [label for label, health in waiters if health.waiting_for is not None]
     if turns:

@@ -24,6 +24,8 @@ from streamer.mapping.objects import DefinedObject, DefinedType
 from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.describing import MARKED_OBJECTS, PARTITIONS, USED_TYPES, USER_OIDS_BEGIN
+from streamer.postgres.quoting import quote_identifier
+from streamer.remedies import Remedy, at_source
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
 from streamer.source.guarded_identities import read_identities
 from streamer.source.reached_server import STARTED_SQL, Place
@@ -469,7 +471,8 @@ def check_ready(server: SourceServer, source: SourceMapping) -> None:
             hint="set wal_level = logical in its postgresql.conf and restart that server",
         )
     if not server.role_may_replicate:
+        grant = f"alter role {quote_identifier(server.role)} replication"
         raise SourceRejectedError(
             f'role "{server.role}" of source "{source.label}" may not replicate',
-            hint=f'have an administrator run there: alter role "{server.role}" replication',
+            hint=Remedy.of("have an administrator run there: ", at_source(grant)),
         )

@@ -42,6 +42,7 @@ from streamer.postgres.quoting import quote_literal
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.secret import Secret
 from streamer.postgres.sqlstate import Meaning, is_catalog_race, meaning
+from streamer.remedies import Remedy
 from streamer.source.synchronous import COMMIT_AT_ONCE_SQL
 
 Connection = psycopg.AsyncConnection[DictRow]
@@ -193,7 +194,8 @@ def _naming_the_url(source: SourceMapping) -> Iterator[None]:
         yield
     except SourceRejectedError as exc:
         if source.url_place:
-            exc.hint = f"check role, password and database in {source.url_place}, and pg_hba.conf"
+            words = f"check role, password and database in {source.url_place}, and pg_hba.conf"
+            exc.remedy = Remedy.of(words)
         raise
 
 

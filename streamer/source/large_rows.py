@@ -11,9 +11,9 @@ from typing import Final
 import psycopg
 
 from streamer.errors import SourceError, SourceLimitError
-from streamer.hints import command
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.remedies import Remedy, run
 from streamer.source.connection import Connection, connection
 
 SCAN_SECONDS: Final = 30
@@ -41,10 +41,10 @@ async def name_large_row(
     source: SourceMapping, mappings: Iterable[RelationMapping], error: SourceLimitError
 ) -> SourceLimitError:
     """Return *error* with the table, key and size of the row that is probably at fault."""
-    resync = command("resync", "*.*", database=source.database, sid=source.sid)
-    error.hint = (
-        f"make the row smaller there or exclude its column, then run: {resync}; "
-        "in binary transport a bytea takes half the room"
+    error.remedy = Remedy.of(
+        "make the row smaller there or exclude its column, then run: ",
+        run("resync", "*.*", database=source.database, sid=source.sid),
+        "; in binary transport a bytea takes half the room",
     )
     largest: tuple[int, str] | None = None
     try:
@@ -58,7 +58,7 @@ async def name_large_row(
         pass  # The name only improves the message; the caller raises the error all the same.
     if largest is None or largest[0] < LARGE_BYTES:
         return error
-    return SourceLimitError(f"{error.message}; the largest row is {largest[1]}", hint=error.hint)
+    return SourceLimitError(f"{error.message}; the largest row is {largest[1]}", hint=error.remedy)
 
 
 def _size_of(column: str, kind: str) -> str:

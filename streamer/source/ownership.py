@@ -12,9 +12,9 @@ from typing import Final
 import psycopg
 
 from streamer.errors import SourceTakenError
-from streamer.hints import command
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
+from streamer.remedies import Remedy, run
 from streamer.source.connection import Connection, fetch_all
 from streamer.source.primary import writable
 
@@ -106,12 +106,12 @@ def check_owner(found: Found, source: SourceMapping, installation: str, *, is_kn
         )
 
 
-def take_over_hint(source: SourceMapping) -> str:
-    """Return a hint about slot and publications of another installation."""
-    take_over = command("run", None, "--take-over", source.label)
-    return (
+def take_over_hint(source: SourceMapping) -> Remedy:
+    """Return the remedy for slot and publications of another installation."""
+    return Remedy.of(
         "give this `database` of the configuration another name or, if no other installation "
-        f"needs slot and publications, run once: {take_over}"
+        "needs slot and publications, run once: ",
+        run("run", None, "--take-over", source.label),
     )
 
 

@@ -12,9 +12,9 @@ from typing import Final
 import structlog
 
 from streamer.errors import SourceError, SourceOldPrimaryError
-from streamer.hints import command
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.conninfo import hosts_of, parse_conninfo
+from streamer.remedies import Remedy, run
 from streamer.source.catalog import SourceServer, read_server
 from streamer.source.connection import connection, put_host_first
 from streamer.source.timeline import read_branch
@@ -107,10 +107,13 @@ def require_successor(source: SourceMapping, server: SourceServer, known: KnownP
     if known.branch is None or known.system_identifier != server.system_identifier:
         return
     if server.timeline < known.branch.timeline:
-        back = command("run", None, "--take-over", source.label)
+        back = run("run", None, "--take-over", source.label)
         raise SourceOldPrimaryError(
             f'source "{source.label}": the server that answers is on timeline {server.timeline}, '
             f"and the target follows timeline {known.branch.timeline}: it is the old primary",
-            hint="start the new primary, and stop the old one; or, to give the new primary up, run "
-            f"once: {back}",
+            hint=Remedy.of(
+                "start the new primary, and stop the old one; or, to give the new primary up, run "
+                "once: ",
+                back,
+            ),
         )

@@ -19,6 +19,7 @@ import psycopg
 from streamer.errors import SourceConnectionError, SourceError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
+from streamer.remedies import Remedy, at_source
 from streamer.source.catalog import SourceServer, flush_wal, read_flush_lsn
 from streamer.source.connection import (
     AT_PRIMARY,
@@ -50,12 +51,14 @@ order by xact_start nulls last limit 3
 """
 
 
-def primary_hint(source: SourceMapping, sql: str) -> str:
-    """Return a hint about *sql*, which only the primary of a standby can run. Pure."""
-    words = f"run on its primary: {sql}"
+def primary_hint(source: SourceMapping, *sql: str) -> Remedy:
+    """Return the remedy with *sql*, which only the primary of a standby can run. Pure."""
+    words = Remedy.of("run on its primary: ", at_source(*sql))
     if names_several_hosts(source):
         return words
-    return f"{words}; or list the primary in the url as well, with target_session_attrs=standby"
+    return Remedy.of(
+        words, "; or list the primary in the url as well, with target_session_attrs=standby"
+    )
 
 
 @asynccontextmanager

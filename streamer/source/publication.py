@@ -22,6 +22,7 @@ from streamer.errors import SourceContentionError, SourceRejectedError, Unpublis
 from streamer.mapping.names import RelationName
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
+from streamer.remedies import Remedy, at_source
 from streamer.source.column_lists import NO_LISTS, ColumnLists
 from streamer.source.connection import Connection, fetch_all, first_line
 from streamer.source.ddl_capture import message_table
@@ -145,7 +146,7 @@ class PublicationFault:
         about = f" of {self.relation}" if self.relation is not None else ""
         return UnpublishedError(
             f'publication "{self.publication}" {self.problem}{about}',
-            hint=f"have its owner run at the source: {'; '.join(self.sql)}",
+            hint=Remedy.of("have its owner run at the source: ", at_source(*self.sql)),
         )
 
 
@@ -544,15 +545,14 @@ def _have_to_wait(source: SourceMapping, error: psycopg.Error) -> SourceContenti
 def _rejected(
     source: SourceMapping, error: psycopg.Error, statements: list[str]
 ) -> SourceRejectedError:
-    sql = "; ".join(statements)
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
         return SourceRejectedError(
             f'source "{source.label}" is a standby, and only its primary can change publications',
-            hint=primary_hint(source, sql),
+            hint=primary_hint(source, *statements),
         )
     return SourceRejectedError(
         f'source "{source.label}": {first_line(error)}',
-        hint=f"have an administrator run there: {sql}",
+        hint=Remedy.of("have an administrator run there: ", at_source(*statements)),
     )
 
 

@@ -26,6 +26,7 @@ from streamer.errors import (
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
+from streamer.remedies import Remedy, at_source, run
 from streamer.source.catalog import SourceServer, read_flush_lsn
 from streamer.source.connection import Connection, connect, fetch_all, translating
 from streamer.source.connection import connection as plain_connection
@@ -138,8 +139,11 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
         raise SourceDivergedError(
             f'replication slot "{name}" belongs to plugin "{slot.plugin}" and database '
             f'"{slot.database}"',
-            hint="give this `database` of the configuration another name or, if no program "
-            f"needs that slot, run there: {drop_slot_sql(name)}",
+            hint=Remedy.of(
+                "give this `database` of the configuration another name or, if no program "
+                "needs that slot, run there: ",
+                at_source(drop_slot_sql(name)),
+            ),
         )
     if slot.confirmed_flush_lsn is None or slot.restart_lsn is None:
         raise SlotInvalidatedError(f'replication slot "{name}" has no position')
@@ -411,10 +415,11 @@ async def _watched(
     return creating.result()
 
 
-def _wait_hint(source: SourceMapping, server: SourceServer) -> str:
-    if not server.in_recovery:
-        return "end that, or wait until it ends by itself; then run: streamer resume"
-    return f"{primary_hint(source, LOG_SNAPSHOT_SQL)}; then run: streamer resume"
+def _wait_hint(source: SourceMapping, server: SourceServer) -> Remedy:
+    words = "end that, or wait until it ends by itself"
+    end = primary_hint(source, LOG_SNAPSHOT_SQL) if server.in_recovery else words
+    resume = run("resume", "*.*", database=source.database, sid=source.sid)
+    return Remedy.of(end, "; then run: ", resume)
 
 
 async def _terminate(plain: Connection, pid: int) -> None:

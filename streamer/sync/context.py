@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from streamer.apply.lane import MappedRelation
-from streamer.error_reports import ErrorReport
+from streamer.error_reports import ErrorReport, TableWait
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
 from streamer.mapping.chunks import ChunkedCopy
@@ -136,8 +136,8 @@ class SyncEvents(Protocol):
         """A copy under way makes no progress, for now; with None it makes progress again."""
         ...
 
-    def copy_waits(self, mapped: MappedRelation, reason: str | None) -> None:
-        """A copy waits for a session that holds a lock; with None it waits no longer."""
+    def copy_waits(self, mapped: MappedRelation, wait: TableWait | None) -> None:
+        """A copy waits; with None it waits no longer."""
         ...
 
 

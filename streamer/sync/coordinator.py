@@ -21,7 +21,7 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
-from streamer.error_reports import ErrorReport
+from streamer.error_reports import ErrorReport, TableWait
 from streamer.errors import Retry, StreamerError, TargetError, TargetMovedError
 from streamer.mapping.names import parse_name
 from streamer.progress.sources import set_copy_rounds
@@ -181,7 +181,7 @@ class SyncCoordinator:
             nonlocal has_waited
             has_waited = True
             await self._close_snapshot()  # open, it would keep dead rows at the source
-            await self._reports.tell_waiting(batch, reason)
+            await self._reports.tell_waiting(batch, TableWait(reason, is_turn=True))
 
         is_first = not self._first.isdisjoint(batch)
         turns = context.first_turns if is_first else context.later_turns

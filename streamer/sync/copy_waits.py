@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamer.apply.lane import MappedRelation
+from streamer.error_reports import TableWait
 from streamer.errors import StreamerError
 from streamer.progress.copies import OwnSession, read_own_sessions
-from streamer.progress.lag import end_sessions_hint, read_blockers
+from streamer.progress.lag import Blockers, read_blockers
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.prepare import TableCopy
 from streamer.sync.stalled_copies import CopyReports
-from streamer.sync.states import STARTING_SPARK, TURN
+from streamer.sync.states import STARTING_SPARK, turn
 
 LOOK_SECONDS: Final = 1.0
 
@@ -33,7 +34,7 @@ class WaitFacts:
     """The copies of this round that are not done."""
     source_locks: dict[TableCopy, str] = field(default_factory=dict)
     """The sessions at the source that copies wait for."""
-    target_locks: dict[MappedRelation, str] = field(default_factory=dict)
+    target_locks: dict[MappedRelation, Blockers] = field(default_factory=dict)
     """The sessions at the target that copies wait for."""
     copying: set[tuple[str, str, str]] = field(default_factory=set)
     """The tables that tasks fill now: application name, schema and table."""
@@ -45,27 +46,28 @@ class WaitFacts:
     is_starving: bool = False
 
 
-def find_reasons(facts: WaitFacts) -> dict[MappedRelation, str]:
+def find_reasons(facts: WaitFacts) -> dict[MappedRelation, TableWait]:
     """Return the reason why each copy waits; a copy that makes progress has none. Pure."""
-    reasons: dict[MappedRelation, str] = {}
+    reasons: dict[MappedRelation, TableWait] = {}
     if facts.copies:
         count = len(facts.copies)
-        ends = f"{TURN}{_copies(count)} of this source {'ends' if count == 1 else 'end'} first"
+        ends = turn(f"{_copies(count)} of this source {'ends' if count == 1 else 'end'} first")
         reasons = dict.fromkeys(facts.waiting, ends)
     for copy in facts.copies:
-        if reason := facts.source_locks.get(copy) or _find_turn(facts, copy):
+        if sessions := facts.source_locks.get(copy):
+            reasons[copy.mapped] = TableWait(sessions)
+        elif (reason := _find_turn(facts, copy)) is not None:
             reasons[copy.mapped] = reason
     # The round prepares and plans tables one after the other, or some of them together.
     unplanned = [*facts.preparing, *(copy.mapped for copy in facts.copies if not copy.parts)]
     if facts.target_locks:
-        reasons |= dict.fromkeys(unplanned, f"{TURN}other tables are prepared first")
-    for mapped, sessions in facts.target_locks.items():
-        lock = f'a lock on target table "{mapped.mapping.target}": {sessions}'
-        reasons[mapped] = lock + end_sessions_hint(sessions)
+        reasons |= dict.fromkeys(unplanned, turn("other tables are prepared first"))
+    for mapped, blockers in facts.target_locks.items():
+        reasons[mapped] = blockers.wait_for(mapped.mapping.target)
     return reasons
 
 
-def _find_turn(facts: WaitFacts, copy: TableCopy) -> str | None:
+def _find_turn(facts: WaitFacts, copy: TableCopy) -> TableWait | None:
     """Return the reason why no task has begun to copy *copy*, if that is so."""
     if not copy.parts or copy.has_copied_parts:
         return None
@@ -74,10 +76,10 @@ def _find_turn(facts: WaitFacts, copy: TableCopy) -> str | None:
     if facts.is_starting:
         return STARTING_SPARK
     if facts.is_starving:
-        return "a free worker of Spark"
+        return TableWait("a free worker of Spark")
     if busy := len(facts.copying):
         use = "uses" if busy == 1 else "use"
-        return f"{TURN}{_copies(busy)} of other tables {use} Spark (sync.jobs: {facts.jobs})"
+        return turn(f"{_copies(busy)} of other tables {use} Spark (sync.jobs: {facts.jobs})")
     return None
 
 
@@ -96,7 +98,7 @@ class CopyWaits:
         """The relations whose target tables the round prepares."""
         self.copies: list[TableCopy] = []
         self.source_locks: dict[TableCopy, str] = {}
-        self._told: dict[MappedRelation, str] = {}
+        self._told: dict[MappedRelation, TableWait] = {}
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -135,8 +137,8 @@ class CopyWaits:
         )
 
     def _match(
-        self, copies: list[TableCopy], sessions: list[OwnSession], blockers: dict[int, str]
-    ) -> dict[MappedRelation, str]:
+        self, copies: list[TableCopy], sessions: list[OwnSession], blockers: dict[int, Blockers]
+    ) -> dict[MappedRelation, Blockers]:
         """Return which relations wait for sessions at the target, with these."""
         tables: dict[tuple[str, str], MappedRelation] = {}
         for copy in copies:
@@ -153,14 +155,14 @@ class CopyWaits:
             and (session.namespace, session.table) in tables
         }
 
-    def _keep(self, reasons: dict[MappedRelation, str]) -> dict[MappedRelation, str]:
+    def _keep(self, reasons: dict[MappedRelation, TableWait]) -> dict[MappedRelation, TableWait]:
         """Keep showing the reason of an exchange that the round will soon try again."""
         now = time.monotonic()
         again = {copy.mapped for copy in self.copies if not copy.is_done and copy.not_before > now}
         return {m: reason for m, reason in self._told.items() if m in again} | reasons
 
-    async def _report(self, reasons: dict[MappedRelation, str]) -> None:
-        new: dict[str, list[MappedRelation]] = {}
+    async def _report(self, reasons: dict[MappedRelation, TableWait]) -> None:
+        new: dict[TableWait, list[MappedRelation]] = {}
         for mapped, reason in reasons.items():
             if self._told.get(mapped) != reason:
                 new.setdefault(reason, []).append(mapped)

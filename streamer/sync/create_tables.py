@@ -26,6 +26,7 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.options import METADATA_TYPES, Create, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
+from streamer.remedies import Remedy, at_target
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.user_defined_types import SourceType
 from streamer.target.connection import TargetConnection, transaction
@@ -246,7 +247,7 @@ async def create_tables(
     except TargetRejectedError as exc:
         raise TargetRejectedError(
             f"cannot create target table {named}: {exc.message}",
-            hint=f"have its owner run there: {_joined(wanted.values())}",
+            hint=Remedy.of("have its owner run there: ", at_target(_joined(wanted.values()))),
         ) from exc
     except StreamerError as exc:
         exc.add_note(f"while creating target table {named}")
@@ -300,7 +301,8 @@ async def _create_type(connection: TargetConnection, kind: SourceType) -> None:
     if exists:
         return
     if kind.create_sql is None:
-        hint = f'run there: create extension "{kind.extension}"' if kind.extension else None
+        sql = f"create extension {quote_identifier(kind.extension or '')}"
+        hint = Remedy.of("run there: ", at_target(sql)) if kind.extension else None
         raise TargetSchemaError(f'the target has no type "{kind.name}"', hint=hint)
     await _create_namespaces(connection, [kind.name.namespace])
     await connection.execute(kind.create_sql)

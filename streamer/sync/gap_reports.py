@@ -16,10 +16,10 @@ from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.errors import GapError
 from streamer.failpoints import failpoint
-from streamer.hints import command
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import read_columns_known
 from streamer.progress.relations import read_known_leaves, report_gap, set_leaves
+from streamer.remedies import Remedy, run
 from streamer.source.attached_partitions import Leaf, brought_rows, read_leaves
 from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection
@@ -119,8 +119,8 @@ async def _look(
         (away, "was detached and attached again, and changes made meanwhile are not replicated"),
     ]
     reasons = [f"{_names(its)} {what}" for its, what in parts if its]
-    resync = command("resync", name, "--mode", "diff", database=source.database, sid=source.sid)
-    error = GapError("; ".join(reasons), hint=f"run: {resync}")
+    resync = run("resync", name, "--mode", "diff", database=source.database, sid=source.sid)
+    error = GapError("; ".join(reasons), hint=Remedy.of("run: ", resync))
     if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
         log.warning("partition attached", table=name, error=str(error), **error.log_fields)
 
@@ -155,14 +155,12 @@ async def look_at_columns(
         others = replaced_columns(known, columns)
         if others:
             own = mapped.source
-            resync = command(
-                "resync", str(name), "--mode", "diff", database=own.database, sid=own.sid
-            )
+            resync = run("resync", str(name), "--mode", "diff", database=own.database, sid=own.sid)
             listed = ", ".join(f'"{column}"' for column in others)
             error = GapError(
                 f"column {listed} of the source is another one since a DROP or RENAME, so older "
                 "rows keep former values",
-                hint=f"{resync} brings the present ones",
+                hint=Remedy.of("run: ", resync, "; it brings the present ones"),
             )
             if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
                 log.warning(

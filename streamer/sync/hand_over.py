@@ -26,7 +26,6 @@ from streamer.errors import (
     TargetFencedError,
 )
 from streamer.failpoints import failpoint
-from streamer.hints import command
 from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.resync import KeySet, RowScope
 from streamer.progress.copies import (
@@ -39,6 +38,7 @@ from streamer.progress.copies import (
 )
 from streamer.progress.definition_changes import read_users
 from streamer.progress.relations import demand_copy, fail_chunk, fail_copy, fail_part, store_leaves
+from streamer.remedies import Remedy, run
 from streamer.source.catalog import read_relations
 from streamer.sync.changed_definitions import alters_values
 from streamer.sync.context import CopyContext
@@ -151,15 +151,13 @@ class Finisher:
             return  # an operator asked for it meanwhile: the next round tries again
         if (columns := mapped.resync.columns) is not None:
             source = mapped.source
-            resume = command(
-                "resume", str(mapped.mapping.source), database=source.database, sid=source.sid
-            )
-            again = (
+            again = Remedy.of(
                 f"the values of {', '.join(columns)} in existing rows are still missing: "
-                f"streamer tries again at its next start, or run: {resume}"
+                "streamer tries again at its next start, or run: ",
+                run("resume", str(mapped.mapping.source), database=source.database, sid=source.sid),
             )
-            hint = again if error.hint is None else f"{error.hint}; {again}"
-            error = replace(error, text=f"{error.text}; {again}", hint=hint)
+            remedy = again if error.remedy is None else Remedy.of(error.remedy, "; ", again)
+            error = replace(error, text=f"{error.text}; {again}", remedy=remedy)
         await fail_part(self._context.bookkeeping, mapped.relation_id, error)
         self._context.events.copy_failed(mapped, error)
 

@@ -35,6 +35,7 @@ from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.progress.copies import begin_chunk, begin_copies, begin_part, read_filling
+from streamer.remedies import Remedy, at_source
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_condition, describe_expressions
@@ -333,18 +334,22 @@ class Preparation:
 
     def _check_readable(self, relation: SourceRelation) -> None:
         """Refuse a table that a copy could not read, or not in full."""
+        role = quote_identifier(self._server.role)
         if relation.row_security:
             raise SyncError(
                 f'row level security would hide rows of "{relation.name}" from the copy',
-                hint="run at the source: alter role … bypassrls, "
-                "or make our role the table's owner",
+                hint=Remedy.of(
+                    "run at the source: ",
+                    at_source(f"alter role {role} bypassrls"),
+                    "; or make our role the table's owner",
+                ),
             )
         if not relation.selectable:
             quoted = quote_qualified(relation.name.namespace, relation.name.name)
+            grant = f"grant select on {quoted} to {role}"
             raise SyncError(
                 f'"{relation.name}" cannot be read by role "{self._server.role}"',
-                hint=f"run at the source: grant select on {quoted} "
-                f"to {quote_identifier(self._server.role)}",
+                hint=Remedy.of("run at the source: ", at_source(grant)),
             )
 
     async def _check_fits(

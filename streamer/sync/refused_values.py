@@ -8,8 +8,8 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.object_changes import read_used_types
 from streamer.apply.sql.joining_source import joining_statements
 from streamer.errors import TargetSchemaError
-from streamer.hints import command
 from streamer.progress.definition_changes import read_others
+from streamer.remedies import Remedy, at_target, run
 from streamer.source.catalog import SourceRelation
 from streamer.target.catalog import TargetRelation
 from streamer.target.connection import TargetConnection
@@ -20,8 +20,8 @@ async def way_for_values(
     mapped: MappedRelation,
     relation: SourceRelation,
     table: TargetRelation,
-) -> str | None:
-    """Return a hint with the statements for the target; None if its types take all values."""
+) -> Remedy | None:
+    """Return a remedy with the statements for the target; None if its types take all values."""
     source = mapped.source
     others = await read_others(target, mapped.relation_id) if table.has_sid else []
     try:
@@ -34,8 +34,8 @@ async def way_for_values(
             others=others,
         )
     except TargetSchemaError as exc:
-        return exc.message
+        return Remedy.of(exc.message)
     if not statements:
         return None
-    again = command("resync", str(relation.name), database=source.database, sid=source.sid)
-    return f"run at the target: {'; '.join(statements)}; then run `{again}`"
+    again = run("resync", str(relation.name), database=source.database, sid=source.sid)
+    return Remedy.of("run at the target: ", at_target(*statements), "; then run `", again, "`")

@@ -26,7 +26,7 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
-from streamer.error_reports import ErrorReport
+from streamer.error_reports import ErrorReport, TableWait
 from streamer.errors import (
     Retry,
     SnapshotExpiredError,
@@ -203,7 +203,7 @@ class Round:
                 context.server,
                 source,
                 self._prepare_at(source, batch),
-                lambda awaited: set_waiting(context.bookkeeping, ids, awaited),
+                lambda awaited: set_waiting(context.bookkeeping, ids, TableWait(awaited)),
             )
             await set_waiting(context.bookkeeping, ids, None)
 
@@ -302,7 +302,7 @@ class Round:
                 sync_slot_name(context.source.slot),
                 context.server,
                 temporary=True,
-                tell=lambda awaited: self._reports.tell_waiting(relations, awaited),
+                tell=lambda awaited: self._reports.tell_waiting(relations, TableWait(awaited)),
                 passed=partial(context.events.snapshot_passes, relations),
             )
             sessions.push_async_callback(exported.close)
@@ -372,7 +372,7 @@ class Round:
                     self._context.server,
                     plain,
                     self._look_at(copy, plain),
-                    partial(self._reports.tell_waiting, [copy.mapped]),
+                    partial(self._tell_waiting, copy),
                 )
             except SourceContentionError as exc:
                 await self._leave_to_next_round(copy, f'"{copy.name}" is locked: {exc.message}')
@@ -688,7 +688,7 @@ class Round:
                     copy.is_done = True
                     refused = SyncError(f'copying "{copy.name}": {error}')
                     async with self._context.bookkeeping.connection() as target:
-                        refused.hint = await way_for_values(
+                        refused.remedy = await way_for_values(
                             target, copy.mapped, copy.relation, copy.target
                         )
                     fail = partial(self._finisher.fail, copy.mapped, ErrorReport.of(refused))
@@ -737,6 +737,9 @@ class Round:
                 )
         self._finishing.check()
         return remaining
+
+    async def _tell_waiting(self, copy: TableCopy, sessions: str) -> None:
+        await self._reports.tell_waiting([copy.mapped], TableWait(sessions))
 
     async def _watch(self, copying: "asyncio.Task[Any]") -> None:
         while True:

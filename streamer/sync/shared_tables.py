@@ -15,6 +15,7 @@ from streamer.errors import Retry, StreamerError, TargetSchemaError
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.relations import read_created
+from streamer.remedies import Remedy, at_target
 from streamer.source.catalog import SourceRelation
 from streamer.target.add_columns import LOCK_SECONDS
 from streamer.target.catalog import TargetRelation, read_relation
@@ -64,7 +65,7 @@ async def widen_shared_table(
             raise
         raise TargetSchemaError(
             f'target table "{table.name}" cannot take the rows of this source: {exc.message}',
-            hint=f"run there: {'; '.join(statements)}",
+            hint=Remedy.of("run there: ", at_target(*statements)),
         ) from exc
     if statements:
         log.info("shared table widened", table=str(table.name), sql="; ".join(statements))

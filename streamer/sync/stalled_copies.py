@@ -6,12 +6,11 @@ from collections.abc import Iterable
 import structlog
 
 from streamer.apply.lane import MappedRelation
-from streamer.error_reports import ErrorReport
+from streamer.error_reports import ErrorReport, TableWait
 from streamer.progress.copies import set_copy_error
 from streamer.progress.relations import set_waiting
 from streamer.source.wait_limits import Reported
 from streamer.sync.context import CopyContext
-from streamer.sync.states import is_turn
 
 log = structlog.get_logger()
 
@@ -26,17 +25,19 @@ class CopyReports:
         """Copies under way that show an error, with the number of their parts that were done."""
         self._done: Counter[int] = Counter()
 
-    async def tell_waiting(self, relations: Iterable[MappedRelation], what: str | None) -> None:
+    async def tell_waiting(
+        self, relations: Iterable[MappedRelation], wait: TableWait | None
+    ) -> None:
         """Show the lock or transaction that copies wait for; with None they wait no longer."""
         relations = list(relations)
         tables = [str(mapped.mapping.source) for mapped in relations]
-        is_worth_a_line = what is not None and not is_turn(what)
-        if is_worth_a_line and self._reported.is_new(str(what), *tables):
-            log.warning("copies wait", source=self._context.label, tables=tables, waiting_for=what)
+        if wait is not None and not wait.is_turn and self._reported.is_new(str(wait), *tables):
+            label = self._context.label
+            log.warning("copies wait", source=label, tables=tables, waiting_for=str(wait))
         for mapped in relations:
-            self._context.events.copy_waits(mapped, what if is_worth_a_line else None)
+            self._context.events.copy_waits(mapped, wait)
         await set_waiting(
-            self._context.bookkeeping, [mapped.relation_id for mapped in relations], what
+            self._context.bookkeeping, [mapped.relation_id for mapped in relations], wait
         )
 
     async def show_error(

@@ -26,6 +26,8 @@ Pure.
 import enum
 from typing import Final
 
+from streamer.error_reports import TableWait
+
 
 class State(enum.StrEnum):
     """The states of contract.md, as stored in streamer.relation."""
@@ -39,13 +41,14 @@ class State(enum.StrEnum):
 
 
 TURN: Final = "its turn: "
-"""The beginning of ``waiting_for`` if no operator needs to act: the copy begins by itself."""
-STARTING_SPARK: Final = f"{TURN}Spark starts"
 
 
-def is_turn(waiting_for: str) -> bool:
-    """Whether a table waits only for other copies, or for Spark to start."""
-    return waiting_for.startswith(TURN)
+def turn(reason: str) -> TableWait:
+    """Return the wait of a copy that begins by itself: no operator needs to act."""
+    return TableWait(f"{TURN}{reason}", is_turn=True)
+
+
+STARTING_SPARK: Final = turn("Spark starts")
 
 
 def needs_copy(state: State, *, has_snapshot: bool) -> bool:

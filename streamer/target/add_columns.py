@@ -20,6 +20,7 @@ from streamer.postgres.quoting import (
     quote_literal,
     quote_qualified,
 )
+from streamer.remedies import Remedy, at_target
 from streamer.target.connection import (
     TargetAddress,
     TargetConnection,
@@ -143,6 +144,8 @@ async def add_columns(
         listed = ", ".join(f'"{name}"' for name, _ in columns)
         raise kind(
             f'column {listed} cannot be added to target table "{target}": {exc.message}',
-            hint=f"run there: {statement}; or exclude the column in the mapping",
+            hint=Remedy.of(
+                "run there: ", at_target(statement), "; or exclude the column in the mapping"
+            ),
         ) from exc
     log.info("columns added", table=str(target), sql=statement)

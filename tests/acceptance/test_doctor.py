@@ -57,7 +57,7 @@ def test_it_finds_what_is_wrong_until_nothing_is(
 ) -> None:
     before = command(config, "doctor")
     assert before.returncode == 1
-    assert "Source shop:eu: has never been started." in before.stdout
+    assert "Source shop:eu: no process has run this source yet." in before.stdout
     assert "run here:\n      streamer run\n" in before.stdout
 
     with Process(config, spark=False) as process:
@@ -93,7 +93,7 @@ def test_it_finds_what_is_wrong_until_nothing_is(
 
     dead = command(config, "doctor")
     assert dead.returncode == 1
-    assert "no process streams from it" in dead.stdout
+    assert "no process reads its slot" in dead.stdout
 
 
 def test_a_bundle_is_whole_private_and_without_secrets(

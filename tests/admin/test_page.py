@@ -16,6 +16,8 @@ from streamer.admin.activity import ChangeActivity
 from streamer.admin.events import PAST_MAX
 from streamer.admin.page import adding
 from streamer.commands.quarantine import Choice
+from streamer.errors import TableGoneError
+from streamer.remedies import Remedy, run
 from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin, quick_hash
 
 USERS = f"""
@@ -439,8 +441,9 @@ async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
         a_table(
             "lost",
             state="error",
-            error="an error; streamer resync copies it",
-            runbook="/help/runbooks/table-gone",
+            error="it is gone",
+            error_code=TableGoneError.code,
+            remedy=Remedy.of("run: ", run("resync", "public.lost", database="shop")).to_json(),
         ),
         a_table("held", state="paused"),
         a_table("refused", quarantined=2),

@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from streamer.commands.check.findings import Severity
 from streamer.commands.embedded import Server
 from streamer.failpoints import VARIABLE
+from streamer.report.problems import Severity
 from streamer.source.synchronous import LISTED_SQL
 from tests.support.checking import Checker
 from tests.support.postgres import Database, assert_same, database, running, versions

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.check.findings import Severity
 from streamer.commands.embedded import free_port
 from streamer.postgres.conninfo import parse_conninfo
+from streamer.report.problems import Severity
 from tests.support.checking import (
     ERROR,
     INFO,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streamer.commands.check.command import check
-from streamer.commands.check.findings import Severity
 from streamer.commands.requests import request
+from streamer.report.problems import Severity
 from streamer.runtime import heartbeat as heartbeats
 from streamer.runtime import stored_position
 from tests.support.postgres import Database, database, running, versions

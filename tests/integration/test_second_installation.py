@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from streamer.commands.check.command import check
-from streamer.commands.check.findings import Severity
 from streamer.commands.embedded import free_port
 from streamer.commands.teardown import teardown
+from streamer.report.problems import Severity
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.runtime.wal_retention import guard
 from streamer.target.connection import TargetAddress

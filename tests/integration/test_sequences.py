@@ -1,6 +1,7 @@
 """`sequences: true`: sequences of the target stay ahead of those of the source."""
 
 from streamer.mapping.sequences import MARGIN_STEPS
+from streamer.remedies import Remedy
 from tests.support.postgres import Database, ordinary_role
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -74,8 +75,9 @@ async def test_the_operator_gets_the_grant_that_a_sequence_needs(
                 return "invoice" in str((await sequences(streamer)).get("public.invoice"))
 
             await streamer.eventually(is_named)
-            error = str((await sequences(streamer))["public.invoice"]["error"])
-            sql = error.partition("run at the target: ")[2]
+            remedy = Remedy.from_json((await sequences(streamer))["public.invoice"]["remedy"])
+            assert remedy is not None
+            ((sql,),) = (step.statements for step in remedy.sql)
             assert sql == f'grant select, update on sequence "public"."invoice" to "{role}"'
             source.execute("insert into t values (1)")
             await streamer.caught_up()

@@ -9,13 +9,14 @@ import psycopg
 import pytest
 
 from streamer.commands.check.command import check
-from streamer.commands.check.findings import Finding, Severity
+from streamer.commands.check.findings import Finding
 from streamer.config import static
 from streamer.mapping.names import RelationPattern, parse_name
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import forget_relation, read_relation_records, register_relations
+from streamer.report.problems import Severity
 from streamer.runtime import source_guard as watch
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same

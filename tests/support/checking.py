@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from streamer.commands.check.command import check, examine
-from streamer.commands.check.findings import CheckReport, Finding, Severity
+from streamer.commands.check.findings import CheckReport, Finding
 from streamer.commands.embedded import Server
 from streamer.config import static
 from streamer.postgres.quoting import quote_literal
+from streamer.report.problems import Severity
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.streamer import write_config

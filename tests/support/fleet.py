@@ -41,7 +41,7 @@ def large_fleet(sources: int = 200, tables: int = 100) -> list[dict[str, Any]]:
     """Return four groups of sources.
 
     One source is in error, and one has a table in error. One copies, one waits for its turn, and
-    one has quarantined changes.
+    one has a table that no comparison can read.
     """
     found = []
     for number in range(sources):
@@ -63,7 +63,7 @@ def large_fleet(sources: int = 200, tables: int = 100) -> list[dict[str, Any]]:
             case 51:
                 values["waiting_for"] = "its turn: number 2 of 3"
             case 66:
-                its[3] |= {"quarantined": 4}
+                its[3] |= {"verification_error": "its key differs"}
         found.append(a_source(DATABASES[number % 4], f"t{number:03}", *its, **values))
     return found
 

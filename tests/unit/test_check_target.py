@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from streamer.commands.check.capacity import check_connections, target_needs
-from streamer.commands.check.findings import Severity
 from streamer.commands.check.target import (
     check_bookkeeping,
     check_loops,
@@ -21,6 +20,7 @@ from streamer.commands.check.target_facts import (
 )
 from streamer.mapping.names import RelationName
 from streamer.migrations import read_migrations
+from streamer.report.problems import Severity
 from tests.support.checking import ERROR, INFO, WARNING, matching
 from tests.unit.test_check_capacity import SERVER as SOURCE
 from tests.unit.test_check_capacity import SETTINGS

@@ -2,10 +2,11 @@
 
 import pytest
 
+from streamer.apply.lane import MappedRelation
+from streamer.progress.lag import Blockers
 from streamer.sync.copy_waits import WaitFacts, find_reasons
 from streamer.sync.ctid_ranges import CopyPart, CopySource, Heap, cut
 from streamer.sync.prepare import TableCopy
-from streamer.sync.states import is_turn
 from tests.unit.build import mapped_relation, source_relation, target_relation
 
 
@@ -22,21 +23,25 @@ def parts_of(number: int) -> list[CopyPart]:
     return cut(CopySource(number, 1, '"id"', None, ("t", '"id"'), False, (heap,), True))
 
 
+def shown(facts: WaitFacts) -> dict[MappedRelation, str]:
+    return {mapped: str(wait) for mapped, wait in find_reasons(facts).items()}
+
+
 def test_a_copy_whose_part_no_task_has_taken_waits_for_the_others() -> None:
     one, two, three = copy_of(1), copy_of(2), copy_of(3)
     two.has_copied_parts = True
     facts = WaitFacts(copies=[one, two, three], task_name="streamer copy 1", jobs=4)
     facts.copying = {("streamer copy 1", *three.fills), ("streamer copy 2", "public", "t1")}
     reason = "its turn: 2 copies of other tables use Spark (sync.jobs: 4)"
-    assert find_reasons(facts) == {one.mapped: reason}
+    assert shown(facts) == {one.mapped: reason}
 
 
 def test_a_relation_that_is_requested_meanwhile_waits_for_the_round() -> None:
     late = mapped_relation(9)
     facts = WaitFacts(waiting=[late], copies=[copy_of(1), copy_of(2)])
-    assert find_reasons(facts)[late] == "its turn: 2 copies of this source end first"
+    assert shown(facts)[late] == "its turn: 2 copies of this source end first"
     facts.copies = [copy_of(1)]
-    assert find_reasons(facts)[late] == "its turn: 1 copy of this source ends first"
+    assert shown(facts)[late] == "its turn: 1 copy of this source ends first"
     facts.copies = []
     assert find_reasons(facts) == {}
 
@@ -54,16 +59,17 @@ def test_a_copy_that_waits_for_spark_itself_says_so(
 ) -> None:
     copy = copy_of(1)
     facts = WaitFacts(copies=[copy], is_starting=is_starting, is_starving=is_starving)
-    assert find_reasons(facts).get(copy.mapped) == reason
-    assert reason is None or is_turn(reason) is is_a_turn
+    wait = find_reasons(facts).get(copy.mapped)
+    assert (None if wait is None else str(wait)) == reason
+    assert wait is None or wait.is_turn is is_a_turn
 
 
 def test_a_lock_at_the_target_comes_before_one_at_the_source_and_before_its_turn() -> None:
     copy = copy_of(1)
     facts = WaitFacts(copies=[copy], is_starting=True, source_locks={copy: "pid 7 (…)"})
-    assert find_reasons(facts) == {copy.mapped: "pid 7 (…)"}
-    facts.target_locks = {copy.mapped: "pid 8 (…)"}
-    assert find_reasons(facts) == {
+    assert shown(facts) == {copy.mapped: "pid 7 (…)"}
+    facts.target_locks = {copy.mapped: Blockers("pid 8 (…)", (8,))}
+    assert shown(facts) == {
         copy.mapped: 'a lock on target table "public.t1": pid 8 (…); let it end, or run at the '
         "target: select pg_terminate_backend(8)"
     }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamer.admin import models
 from streamer.admin.page import forms, text
-from streamer.admin.page.attention import SYMPTOMS, attention
+from streamer.admin.page.attention import attention
 from streamer.admin.page.frame import own_path
 from streamer.admin.page.manual import manual_page, to_html
 from streamer.admin.page.mapping import as_given, shown_url
@@ -18,6 +18,7 @@ from streamer.error_reports import ErrorReport
 from streamer.errors import InvalidError
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.url_passwords import with_password
+from streamer.report.problems import RUNBOOK_OF, ProblemKind
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(
     lambda name: name.strip() == name
@@ -209,7 +210,8 @@ def test_a_process_that_waits_for_another_says_so_beside_the_stored_state() -> N
 
 
 def test_every_problem_links_to_a_page_of_the_documentation() -> None:
-    for runbook in SYMPTOMS.values():
+    assert set(RUNBOOK_OF) == set(ProblemKind)
+    for runbook in RUNBOOK_OF.values():
         assert manual_page(f"runbooks/{runbook}").title, runbook
 
 

@@ -4,13 +4,16 @@ import json
 
 from streamer.admin.api.errors import error_answer
 from streamer.admin.page.attention import attention
-from streamer.commands.doctor.diagnosis import judge_status
+from streamer.commands.check.findings import from_problem
 from streamer.commands.status import SourceStatus, TableStatus
 from streamer.error_reports import ErrorReport, classes_of_errors, runbook_address
 from streamer.errors import StreamerError, ThrottledError
-from streamer.runtime.readiness import reason_fields, source_reasons, target_reasons
+from streamer.report.facts import ReportedTarget
+from streamer.report.problems import of_source, of_target
+from streamer.runtime.readiness import reason_of, source_facts, target_facts
 from streamer.runtime.services import Health
 from streamer.runtime.target_watch import TargetHealth, TargetState
+from tests.unit.build import source_mapping
 
 
 def an_instance(kind: type[StreamerError]) -> StreamerError:
@@ -40,24 +43,25 @@ def test_every_view_of_an_error_names_the_runbook_of_its_code() -> None:
         status = shown(kind.code).to_json()
         assert [status["runbook"], status["tables"][0]["runbook"]] == [runbook, runbook]
         assert {item["runbook"] for item in attention([status])} == {runbook}
-        assert {each.runbook for each in judge_status(shown(kind.code))} == {runbook}
+        problems = shown(kind.code).problems
+        assert {problem.runbook for problem in problems} == {runbook}
+        assert {from_problem(problem).runbook for problem in problems} == {runbook}
         answer = json.loads(bytes(error_answer(error).body))["error"]
         assert (answer["code"], answer["runbook"]) == (kind.code, runbook)
 
         report = ErrorReport.of(error)
         health = Health(table_states={"public.t": "error"}, table_errors={"public.t": report})
-        reasons = list(source_reasons("shop", "error", report, health))
+        own = of_source(source_facts(source_mapping(), ("error", report), health))
         target = TargetHealth(state=TargetState.ERROR, error="it failed", error_code=kind.code)
-        reasons += target_reasons(target)
-        assert [reason["runbook"] for reason in reasons] == [runbook] * 3
+        own += of_target(target_facts(target))
+        assert [reason_of(problem)["runbook"] for problem in own] == [runbook] * 3
 
 
 def test_an_unknown_code_has_no_runbook_and_still_its_error() -> None:
     assert runbook_address("of_another_version") is None
-    assert reason_fields(ErrorReport("it failed", "of_another_version")) == {
-        "error": "it failed", "error_code": "of_another_version", "hint": "",
-    }  # fmt: skip
-    assert reason_fields(None) == {"error": "", "hint": ""}
+    target = ReportedTarget("dw", "error", ErrorReport("it failed", "of_another_version"))
+    (problem,) = of_target(target)
+    assert (problem.text, problem.runbook) == ("it failed", "/help/runbooks/target-away")
 
 
 def test_an_error_stored_without_a_code_counts_as_a_defect() -> None:

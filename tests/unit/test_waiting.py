@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from streamer.error_reports import ErrorReport
+from streamer.error_reports import ErrorReport, TableWait
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.relations import RelationRecord
 from streamer.progress.sources import SourceRecord
@@ -34,7 +34,8 @@ def record(**fields: Any) -> SourceRecord:
 
 
 def relation(name: str, state: str, waiting_for: str | None) -> RelationRecord:
-    fields = {"source_id": 1, "source": name, "state": state, "waiting_for": waiting_for}
+    wait = None if waiting_for is None else TableWait(waiting_for)
+    fields = {"source_id": 1, "source": name, "state": state, "wait": wait}
     return cast("RelationRecord", SimpleNamespace(**fields))
 
 

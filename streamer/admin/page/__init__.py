@@ -9,7 +9,7 @@ view.py       status, draft and plan in the form of templates             pure
 render.py     templates and static files, read once
 frame.py      shared by all pages: user, CSRF, errors, notes
 overview.py   sources, progress, and problems
-attention.py  problems with their runbook, command and forms              pure
+attention.py  problems with their runbook, steps and forms                pure
 manual.py     the documentation, for links from a problem to its runbook
 bulk.py       acts on many sources: a page to confirm, and the outcomes
 table.py      one table: both sides, errors, quarantine, requests

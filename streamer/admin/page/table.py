@@ -8,7 +8,6 @@ from starlette.datastructures import FormData
 from streamer.admin import models
 from streamer.admin.access import actor_of
 from streamer.admin.page import view
-from streamer.admin.page.attention import runbook_of_table
 from streamer.admin.page.frame import (
     Frame,
     Row,
@@ -19,9 +18,10 @@ from streamer.admin.page.frame import (
 from streamer.admin.page.overview import find_source
 from streamer.admin.status_reader import StatusReader
 from streamer.commands.quarantine import Choice
-from streamer.errors import InvalidError, MappingError, NotFoundError, StreamerError
+from streamer.errors import RUNBOOKS, InvalidError, MappingError, NotFoundError, StreamerError
 from streamer.mapping.names import parse_name
 from streamer.mapping.resync import Mode, Resync
+from streamer.report.problems import RUNBOOK_OF, ProblemKind
 from streamer.sync.resync_scope import read_names
 
 QUARANTINE_MAX: Final = 100
@@ -56,7 +56,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             "table.html",
             source=shown,
             table=found,
-            runbook=runbook_of_table(found) if found["error"] else None,
+            runbook=found.get("runbook") or f"{RUNBOOKS}/{RUNBOOK_OF[ProblemKind.TABLE]}",
             errors=frame.events.errors(shown["label"], name),
             rule=view.rule_of((row for row in rows if row["database_id"] in ids), name),
             quarantine=await _quarantine(frame, source, name),

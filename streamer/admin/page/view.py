@@ -5,17 +5,18 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from streamer.admin.activity import TableActivity
-from streamer.error_reports import ErrorReport, runbook_address
+from streamer.error_reports import ErrorReport, error_fields
 from streamer.errors import MappingError
 from streamer.mapping.names import parse_name, parse_relation
 from streamer.mapping.rules import SourceLabel
-from streamer.sync.states import STARTING_SPARK, is_turn
+from streamer.report.facts import source_of_row
+from streamer.report.problems import Severity, of_source
+from streamer.sync.states import STARTING_SPARK
 
 Row = dict[str, Any]
 
 TABLES_MAX: Final = 40
 """Of one source on the overview; all are on a page of their own."""
-NOT_STREAMING: Final = ("error", "unreachable", "stopped", "not started")
 _UNDER_WAY: Final = ("copying", "catching_up", "init")
 
 
@@ -43,11 +44,10 @@ def with_own_state(
     for source in sources:
         label = SourceLabel(source["database"], source["sid"])
         state, error = known.get((label, None), (source["state"], None))
-        here = None
+        own = None
         if error is not None and error.text != source["error"] and state != "streaming":
-            here = f"this process is {state}: {error.text}"
-        code = None if error is None else error.code
-        found.append(source | {"here": here, "here_runbook": runbook_address(code)})
+            own = {"state": state, **error_fields(error)}
+        found.append(source | {"own": own})
     return found
 
 
@@ -93,7 +93,10 @@ def source_view(
     """
     is_confirmed = target is None or not target["error"]
     places = queue_of(source["tables"])
-    tables = [_table_view(source, table, places) for table in source["tables"]]
+    worst = _worst_of_tables(source)
+    tables = [
+        _table_view(source, table, places, worst.get(table["source"])) for table in source["tables"]
+    ]
     # Failing tables first, then those that move: an operator does not have to look for them.
     order = {"bad": 0, "warning": 1, "busy": 2}
     if state:
@@ -138,25 +141,31 @@ def queue_of(tables: Iterable[Row]) -> dict[str, str]:
 
 
 def _queue_text(waiting_for: str | None, place: int, count: int) -> str:
-    if waiting_for == STARTING_SPARK:
+    if waiting_for == STARTING_SPARK.text:
         return "starting Spark"
     if waiting_for:
         return f"waits for {waiting_for}"
     return f"number {place} of {count} in the queue of copies"
 
 
-def _table_view(source: Row, table: Row, places: dict[str, str]) -> Row:
-    waiting_for = table.get("waiting_for") or ""
-    waits = bool(waiting_for) and not is_turn(waiting_for)
-    differs = bool(table.get("differing_rows"))
-    needs_look = bool(table["quarantined"] or waits or table["error"] or differs)
+def _worst_of_tables(source: Row) -> dict[str, Severity]:
+    """Return how bad the worst problem of each table is."""
+    worst: dict[str, Severity] = {}
+    for problem in of_source(source_of_row(source)):
+        if problem.subject.table is not None:
+            severities = problem.severity, worst.get(problem.subject.table, Severity.INFO)
+            worst[problem.subject.table] = min(severities, key=list(Severity).index)
+    return worst
+
+
+def _table_view(source: Row, table: Row, places: dict[str, str], worst: Severity | None) -> Row:
     is_under_way = table["state"] in _UNDER_WAY
     return table | {
         "address": table_address(source, table["source"]),
         "kind": "bad"
-        if table["state"] == "error"
+        if worst is Severity.ERROR
         else "warning"
-        if needs_look
+        if worst is Severity.WARNING
         else "busy"
         if is_under_way
         else "good",

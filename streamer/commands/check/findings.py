@@ -1,9 +1,8 @@
 """The findings of a check: place, problem, and the exact command or SQL that fixes it. Pure."""
 
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from streamer.error_reports import runbook_address
 from streamer.errors import (
@@ -19,17 +18,11 @@ from streamer.errors import (
 from streamer.mapping.names import RelationName
 from streamer.observability.logs import redact
 from streamer.postgres.quoting import quote_qualified
+from streamer.remedies import Remedy, Sql
+from streamer.report.problems import Problem, Severity
 
 if TYPE_CHECKING:
     from streamer.commands.check.copies import PlannedCopies
-
-
-class Severity(enum.StrEnum):
-    """How bad it is."""
-
-    ERROR = "error"  # `run` would stop, or one table of it
-    WARNING = "warning"  # an object is not replicated, at risk, or slow
-    INFO = "info"  # good to know
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +41,13 @@ TARGET = Place()
 SPARK = Place(other="Spark")
 
 
+_INTRODUCTIONS: Final = (
+    *("run: ", "run there: ", "run at the source: ", "run at the target: "),
+    *("start: ", "resume it with: ", "correct them with: "),
+)
+"""The words before a step that `Fix` says by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fix:
     """A fix: statements to run at one side or commands to run here, and words."""
@@ -55,6 +55,21 @@ class Fix:
     at: Literal["source", "target", "here"] | None = None
     sql: tuple[str, ...] = ()
     words: str | None = None
+
+    @classmethod
+    def of(cls, remedy: Remedy) -> Self:
+        """Return the fix for a remedy: its first step, and the rest in words."""
+        if not remedy.steps:
+            return cls(words=str(remedy))
+        step = remedy.steps[0]
+        number = remedy.parts.index(step)
+        before = "".join(map(str, remedy.parts[:number]))
+        words = "".join(map(str, remedy.parts[number + 1 :])).removeprefix("; ")
+        if before not in _INTRODUCTIONS:
+            return cls(words=str(remedy))
+        if isinstance(step, Sql):
+            return cls(step.side, step.statements, words or None)
+        return cls("here", (step.line,), words or None)
 
     def __str__(self) -> str:
         parts = []
@@ -92,10 +107,14 @@ class Finding:
     fix: Fix | None = None
     code: str | None = None
     """The code of the error that `run` would stop with, if the check met that error."""
+    page: str | None = None
+    """The address of its runbook, if neither code nor place decides."""
 
     @property
     def runbook(self) -> str | None:
         """The address of the runbook on the page; None for mere information."""
+        if self.page is not None:
+            return self.page
         if self.severity is Severity.INFO and self.code is None:
             return None
         return runbook_address(self.code or self._kind)
@@ -170,6 +189,14 @@ def from_error(place: Place, exc: StreamerError) -> Finding:
         hint = "check its url, and that its server is running and reachable from here"
     problem = exc.message.removeprefix(f"{side}: ")
     return error(place, problem, in_words(hint) if hint else None, exc.code)
+
+
+def from_problem(problem: Problem) -> Finding:
+    """Return a problem of the status as a finding."""
+    place = Place(problem.subject.source, problem.subject.object)
+    fix = None if problem.remedy is None else Fix.of(problem.remedy)
+    page = None if problem.severity is Severity.INFO else problem.runbook
+    return Finding(problem.severity, place, problem.text, fix, problem.code, page)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from streamer.commands.check.findings import (
     Finding,
     Place,
-    Severity,
     at_source,
     error,
     in_words,
@@ -18,6 +17,7 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.hints import command
 from streamer.postgres.quoting import quote_identifier
+from streamer.report.problems import Severity
 from streamer.source.column_lists import LISTS_SINCE, ColumnLists, column_lists, sent_columns
 from streamer.source.publication import (
     PublicationChanges,

@@ -11,7 +11,6 @@ from typing import Final
 from streamer.commands.check.findings import (
     Finding,
     Place,
-    Severity,
     at_source,
     error,
     in_words,
@@ -23,6 +22,7 @@ from streamer.commands.check.findings import (
 from streamer.errors import MappingError
 from streamer.mapping.names import RelationName
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule, resolve
+from streamer.report.problems import Severity
 
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 

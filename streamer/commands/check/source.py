@@ -7,6 +7,7 @@ from streamer.commands.check.capture import check_capture
 from streamer.commands.check.failover import check_failover
 from streamer.commands.check.findings import (
     Finding,
+    Fix,
     Place,
     at_source,
     error,
@@ -246,7 +247,7 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
             # The readers of another installation are its own affair.
             reads = slot is not None and slot.active_pid and not facts.found.installations
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
-            yield error(place, problem, at_source(sql, words=hint) if sql else in_words(hint))
+            yield error(place, problem, at_source(sql, words=str(hint)) if sql else Fix.of(hint))
     synced = [
         str(mapping.source)
         for mapping in facts.mappings

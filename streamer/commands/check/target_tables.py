@@ -269,24 +269,15 @@ def with_added_columns(
     return replace(target, columns=target.columns | columns), added
 
 
-_RUN_THERE: Final = "run there: "
-
-
 def plan_fix(
     pair: Pair, relation: TargetRelation, exc: TargetSchemaError | MappingError
 ) -> Fix | None:
     """Turn the advice of a plan into statements."""
-    for column in relation.columns.values():
-        if exc.message.startswith(f'column "{column.name}" of target table') and column.not_null:
-            its_source = _generated_source(pair, column.name)
-            if its_source is not None:
-                return generated_fix(pair, its_source, column.name, is_there=True)
-    if exc.hint is None:
-        return None
-    if not exc.hint.startswith(_RUN_THERE):
-        return in_words(exc.hint)
-    sql, separator, words = exc.hint.removeprefix(_RUN_THERE).partition("; or ")
-    return at_target(sql, words=f"or {words}" if separator else None)
+    if exc.column is not None:
+        computed = _generated_source(pair, exc.column)
+        if computed is not None:
+            return generated_fix(pair, computed, exc.column, is_there=True)
+    return None if exc.remedy is None else Fix.of(exc.remedy)
 
 
 def _generated_source(pair: Pair, target_name: str) -> SourceColumn | None:

@@ -47,6 +47,7 @@ from streamer.progress.cutovers import (
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import read_source_records
+from streamer.remedies import Remedy
 from streamer.runtime.sequence_follower import obstacle_of
 from streamer.source.catalog import flush_wal
 from streamer.source.connection import Connection, connection, fetch_one
@@ -226,7 +227,7 @@ class Cutover:
             source = self._source
             again = command("cutover", database=source.database, sid=source.sid)
             go_on = f"run `{again} --yes` again, or `{again} --undo` to go back"
-            exc.hint = f"{exc.hint or 'fix that'}; then {go_on}"
+            exc.remedy = Remedy.of(exc.remedy or "fix that", "; then ", go_on)
             raise
 
     @property

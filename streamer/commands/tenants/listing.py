@@ -7,13 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from streamer.commands.status import HINTS
 from streamer.mapping.rules import Mapping, SourceLabel, find_source
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.purges import PurgeRecord, read_purges
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.report.facts import ReportedSource
+from streamer.report.problems import needs_operator, of_source
 from streamer.target.connection import TargetAddress
 
 REMOVED = "removed"
@@ -79,7 +80,9 @@ async def read_tenants(
         tenant = Tenant(source.database, source.sid, "not started", source.slot)
         if (record := find_source(records, source.database, source.sid)) is not None:
             _fill(tenant, record, states.get(record.source_id, []))
-        tenant.error = tenant.error or HINTS.get(tenant.state)
+        facts = ReportedSource(tenant.database, tenant.sid, tenant.state)
+        told = [problem.sentence for problem in needs_operator(of_source(facts))]
+        tenant.error = tenant.error or next(iter(told), None)
         found.append(tenant)
     found += _left(mapping, records, purges)
     return [tenant for tenant in found if database in (None, tenant.database)]

@@ -40,6 +40,7 @@ from streamer.progress.replicas import (
     read_unready_tables,
 )
 from streamer.progress.sources import read_source_records
+from streamer.remedies import Remedy
 from streamer.runtime.replicas.mapping_follower import (
     DIFFERS,
     HINT,
@@ -408,7 +409,7 @@ class Replica:
             if record is None or holder is None:
                 report = ErrorReport(_NO_ROOM, NoReplicaError.code)
                 if self._following.is_waiting:
-                    report = ErrorReport(DIFFERS, NoReplicaError.code, HINT)
+                    report = ErrorReport(DIFFERS, NoReplicaError.code, Remedy.of(HINT))
                 shared.show("waiting", report, None, {})
             else:
                 shared.show(record.state, record.error, holder, tables.get(label, {}))

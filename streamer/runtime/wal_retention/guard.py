@@ -17,7 +17,7 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.containment import enduring
-from streamer.error_reports import ErrorReport
+from streamer.error_reports import ErrorReport, error_fields
 from streamer.errors import SourceError, SourceTakenError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
@@ -25,7 +25,7 @@ from streamer.mapping.options import OnMaxRetainedWal
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.sources import set_backlog
-from streamer.runtime.readiness import Reason, reason_fields
+from streamer.report.facts import ReportedBacklog
 from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.wal_retention.journaling import Journaling
 from streamer.source.connection import Connection, connection
@@ -153,7 +153,7 @@ class BacklogGuard:
         """As measured last; None if there is nothing to guard."""
         self.given_up: str | None = None
         """The reason why the guard dropped the slot, while there is none."""
-        self.obstacle: str | None = None
+        self.obstacle: ErrorReport | None = None
         """Why the guard leaves the slot alone at the limit: it may be another installation's."""
         self._changed = asyncio.Event()
         self._stored: str | None = "nothing yet"
@@ -168,19 +168,17 @@ class BacklogGuard:
         self.journaling.change(source)
         self._changed.set()
 
-    def troubles(self) -> list[Reason]:
-        """Return why the guard does not bound the WAL that the source keeps, for readiness."""
-        journaling = self.journaling
-        journal_error = journaling.error if journaling.is_wanted else None
-        found = {
-            "journal": journal_error,
-            "backlog": ErrorReport.stored(self.obstacle, SourceTakenError.code),
-        }
-        return [
-            {"source": self.source.label, "state": state} | reason_fields(report)
-            for state, report in found.items()
-            if report is not None
-        ]
+    @property
+    def facts(self) -> ReportedBacklog:
+        """The WAL that the source keeps, and why the guard does not bound it."""
+        backlog, journaling = self.backlog, self.journaling
+        return ReportedBacklog(
+            Level.OK.value if backlog is None else backlog.state.value,
+            0 if backlog is None else backlog.retained_bytes,
+            None if backlog is None else backlog.limit_bytes,
+            self.obstacle,
+            journaling.error if journaling.is_wanted else None,
+        )
 
     @property
     def is_throttling(self) -> bool:
@@ -263,13 +261,14 @@ class BacklogGuard:
         try:
             await self.owner.prove(plain, self.source)
         except SourceTakenError as exc:
-            if self.obstacle != str(exc):
-                self.obstacle = str(exc)
+            report = ErrorReport.of(exc)
+            if self.obstacle != report:
+                self.obstacle = report
                 log.error(
                     "retained WAL is over its limit, and streamer may not act on the slot",
                     source=self.source.label,
-                    error=self.obstacle,
-                    hint=exc.hint,
+                    error=report.text,
+                    **report.log_fields,
                 )
             return False
         self.obstacle = None
@@ -361,11 +360,16 @@ class BacklogGuard:
 
     async def store(self, bookkeeping: Bookkeeping, source_id: int) -> None:
         """Store the backlog for operators and copies, if it has changed."""
-        backlog = self.backlog
-        text = None if backlog is None else repr(backlog)
+        backlog, facts = self.backlog, self.facts
+        text = None if backlog is None else repr((backlog, facts))
         if text != self._stored:
             shown = None
             if backlog is not None:
-                shown = {**backlog.to_json(), "throttled": self.is_throttling}
+                shown = {
+                    **backlog.to_json(),
+                    "throttled": self.is_throttling,
+                    "obstacle": error_fields(facts.obstacle),
+                    "journal": error_fields(facts.journal),
+                }
             await set_backlog(bookkeeping, source_id, shown)
             self._stored = text

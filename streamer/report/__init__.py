@@ -1,0 +1,1 @@
+"""The facts of a fleet for operators, and the problems among them."""

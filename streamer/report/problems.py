@@ -1,0 +1,459 @@
+"""The one list of problems, with the only rules about severity and remedy. Pure.
+
+`streamer status`, `doctor`, `wait`, the page, `/readyz`, the log and the metrics render this list.
+A problem has the same words, severity and remedy in all of them.
+"""
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from streamer.error_reports import ErrorReport, runbook_address
+from streamer.errors import RUNBOOKS, ComparisonError
+from streamer.mapping.rules import SourceLabel
+from streamer.quantities import format_bytes, format_latency
+from streamer.remedies import Remedy, at_target, run
+from streamer.report.facts import ReportedSource, ReportedTable, ReportedTarget
+
+OVERDUE_SECONDS: Final = 5.0
+"""A heartbeat that has been on its way for longer is a problem."""
+
+
+class Severity(enum.StrEnum):
+    """How bad a problem is, the worst first."""
+
+    ERROR = "error"  # changes do not arrive, or the target lacks or has wrong rows
+    WARNING = "warning"  # an operator should act; changes arrive, or wait for a reason
+    INFO = "info"  # good to know: it ends by itself
+
+
+class ProblemKind(enum.StrEnum):
+    """The kinds of problems."""
+
+    TARGET = "target"
+    MAPPING = "mapping"
+    SOURCE = "source"
+    NOT_STARTED = "not started"
+    STOPPED = "stopped"
+    STARTING = "starting"
+    PROCESS = "process"
+    WAL = "wal"
+    WAL_GUARD = "wal guard"
+    JOURNAL = "journal"
+    HEARTBEAT = "heartbeat"
+    TABLE = "table"
+    DELAYED = "delayed"
+    MASS_DELETE = "mass delete"
+    PAUSED = "paused"
+    COPYING = "copying"
+    WAIT = "wait"
+    QUARANTINE = "quarantine"
+    DIFFERENT = "different"
+    UNCOMPARED = "uncompared"
+    INSERTS_ONLY = "inserts only"
+    DEFINITION = "definition"
+    PENDING_DEFINITION = "pending definition"
+    SEQUENCE = "sequence"
+
+
+RUNBOOK_OF: Final = {
+    ProblemKind.TARGET: "target-away",
+    ProblemKind.MAPPING: "mapping-lost",
+    ProblemKind.SOURCE: "source-unreachable",
+    ProblemKind.NOT_STARTED: "source-unreachable",
+    ProblemKind.STOPPED: "source-disk-fills",
+    ProblemKind.STARTING: "source-lags",
+    ProblemKind.PROCESS: "source-unreachable",
+    ProblemKind.WAL: "source-disk-fills",
+    ProblemKind.WAL_GUARD: "source-disk-fills",
+    ProblemKind.JOURNAL: "target-away",
+    ProblemKind.HEARTBEAT: "source-lags",
+    ProblemKind.TABLE: "table-in-error",
+    ProblemKind.DELAYED: "table-in-error",
+    ProblemKind.MASS_DELETE: "mass-delete",
+    ProblemKind.PAUSED: "source-disk-fills",
+    ProblemKind.COPYING: "copy-does-not-finish",
+    ProblemKind.WAIT: "source-lags",
+    ProblemKind.QUARANTINE: "rows-in-quarantine",
+    ProblemKind.DIFFERENT: "tables-differ",
+    ProblemKind.UNCOMPARED: "tables-differ",
+    ProblemKind.INSERTS_ONLY: "table-in-error",
+    ProblemKind.DEFINITION: "table-in-error",
+    ProblemKind.PENDING_DEFINITION: "table-in-error",
+    ProblemKind.SEQUENCE: "table-in-error",
+}
+"""Runbooks of problems without an error, whose code decides otherwise."""
+
+BLOCKING: Final = frozenset(
+    {
+        ProblemKind.TARGET,
+        ProblemKind.MAPPING,
+        ProblemKind.SOURCE,
+        ProblemKind.NOT_STARTED,
+        ProblemKind.STOPPED,
+        ProblemKind.STARTING,
+        ProblemKind.WAL_GUARD,
+        ProblemKind.JOURNAL,
+        ProblemKind.TABLE,
+        ProblemKind.MASS_DELETE,
+        ProblemKind.PAUSED,
+        ProblemKind.COPYING,
+        ProblemKind.WAIT,
+    }
+)
+"""Kinds because of which not every source streams, or not every table is ready: `/readyz`."""
+
+
+class Action(enum.StrEnum):
+    """The buttons of the page for a problem of one table."""
+
+    RESUME = "resume"
+    RESYNC = "resync"
+    SKIP_DELETES = "skip"
+    RETRY = "retry"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The thing that has a problem. Without a source: the target or the mapping, by ``other``."""
+
+    database: str | None = None
+    sid: str | None = None
+    table: str | None = None
+    sequence: str | None = None
+    other: str = ""
+
+    @property
+    def source(self) -> str | None:
+        return None if self.database is None else SourceLabel(self.database, self.sid)
+
+    @property
+    def object(self) -> str | None:
+        """The table or sequence of the source."""
+        return self.table if self.sequence is None else f"sequence {self.sequence}"
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.source or self.other, self.object) if part)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem. ``state``: that of the subject; ``runbook``: the address of the page."""
+
+    kind: ProblemKind
+    subject: Subject
+    severity: Severity
+    text: str
+    remedy: Remedy | None
+    runbook: str
+    state: str = ""
+    code: str | None = None
+    actions: tuple[Action, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Text and remedy in a line."""
+        return self.text if self.remedy is None else f"{self.text}; {self.remedy}"
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the fleet is not ready because of the problem."""
+        return self.kind in BLOCKING
+
+    @property
+    def key(self) -> tuple[ProblemKind, Subject]:
+        """The same for a problem that lasts, also if its figures change."""
+        return self.kind, self.subject
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "database": self.subject.database,
+            "sid": self.subject.sid,
+            "table": self.subject.table,
+            "sequence": self.subject.sequence,
+            "kind": self.kind.value,
+            "severity": self.severity.value,
+            "problem": self.text,
+            "remedy": None if self.remedy is None else str(self.remedy),
+            "steps": [] if self.remedy is None else [step.to_json() for step in self.remedy.steps],
+            "code": self.code,
+            "runbook": self.runbook,
+        }
+
+
+def needs_operator(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems that do not end by themselves."""
+    return [problem for problem in problems if problem.severity is not Severity.INFO]
+
+
+def worst_first(problems: Iterable[Problem]) -> list[Problem]:
+    worst = list(Severity)
+    return sorted(problems, key=lambda problem: worst.index(problem.severity))
+
+
+def _problem(
+    kind: ProblemKind,
+    subject: Subject,
+    severity: Severity,
+    text: str,
+    remedy: Remedy | None = None,
+    *,
+    error: ErrorReport | None = None,
+    code: str | None = None,
+    state: str = "",
+    actions: tuple[Action, ...] = (),
+) -> Problem:
+    code = code if error is None else error.code or None
+    runbook = runbook_address(code) or f"{RUNBOOKS}/{RUNBOOK_OF[kind]}"
+    return Problem(kind, subject, severity, text, remedy, runbook, state, code, actions)
+
+
+def of_target(target: ReportedTarget) -> Iterator[Problem]:
+    """Yield the problem of the target; nothing while it accepts writes."""
+    if (error := target.error) is not None:
+        subject = Subject(other=f"target {target.name}")
+        yield _problem(
+            ProblemKind.TARGET, subject, Severity.ERROR, error.message, error.remedy,
+            error=error, state=target.state,
+        )  # fmt: skip
+
+
+def of_mapping(error: ErrorReport, state: str = "mapping") -> Problem:
+    """Return the problem that the mapping as a whole has a fault."""
+    subject = Subject(other="mapping")
+    return _problem(
+        ProblemKind.MAPPING, subject, Severity.ERROR, error.message, error.remedy,
+        error=error, state=state,
+    )  # fmt: skip
+
+
+def of_source(source: ReportedSource) -> list[Problem]:
+    """Return the problems of a source, then those of its tables, those in need first."""
+    tables = sorted(source.tables, key=lambda t: (t.error is None, t.state == "ready", t.name))
+    found = [*_of_state(source), *_of_wal(source)]
+    for table in tables:
+        found += _TableRules(source, table).problems()
+    for sequence in source.sequences:
+        if sequence.error is not None:
+            subject = Subject(source.database, source.sid, sequence=sequence.source)
+            text = f"{sequence.target} cannot follow: {sequence.error}"
+            found.append(
+                _problem(ProblemKind.SEQUENCE, subject, Severity.WARNING, text, sequence.remedy)
+            )
+    return found
+
+
+_START: Final = Remedy.of("start: ", run("run"))
+_UNSTARTED: Final = {
+    "not started": (ProblemKind.NOT_STARTED, "no process has run this source yet"),
+    "stopped": (
+        ProblemKind.STOPPED,
+        "no process reads its slot, so the source retains its WAL",
+    ),
+}
+_NOT_STREAMING: Final = {
+    "waiting": "streamer retries; remove the cause of the wait",
+    "error": "remove the cause that the message names; streamer retries",
+    "unreachable": "remove the cause that the message names; streamer retries",
+    "starting": "wait a moment; streamer retries",
+}
+
+
+def _of_state(source: ReportedSource) -> Iterator[Problem]:
+    subject, state, error = Subject(source.database, source.sid), source.state, source.error
+    if error is not None:
+        severity = Severity.WARNING if state == "starting" else Severity.ERROR
+        words = _NOT_STREAMING.get(state)
+        remedy = error.remedy or Remedy.given(words)
+        yield _problem(
+            ProblemKind.SOURCE, subject, severity, error.message, remedy, error=error, state=state
+        )
+    elif state in _UNSTARTED:
+        kind, text = _UNSTARTED[state]
+        yield _problem(kind, subject, Severity.ERROR, text, _START, state=state)
+    elif state == "starting":
+        waits = source.waiting_for
+        text = f"waits for {waits}" if waits else "is starting"
+        yield _problem(ProblemKind.STARTING, subject, Severity.INFO, text, state=state)
+    elif state in _NOT_STREAMING:
+        remedy = Remedy.of(_NOT_STREAMING[state])
+        yield _problem(
+            ProblemKind.SOURCE, subject, Severity.ERROR, "is not streaming", remedy, state=state
+        )
+    if source.own is not None:
+        own_state, own_error = source.own
+        text = f"this process is {own_state}: {own_error.message}"
+        yield _problem(
+            ProblemKind.PROCESS, subject, Severity.WARNING, text, own_error.remedy,
+            error=own_error, state=own_state,
+        )  # fmt: skip
+
+
+_LEVELS: Final = {
+    "warning": (Severity.WARNING, "which is near its limit"),
+    "throttled": (Severity.WARNING, "which is near its limit, so copies read more slowly"),
+    "over": (Severity.ERROR, "which is over its limit"),
+}
+
+
+def _of_wal(source: ReportedSource) -> Iterator[Problem]:
+    subject, backlog = Subject(source.database, source.sid), source.backlog
+    if (level := _LEVELS.get(backlog.level)) is not None:
+        severity, words = level
+        limit = backlog.limit_bytes
+        size = f"{format_bytes(backlog.retained_bytes)} of WAL"
+        of_limit = "" if limit is None else f" (max_retained_wal: {format_bytes(limit)})"
+        remedy = Remedy.of(
+            "let the table or source go on that holds the WAL: ",
+            run("status", database=source.database, sid=source.sid),
+            " shows the WAL that each table keeps",
+        )
+        text = f"retains {size}, {words}{of_limit}"
+        yield _problem(ProblemKind.WAL, subject, severity, text, remedy, state=backlog.level)
+    for kind, error in (
+        (ProblemKind.WAL_GUARD, backlog.obstacle),
+        (ProblemKind.JOURNAL, backlog.journal),
+    ):
+        if error is not None:
+            state = "backlog" if kind is ProblemKind.WAL_GUARD else "journal"
+            yield _problem(
+                kind, subject, Severity.ERROR, error.message, error.remedy,
+                error=error, state=state,
+            )  # fmt: skip
+    seconds = source.heartbeat_seconds
+    if seconds is not None and seconds > OVERDUE_SECONDS:
+        text = f"commits have not become visible for {format_latency(seconds)}"
+        words = "see the problems of its tables; if there are none, the target is too slow"
+        yield _problem(
+            ProblemKind.HEARTBEAT, subject, Severity.WARNING, text, Remedy.of(words), state="late"
+        )
+
+
+class _TableRules:
+    """The rules about one table."""
+
+    def __init__(self, source: ReportedSource, table: ReportedTable) -> None:
+        self._table = table
+        self._ids = {"database": source.database, "sid": source.sid}
+        self._subject = Subject(source.database, source.sid, table.name)
+        self._resume = run("resume", table.name, **self._ids)
+        self._resync = run("resync", table.name, **self._ids)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self._of_state()
+        yield from self._of_rows()
+        yield from self._of_definitions()
+
+    def _new(
+        self,
+        kind: ProblemKind,
+        severity: Severity,
+        text: str,
+        remedy: Remedy | None = None,
+        *actions: Action,
+        error: ErrorReport | None = None,
+        code: str | None = None,
+    ) -> Problem:
+        return _problem(
+            kind, self._subject, severity, text, remedy,
+            error=error, code=code, state=self._table.state, actions=actions,
+        )  # fmt: skip
+
+    def _of_state(self) -> Iterator[Problem]:
+        table, error, wait = self._table, self._table.error, self._table.wait
+        if table.state == "error":
+            yield self._stopped()
+        elif table.is_braked and error is not None:
+            remedy = error.remedy or Remedy.of("apply it with: ", self._resume)
+            yield self._new(
+                ProblemKind.MASS_DELETE, Severity.ERROR, error.message, remedy,
+                Action.RESUME, Action.SKIP_DELETES, error=error,
+            )  # fmt: skip
+        elif error is not None:
+            actions = (Action.RESYNC,) if error.remedy and error.remedy.has("resync") else ()
+            yield self._new(
+                ProblemKind.DELAYED,
+                Severity.WARNING,
+                error.message,
+                error.remedy,
+                *actions,
+                error=error,
+            )
+        if table.state == "paused" and not table.is_braked:
+            remedy = Remedy.of("resume it with: ", self._resume)
+            text = "is paused; its changes wait"
+            yield self._new(ProblemKind.PAUSED, Severity.WARNING, text, remedy, Action.RESUME)
+        if wait is not None and not wait.is_turn:
+            text = f"waits for {wait.text}"
+            yield self._new(ProblemKind.WAIT, Severity.WARNING, text, wait.remedy)
+        if table.state in ("init", "copying", "catching_up"):
+            left = table.seconds_left
+            text = "is being copied" + (f", {format_latency(left)} left" if left else "")
+            if wait is not None and wait.is_turn:
+                text = f"waits for {wait.text}"
+            yield self._new(ProblemKind.COPYING, Severity.INFO, text)
+
+    def _stopped(self) -> Problem:
+        """Return the problem of a table in error.
+
+        SQL that removes the cause suffices, because the table then continues by itself.
+        """
+        error = self._table.error
+        given = None if error is None else error.remedy
+        remedy = given
+        actions: tuple[Action, ...] = (Action.RESUME, Action.RESYNC)
+        if self._table.needs_resync or (given is not None and given.has("resync")):
+            actions = (Action.RESYNC,)
+            if given is None or not given.has("resync"):
+                remedy = Remedy.of(given, "; " if given else "", "run: ", self._resync)
+        elif given is None or not given.steps:
+            words = Remedy.of("remove the cause") if given is None else given
+            then = "; streamer then continues within seconds, or at once with: "
+            remedy = Remedy.of(words, then, self._resume)
+        text = "the table stopped" if error is None else error.message
+        return self._new(ProblemKind.TABLE, Severity.ERROR, text, remedy, *actions, error=error)
+
+    def _of_rows(self) -> Iterator[Problem]:
+        table = self._table
+        if table.quarantined:
+            count = table.quarantined
+            changes = "1 change is" if count == 1 else f"{count:,} changes are"
+            remedy = Remedy.of(
+                "run: ",
+                run("quarantine list --table", table.name, **self._ids),
+                "; remove the cause, then run: ",
+                run("quarantine retry", table.name, **self._ids),
+            )
+            text = f"{changes} in quarantine, so the target lacks them"
+            yield self._new(ProblemKind.QUARANTINE, Severity.ERROR, text, remedy, Action.RETRY)
+        if table.differing_rows:
+            count = table.differing_rows
+            rows = "1 row differs" if count == 1 else f"{count:,} rows differ"
+            remedy = Remedy.of("correct them with: ", run("repair", table.name, **self._ids))
+            text = f"{rows} from the source, by the last comparison"
+            code = ComparisonError.code
+            yield self._new(ProblemKind.DIFFERENT, Severity.ERROR, text, remedy, code=code)
+        elif table.verification_error:
+            text = f"cannot be compared with its source: {table.verification_error}"
+            compare = run("compare", table.name, **self._ids)
+            remedy = Remedy.of("follow the message, then run: ", compare)
+            code = ComparisonError.code
+            yield self._new(ProblemKind.UNCOMPARED, Severity.WARNING, text, remedy, code=code)
+
+    def _of_definitions(self) -> Iterator[Problem]:
+        table = self._table
+        if table.error is None and table.identity == "none":
+            text = "gets inserts only, because rows have no identity for updates and deletes"
+            remedy = Remedy.of("run the statements that `", run("check"), "` prints for it")
+            yield self._new(ProblemKind.INSERTS_ONLY, Severity.WARNING, text, remedy)
+        for lacking in table.definitions:
+            if lacking.is_given_up:
+                text = f"its target lacks {lacking.label}: {lacking.reason}"
+                remedy = Remedy.of("run at the target: ", at_target(lacking.sql))
+                yield self._new(ProblemKind.DEFINITION, Severity.WARNING, text, remedy)
+            else:
+                text = f"{lacking.label} of its target is yet to be created"
+                yield self._new(ProblemKind.PENDING_DEFINITION, Severity.INFO, text)

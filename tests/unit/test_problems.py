@@ -1,0 +1,391 @@
+"""Every view shows a fact with the same words, severity and remedy."""
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock, patch
+
+import pytest
+from structlog.testing import capture_logs
+
+from streamer.admin import fleet
+from streamer.admin.page.attention import attention
+from streamer.commands import wait as wait_command
+from streamer.commands.check.findings import from_problem
+from streamer.commands.problems import only_problems, summarize
+from streamer.commands.status import SourceStatus, StatusReport, TableStatus
+from streamer.commands.status_view import render_lines
+from streamer.definitions.planned import ObjectKind
+from streamer.error_reports import ErrorReport, TableWait
+from streamer.errors import (
+    MassDeleteError,
+    SourceConnectionError,
+    StreamerError,
+    TargetConnectionError,
+    TargetSchemaError,
+)
+from streamer.lsn import Lsn
+from streamer.mapping.names import RelationName
+from streamer.mapping.rules import Mapping
+from streamer.postgres.conninfo import reach_hint
+from streamer.progress.planned_definitions import DefinitionRecord
+from streamer.progress.sequences import SequenceRecord
+from streamer.progress.verifications import VerificationRecord
+from streamer.remedies import Command, Remedy, Sql, at_source, at_target, run
+from streamer.report.facts import (
+    LackingDefinition,
+    ReportedBacklog,
+    ReportedSequence,
+    StoredFacts,
+)
+from streamer.report.problems import Problem, ProblemKind, Severity
+from streamer.runtime.gauges import count_problems
+from streamer.runtime.problem_log import ProblemLog
+from streamer.runtime.readiness import find_problems, reason_of
+from streamer.runtime.services import Health
+from streamer.runtime.target_watch import TargetHealth
+from streamer.sync.states import turn
+from streamer.target.connection import TargetAddress
+from tests.unit.build import source_mapping
+
+TABLE = "public.orders"
+URL = "postgresql://u@db-1/shop"
+BYTES = 10 * 1024**3
+VERIFIED = VerificationRecord(1, datetime(2026, 1, 1, tzinfo=UTC), None, Lsn(1), 0, 0)
+
+
+def report(error: StreamerError) -> ErrorReport:
+    return ErrorReport.of(error)
+
+
+@dataclass
+class Fact:
+    """One fact, as the databases show it and as a process has it."""
+
+    kind: ProblemKind
+    severity: Severity
+    remedy: tuple[Command | Sql, ...]
+    words: str
+    source: dict[str, Any] = field(default_factory=dict)
+    table: dict[str, Any] = field(default_factory=dict)
+    health: dict[str, Any] = field(default_factory=dict)
+    stored: StoredFacts | None = None
+    backlog: ReportedBacklog = field(default_factory=ReportedBacklog)
+    heartbeat_seconds: float | None = None
+    name: str = TABLE
+    blocks: bool = False
+
+    def status(self) -> SourceStatus:
+        """Return the fact as `streamer status` reads it."""
+        usual = TableStatus(self.name, self.name, "clone", "ready", "0/1", 1, 1, None, 0)
+        error = self.table.get("error")
+        fields = self.table | _error_fields(error) if error else self.table
+        given = self.source
+        if (failure := given.get("error")) is not None:
+            given = given | _error_fields(failure)
+        status = SourceStatus("shop", "eu", "streaming", "streamer_shop_eu")
+        return replace(status, **given, tables=[replace(usual, **fields)])
+
+    def problems_of_process(self, target: TargetHealth) -> list[Problem]:
+        """Return the problems as a process finds them."""
+        health = Health(state="streaming", table_states={self.name: "ready"})
+        for name, value in self.health.items():
+            setattr(health, name, value)
+        supervisor = SimpleNamespace(
+            source=source_mapping("shop", "eu"),
+            condition=(health.state, health.error),
+            health=health,
+            heartbeat_seconds=self.heartbeat_seconds,
+        )
+        guard = SimpleNamespace(source=supervisor.source, facts=self.backlog)
+        stored = {} if self.stored is None else {"shop:eu": self.stored}
+        guards, supervisors = cast("Any", ([guard], [supervisor]))
+        return find_problems(target, guards, supervisors, stored)
+
+
+def _error_fields(error: ErrorReport) -> dict[str, Any]:
+    return {"error": error.text, "error_code": error.code, "remedy": error.remedy}
+
+
+def well() -> TargetHealth:
+    target = TargetHealth("dw")
+    target.confirm()
+    return target
+
+
+def command(action: str, *options: str, table: str | None = TABLE) -> Command:
+    return run(action, table, *options, database="shop", sid="eu")
+
+
+def in_error(error: StreamerError, *remedy: Command | Sql, name: str = TABLE) -> Fact:
+    found = report(error)
+    return Fact(
+        ProblemKind.TABLE, Severity.ERROR, remedy, found.message,
+        table={"state": "error", "error": found},
+        health={"table_states": {name: "error"}, "table_errors": {name: found}},
+        name=name, blocks=True,
+    )  # fmt: skip
+
+
+def of_table(kind: ProblemKind, severity: Severity, words: str, *remedy: Command | Sql) -> Fact:
+    return Fact(kind, severity, remedy, words)
+
+
+ADD = "alter table public.orders add column note text"
+DROP = 'alter table "resync" drop constraint "resync_check"'
+LOCK = TableWait("a lock on target table", Remedy.of("run: ", at_target("select 1")))
+TURN = turn("2 copies of this source end first")
+INDEX = DefinitionRecord(
+    1, 1, TABLE, RelationName("public", "orders"), ObjectKind.INDEX, "by_day", "failed", None, (),
+    (), "create index by_day on orders (day)", "no such type", 5, None,
+)  # fmt: skip
+GRANT = Remedy.of("run at the source: ", at_source("grant select on sequence s to u"))
+MASS = MassDeleteError("9 rows", hint=Remedy.of("run: ", command("resume")))
+DOWN = SourceConnectionError('source "shop:eu": no answer', hint=reach_hint(URL))
+
+FACTS = {
+    "a source over its WAL limit": replace(
+        of_table(ProblemKind.WAL, Severity.ERROR, "over its limit", command("status", table=None)),
+        source={
+            "backlog": {"state": "over", "retained_bytes": BYTES, "limit_bytes": BYTES, "spooled_bytes": 0},
+        },
+        backlog=ReportedBacklog("over", BYTES, BYTES),
+    ),
+    "a heartbeat that is overdue": replace(
+        of_table(ProblemKind.HEARTBEAT, Severity.WARNING, "commits have not become visible"),
+        source={"heartbeat_seconds": 900.0},
+        heartbeat_seconds=900.0,
+    ),
+    "a table that gets inserts only": replace(
+        of_table(ProblemKind.INSERTS_ONLY, Severity.WARNING, "inserts only", run("check")),
+        table={"identity": "none"},
+        stored=StoredFacts(identities={TABLE: "none"}),
+    ),
+    "a comparison that failed": replace(
+        of_table(
+            ProblemKind.UNCOMPARED, Severity.WARNING, "cannot be compared", command("compare")
+        ),
+        table={"verification_error": "no key"},
+        health={"verifications": {TABLE: replace(VERIFIED, error="no key")}},
+    ),
+    "rows that differ": replace(
+        of_table(ProblemKind.DIFFERENT, Severity.ERROR, "3 rows differ", command("repair")),
+        table={"differing_rows": 3},
+        health={"verifications": {TABLE: replace(VERIFIED, differing_rows=3)}},
+    ),
+    "a copy that waits for its turn": replace(
+        of_table(ProblemKind.COPYING, Severity.INFO, "waits for its turn"),
+        table={"state": "init", "waiting_for": str(TURN), "wait": TURN},
+        health={"table_states": {TABLE: "init"}, "table_waits": {TABLE: TURN}},
+        blocks=True,
+    ),
+    "a copy that waits for a lock": replace(
+        of_table(ProblemKind.WAIT, Severity.WARNING, "waits for a lock", at_target("select 1")),
+        table={"waiting_for": str(LOCK), "wait": LOCK},
+        health={"table_waits": {TABLE: LOCK}},
+        blocks=True,
+    ),
+    "a sequence that cannot follow": replace(
+        of_table(
+            ProblemKind.SEQUENCE, Severity.WARNING, "t cannot follow: no right", *GRANT.steps
+        ),
+        source={"sequences": [SequenceRecord("s", "t", 1, 1, "no right", GRANT)]},
+        stored=StoredFacts(sequences=[ReportedSequence("s", "t", "no right", GRANT)]),
+    ),
+    "changes in quarantine": replace(
+        of_table(
+            ProblemKind.QUARANTINE,
+            Severity.ERROR,
+            "5 changes are in quarantine",
+            command("quarantine list --table"),
+            command("quarantine retry"),
+        ),
+        table={"quarantined": 5},
+        health={"quarantined": {TABLE: 5}},
+    ),
+    "a paused table": replace(
+        of_table(ProblemKind.PAUSED, Severity.WARNING, "is paused", command("resume")),
+        table={"state": "paused"},
+        health={"table_states": {TABLE: "paused"}},
+        blocks=True,
+    ),
+    "a mass delete that waits": replace(
+        of_table(ProblemKind.MASS_DELETE, Severity.ERROR, "9 rows", command("resume")),
+        table={"state": "paused", "error": report(MASS), "waits_before": {"xid": 1}},
+        health={"table_states": {TABLE: "paused"}, "table_errors": {TABLE: report(MASS)}},
+        blocks=True,
+    ),
+    "a definition that was given up": replace(
+        of_table(
+            ProblemKind.DEFINITION,
+            Severity.WARNING,
+            'its target lacks index "by_day": no such type',
+            at_target(INDEX.sql),
+        ),
+        table={"definitions": [INDEX]},
+        stored=StoredFacts(
+            definitions={
+                TABLE: [LackingDefinition(INDEX.label, INDEX.sql, INDEX.reason, is_given_up=True)]
+            }
+        ),
+    ),
+    "a table in error": in_error(StreamerError("it failed"), command("resume")),
+    "a table in error with SQL": in_error(
+        TargetSchemaError("no column", hint=Remedy.of("run there: ", at_target(ADD))),
+        at_target(ADD),
+    ),
+    'a table named "resync"': in_error(
+        TargetSchemaError('"resync" has "resync_check"', hint=Remedy.of("run: ", at_target(DROP))),
+        at_target(DROP),
+        name="public.resync",
+    ),
+    "a source that is unreachable": Fact(
+        ProblemKind.SOURCE, Severity.ERROR, reach_hint(URL).steps, "no answer",
+        source={"state": "unreachable", "error": report(DOWN)},
+        health={"state": "waiting", "error": report(DOWN)},
+        blocks=True,
+    ),
+    "a process that stopped": Fact(
+        ProblemKind.STOPPED, Severity.ERROR, (run("run"),), "no process reads its slot",
+        source={"state": "stopped"}, health={"state": "stopped"}, blocks=True,
+    ),
+}  # fmt: skip
+
+
+def status_report(fact: Fact, target: TargetHealth | None = None) -> StatusReport:
+    return StatusReport(target or well(), [fact.status()])
+
+
+@pytest.mark.parametrize("name", FACTS)
+async def test_a_fact_is_the_same_problem_in_every_view(name: str) -> None:
+    fact = FACTS[name]
+    # WHEN the databases and a process show the fact
+    (problem,) = fact.status().problems
+    (own,) = fact.problems_of_process(well())
+
+    # THEN both name the problem of the table of facts
+    assert (problem.kind, problem.severity) == (fact.kind, fact.severity)
+    assert fact.words in problem.text
+    assert (problem.remedy.steps if problem.remedy else ()) == fact.remedy
+    assert replace(own, state=problem.state) == problem
+    assert problem.blocks is fact.blocks
+    is_shown = fact.severity is not Severity.INFO
+
+    # AND every view renders the same problem: status and its summary,
+    shown = status_report(fact)
+    summary = cast("Any", summarize(shown))
+    listed = [(each["problem"], each["remedy"]) for each in summary["problems"]]
+    remedy = None if problem.remedy is None else str(problem.remedy)
+    assert listed == ([(problem.text, remedy)] if is_shown else [])
+    assert summary["fine"] == int(not is_shown)
+    assert len(only_problems(shown).sources) == int(is_shown)
+    lines = "\n".join(line.plain for line in render_lines(shown))
+    assert (problem.sentence in lines) is is_shown
+
+    # AND the page and its wall, with the remedy as lines to paste,
+    row = shown.sources[0].to_json()
+    items = attention([row])
+    assert [item["what"] for item in items] == ([problem.sentence] if is_shown else [])
+    if is_shown:
+        assert [step["line"].replace(";\n", "; ").rstrip(";") for step in items[0]["steps"]] == [
+            str(step) for step in fact.remedy
+        ]
+        assert items[0]["kind"] == ("bad" if fact.severity is Severity.ERROR else "warning")
+    (line,) = fleet.survey([row]).lines
+    assert line.row["problem_count"] == int(is_shown)
+
+    # AND doctor,
+    finding = from_problem(problem)
+    assert (finding.severity, finding.problem) == (problem.severity, problem.text)
+    assert finding.runbook == (problem.runbook if is_shown else None)
+    steps = " ".join(finding.lines())
+    assert all(str(sql) in steps for step in fact.remedy for sql in getattr(step, "statements", ()))
+
+    # AND readiness, the metrics and the log of the process,
+    reason = reason_of(own)
+    assert (reason["severity"], reason["hint"]) == (problem.severity, remedy or "")
+    assert (reason["error"], reason["runbook"]) == (problem.sentence, problem.runbook)
+    assert sum(count_problems([own]).values()) == int(is_shown)
+    with capture_logs() as logs:
+        ProblemLog(list).tell([own])
+    written = [(each["log_level"], each["problem"], each.get("hint")) for each in logs]
+    assert written == ([(problem.severity.value, problem.text, remedy)] if is_shown else [])
+
+    # AND wait, which names the problems because of which it waits.
+    with patch.object(wait_command, "read_report", AsyncMock(return_value=shown)):
+        address = TargetAddress.parse(source_mapping().url)
+        told = await wait_command.name_problems(address, Mapping((), "public"))
+    assert told == ([f"{problem.subject}: {problem.sentence}"] if fact.blocks else [])
+
+
+def test_a_target_that_is_away_is_the_first_problem_of_every_view() -> None:
+    target = TargetHealth("dw")
+    away = TargetConnectionError("target: no answer")
+    target.judge(away, TargetAddress.parse(replace(source_mapping(), url=_url()).url))
+    fact = FACTS["a paused table"]
+    shown = status_report(fact, target)
+    first, *_ = shown.problems
+    own, *_ = fact.problems_of_process(target)
+    assert own == first
+    assert first.kind is ProblemKind.TARGET
+    assert first.remedy is not None
+    assert first.remedy.steps == reach_hint(URL).steps
+    assert first.sentence in "\n".join(line.plain for line in render_lines(shown))
+    assert attention([], target.to_json())[0]["what"] == first.sentence
+    assert shown.failure == first.sentence
+    assert reason_of(own)["error"] == first.sentence
+
+
+def _url() -> Any:
+    return type(source_mapping().url)(URL)
+
+
+def test_the_page_offers_no_copy_because_of_a_name() -> None:
+    row = FACTS['a table named "resync"'].status().to_json()
+    (item,) = attention([row])
+    assert [action["do"] for action in item["actions"]] == ["resume", "resync"]
+    assert item["command"] is None  # the table continues after the SQL
+
+
+def test_a_table_whose_changes_are_lost_gets_a_copy_and_no_resume() -> None:
+    again = command("resync")
+    error = StreamerError("changes may be missing", hint=Remedy.of("run: ", again))
+    for fact in (
+        in_error(error, again),
+        replace(in_error(StreamerError("gone")), table={"state": "error", "needs_resync": True}),
+    ):
+        (item,) = attention([fact.status().to_json()])
+        assert [action["do"] for action in item["actions"]] == ["resync"]
+        assert item["command"] == str(again)
+
+
+def test_a_problem_is_logged_once_and_its_end_too() -> None:
+    fact = FACTS["changes in quarantine"]
+    log = ProblemLog(list)
+    with capture_logs() as logs:
+        log.tell(fact.problems_of_process(well()))
+        more = replace(fact, health={"quarantined": {TABLE: 6}})
+        log.tell(more.problems_of_process(well()))
+        log.tell([])
+    assert [line["event"] for line in logs] == ["problem", "problem gone"]
+
+
+def test_every_kind_of_problem_is_a_fact_of_this_table() -> None:
+    """Kinds without a row have tests of their own."""
+    others = {
+        *(ProblemKind.TARGET, ProblemKind.MAPPING, ProblemKind.NOT_STARTED, ProblemKind.STARTING),
+        *(ProblemKind.PROCESS, ProblemKind.WAL_GUARD, ProblemKind.JOURNAL, ProblemKind.DELAYED),
+        ProblemKind.PENDING_DEFINITION,
+    }
+    assert {fact.kind for fact in FACTS.values()} | others == set(ProblemKind)
+
+
+def test_a_remedy_survives_the_bookkeeping_and_the_api() -> None:
+    remedy = Remedy.of("run: ", command("resync"), ", or run at the target: ", at_target("a", "b"))
+    error = StreamerError("it failed", hint=remedy)
+    stored = ErrorReport.stored(str(error), error.code, report(error).stored_remedy)
+    assert stored == report(error)
+    fact = in_error(error, *remedy.steps)
+    (problem,) = fact.status().problems
+    assert (problem.text, problem.remedy) == ("it failed", remedy)
