@@ -62,6 +62,11 @@ def prepared_sql(kind: HashKind, text: str) -> str:
     return f"pg_catalog.md5(pg_catalog.convert_to({text}, 'UTF8'))"
 
 
+def name_sql(kind: HashKind, text: str) -> str:
+    """Return 128 bits that stand for *text*, as text: for a row that travels, or has no key."""
+    return f"pg_catalog.md5({text})" if kind is HashKind.LOOKUP else prepared_sql(kind, text)
+
+
 def value_sql(kind: HashKind, text: str) -> str:
     """Return one hash of *text*, as text."""
     if kind is HashKind.LOOKUP:

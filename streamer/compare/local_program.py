@@ -9,7 +9,6 @@ is one line of JSON on standard output. The process ends with that input, so it 
 parent. SIGTERM cancels the statements that run.
 """
 
-import hashlib
 import itertools
 import json
 import os
@@ -40,6 +39,7 @@ from streamer.compare.readings import (
     ComparisonEnds,
     DigestRow,
     ElsewhereError,
+    Judged,
     KeyJudging,
     RangeReader,
     Servers,
@@ -67,7 +67,6 @@ CANCEL_SECONDS: Final = 1.0
 """How long ending statements may take. The parent kills this process after two seconds."""
 
 T = TypeVar("T")
-_Rows = tuple[dict[str, Counter[bytes]], dict[str, Counter[bytes]]]
 _Entry = tuple[tuple[str, str], dict[str, Any]]
 
 
@@ -285,9 +284,9 @@ class _UnitReader:
 
     def run(self) -> None:
         try:
-            for keys in batches(self._keys()):
-                for verdict in self._again(partial(self._judge, keys)):
-                    self._findings.add(verdict)
+            for keys in batches(self._keys(), self._tables):
+                for judged in self._again(partial(self._judge, keys)):
+                    self._again(partial(self._show, judged))
         finally:
             self._servers.close()
 
@@ -311,8 +310,12 @@ class _UnitReader:
                 self._connect()
         raise AssertionError
 
-    def _judge(self, keys: dict[int, list[str]]) -> list[Verdict]:
-        return [*self._judging.judge(self._tables, keys)]
+    def _judge(self, keys: dict[int, list[str]]) -> list[Judged]:
+        return self._judging.judge(self._tables, keys)
+
+    def _show(self, judged: Judged) -> None:
+        for verdict in self._judging.show(judged):
+            self._findings.add(verdict)
 
     # ---- keys in question ----------------------------------------------------------------------
 
@@ -368,22 +371,19 @@ class _UnitReader:
         if isinstance(found, str):
             self._findings.fail(table.relation_id, found)
             return
-        here, there = found
-        yield from sorted(
-            key for key in here.keys() | there.keys() if here.get(key) != there.get(key)
-        )
+        yield from sorted({key for (key, _), surplus in found.items() if surplus})
 
-    def _fetch(self, table: ComparedTable, unit: Unit, buckets: list[int]) -> _Rows | str:
-        """Return the hashes of the rows of both sides by key; or an error of the table.
-
-        Raises PassingError.
+    def _fetch(
+        self, table: ComparedTable, unit: Unit, buckets: list[int]
+    ) -> Counter[tuple[str, str]] | str:
+        """Return how many rows more the source has than the target, by key and hash of the row; or
+        an error of the table. Raises PassingError.
         """
-        found: _Rows = ({}, {})
+        found: Counter[tuple[str, str]] = Counter()
         try:
-            for side in (SOURCE, TARGET):
+            for side, step in ((SOURCE, 1), (TARGET, -1)):
                 for _, _, key, row in fetch_rows(table, unit, buckets, side, self._servers):
-                    digest = hashlib.blake2b(row.encode(), digest_size=16).digest()
-                    found[side].setdefault(key, Counter())[digest] += 1
+                    found[key, row] += step
         except (psycopg.Error, ElsewhereError) as exc:
             return describe(exc)
         return found

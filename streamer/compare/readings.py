@@ -1,20 +1,22 @@
 """Reads ranges and keys on both sides: the work of a Spark task, blocking, with psycopg.
 
 No reading holds a snapshot or a lock for longer than its statements. Each server computes the
-digests of a range itself, so only sums travel. Rows travel as text, and only those of small ranges
-that differ.
+digests of a range itself, so only sums travel. Of small ranges that differ, hashes of rows travel,
+and the text of the rows that differ, one at a time.
 
 A reading of the target takes the table's ACCESS SHARE lock before its snapshot. TRUNCATE is not
 MVCC-safe: a snapshot from before it would show an empty table at a position that had rows. The same
 snapshot shows position and rows.
 """
 
+import heapq
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -28,7 +30,7 @@ from streamer.compare.judge import (
     SourceReading,
     TargetReading,
 )
-from streamer.compare.ranges import FETCH_ROWS, count_parts, split_range, whole_rate
+from streamer.compare.ranges import count_parts, split_range, whole_rate
 from streamer.compare.tables import ComparedTable
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
@@ -51,10 +53,11 @@ Connection = psycopg.Connection[Any]
 BATCH_KEYS: Final = 2000
 """How many keys a task judges at a time."""
 BATCH_BYTES: Final = 4 * 1024 * 1024
+HASHED_BYTES: Final = 64
+"""A value of a key, as a task holds it."""
 ROUND_SECONDS: Final = 0.05
 ROUND_SECONDS_MAX: Final = 0.5
 NOTIFY_SECONDS: Final = 0.5
-VALUES_AT_ONCE: Final = 100
 SAMPLE_AFTER_ROUNDS: Final = 3
 SAMPLE_SECONDS: Final = 1.0
 """Keys that remain after some rounds change often: a task reads the source all this time."""
@@ -307,13 +310,16 @@ class RangeReader:
 def fetch_rows(
     table: ComparedTable, unit: Unit, buckets: list[int], side: int, servers: Servers
 ) -> Iterator[tuple[int, int, str, str]]:
-    """Yield relation, side, key and row of a range, or of buckets, as text."""
+    """Yield relation, side, name of the key and hash of the row of a range, or of buckets."""
     sql = table.fetch_sql(table.source if side == SOURCE else table.target, unit.range, buckets)
-    connection = servers.of(table, side)
-    with connection.transaction(), connection.cursor(name="streamer_rows") as cursor:
-        cursor.itersize = FETCH_ROWS
-        for key, row in cursor.execute(sql.encode()):
-            yield table.relation_id, side, key, row
+    for name, row in _stream(servers.of(table, side), sql):
+        yield table.relation_id, side, name, row
+
+
+def _stream(connection: Connection, sql: str, parameters: list[Any] | None = None) -> Iterator[Any]:
+    """Yield rows as they arrive: memory has one at a time, however wide it is."""
+    with connection.cursor() as cursor:
+        yield from cursor.stream(sql.encode(), parameters)
 
 
 # ---- keys --------------------------------------------------------------------------------------
@@ -365,13 +371,16 @@ target as JSON, position of the source."""
 
 
 @dataclass(slots=True)
-class _Batch:
-    """Keys of one table, and their judge."""
+class Judged:
+    """Keys of one table, and their judge. ``keys``: names (`ComparedTable.is_named_by_hash`).
+    ``shown``: the numbers of those whose verdict has been given.
+    """
 
     table: ComparedTable
     keys: list[str]
     judge: Judge
     error: str | None = None
+    shown: set[int] = field(default_factory=set)
 
     @property
     def wanted(self) -> dict[int, str]:
@@ -391,13 +400,13 @@ class KeyJudging:
         self._is_late = False
         """The changes of a source did not reach the target in time."""
 
-    def judge(self, tables: Tables, keys: dict[int, list[str]]) -> Iterator[Verdict]:
-        """Yield the verdicts about keys of tables that are not equal.
+    def judge(self, tables: Tables, keys: dict[int, list[str]]) -> list[Judged]:
+        """Read the keys of tables until each is judged, or time is up.
 
         All tables have their rounds at the same time, because rounds mostly wait.
         """
         batches = [
-            _Batch(table, texts, Judge(range(len(texts)), keeps_more=table.keeps_more))
+            Judged(table, texts, Judge(range(len(texts)), keeps_more=table.keeps_more))
             for relation_id, texts in keys.items()
             for table in (tables[relation_id],)
         ]
@@ -424,10 +433,9 @@ class KeyJudging:
         self._is_late = self._is_late or any(
             batch.wanted and not batch.judge.has_caught_up for batch in batches
         )
-        for batch in batches:
-            yield from self._verdicts(batch)
+        return batches
 
-    def _attempt(self, batch: _Batch, read: Callable[[_Batch], None]) -> None:
+    def _attempt(self, batch: Judged, read: Callable[[Judged], None]) -> None:
         """Read one table; its failure is not the others'. Raises PassingError."""
         if batch.error is None:
             try:
@@ -435,23 +443,28 @@ class KeyJudging:
             except (psycopg.Error, ElsewhereError) as exc:
                 batch.error = describe(exc)
 
-    def _verdicts(self, batch: _Batch) -> Iterator[Verdict]:
-        table, keys, different = batch.table, batch.keys, batch.judge.different
-        if batch.error is None:
-            try:
-                values = self._values(table, {n: keys[n] for n in different})
-            except (psycopg.Error, ElsewhereError) as exc:
-                batch.error = describe(exc)
+    def show(self, batch: Judged) -> Iterator[Verdict]:
+        """Yield the verdicts about keys that are not equal, one row at a time.
+
+        After a PassingError, another call yields the verdicts that are left.
+        """
+        table, different = batch.table, batch.judge.different
+        left = {*different, *batch.judge.pending} - batch.shown
+        try:
+            if batch.error is None:
+                lsn = str(batch.judge.newest_lsn)
+                for n, text, values in self._shown(table, {n: batch.keys[n] for n in sorted(left)}):
+                    batch.shown.add(n)
+                    if n in different:
+                        yield _verdict(table, text, different[n], values, lsn)
+                    else:
+                        yield table.relation_id, text, "undecided", 0, 0, 0, [], None, None, lsn
+        except (psycopg.Error, ElsewhereError) as exc:
+            batch.error = describe(exc)
         if batch.error is not None:
             yield error_verdict(table.relation_id, batch.error)
-            return
-        lsn = str(batch.judge.newest_lsn)
-        for n, found in different.items():
-            yield _verdict(table, keys[n], found, values.get(n, (None, None)), lsn)
-        for n in batch.judge.pending:
-            yield table.relation_id, keys[n], "undecided", 0, 0, 0, [], None, None, lsn
 
-    def _read_source(self, batch: _Batch) -> None:
+    def _read_source(self, batch: Judged) -> None:
         connection = self._servers.source(batch.table.source_id)
         # Before the rows: a transaction that the rows do not show is still running now.
         row = connection.execute(_COMMITTING_SQL).fetchone()
@@ -460,19 +473,19 @@ class KeyJudging:
         lsn = read_source_lsn(connection)
         batch.judge.read_source(SourceReading(lsn, frozenset(row[0]), rows))
 
-    def _sample(self, batches: list[_Batch]) -> None:
+    def _sample(self, batches: list[Judged]) -> None:
         """Read keys at the source again and again for a while."""
         until = time.monotonic() + SAMPLE_SECONDS
         while batches and time.monotonic() < until:
             for batch in batches:
                 self._attempt(batch, self._sample_once)
 
-    def _sample_once(self, batch: _Batch) -> None:
+    def _sample_once(self, batch: Judged) -> None:
         rows = self._read(batch.table, SOURCE, batch.wanted)
         lsn = _read_lsn(self._servers.source(batch.table.source_id), INSERT_LSN_SQL)
         batch.judge.sample_source(lsn, rows)
 
-    def _read_target(self, batch: _Batch) -> None:
+    def _read_target(self, batch: Judged) -> None:
         connection, table = self._servers.target, batch.table
         connection.execute("begin isolation level repeatable read read only")
         try:
@@ -484,40 +497,54 @@ class KeyJudging:
         lsn = None if row is None or row[0] is None else Lsn.parse(row[0])
         batch.judge.read_target(TargetReading(lsn, rows))
 
-    def _read(
-        self, table: ComparedTable, side: int, keys: dict[int, str], *, with_values: bool = False
-    ) -> dict[int, list[Row]]:
-        sql = table.read_sql(
-            table.source if side == SOURCE else table.target, with_values=with_values
-        )
-        parts = {n: json.loads(key) for n, key in keys.items()} if table.key_types else {}
-        parameters = table.read_parameters(keys, parts)
+    def _read(self, table: ComparedTable, side: int, keys: dict[int, str]) -> dict[int, list[Row]]:
+        sql = table.read_sql(table.source if side == SOURCE else table.target)
+        parameters = table.read_parameters(keys)
         found: dict[int, list[Row]] = {}
         for n, place, values in self._servers.of(table, side).execute(sql.encode(), parameters):
             found.setdefault(n, []).append((place, tuple(values)))
         return found
 
-    def _values(
+    def _shown(
         self, table: ComparedTable, keys: dict[int, str]
-    ) -> dict[int, tuple[str | None, str | None]]:
-        """Return the rows of both sides as JSON, by the number of their key."""
-        if not self._with_values:
-            return {}
-        shown = {}
-        numbers = list(keys)
-        for first in range(0, len(numbers), VALUES_AT_ONCE):
-            part = {n: keys[n] for n in numbers[first : first + VALUES_AT_ONCE]}
-            sides = [self._read(table, side, part, with_values=True) for side in (SOURCE, TARGET)]
-            for n in part:
-                both = [_as_json(table, rows.get(n, [])) for rows in sides]
-                shown[n] = both[SOURCE], both[TARGET]
-        return shown
+    ) -> Iterator[tuple[int, str, tuple[str | None, str | None]]]:
+        """Yield number, text and, if wanted, rows of both sides as JSON, key by key.
+
+        A key that a hash names has no text any more if its rows are gone from both sides. They are
+        equal then.
+        """
+        named = [] if table.is_named_by_hash else [(n, -1, text, None) for n, text in keys.items()]
+        sides = (SOURCE, TARGET) if table.is_named_by_hash or self._with_values else ()
+        with ExitStack() as stack:
+            found = [
+                stack.enter_context(closing(self._stream_shown(table, side, keys)))
+                for side in sides
+                if keys
+            ]
+            rows = heapq.merge(named, *found, key=itemgetter(0))
+            for n, group in itertools.groupby(rows, key=itemgetter(0)):
+                shown: tuple[list[list[str]], list[list[str]]] = ([], [])
+                for _, side, key, values in group:
+                    text = key
+                    if values is not None:
+                        shown[side].append(values)
+                yield n, text, (_as_json(table, shown[SOURCE]), _as_json(table, shown[TARGET]))
+
+    def _stream_shown(
+        self, table: ComparedTable, side: int, keys: dict[int, str]
+    ) -> Generator[tuple[int, int, str, list[str] | None]]:
+        sql = table.show_sql(
+            table.source if side == SOURCE else table.target, with_values=self._with_values
+        )
+        parameters = table.read_parameters(keys)
+        for n, text, values in _stream(self._servers.of(table, side), sql, parameters):
+            yield n, side, text, values
 
 
-def _as_json(table: ComparedTable, rows: list[Row]) -> str | None:
+def _as_json(table: ComparedTable, rows: list[list[str]]) -> str | None:
     if not rows:
         return None
-    return json.dumps([dict(zip(table.columns, values, strict=True)) for _, values in rows])
+    return json.dumps([dict(zip(table.columns, values, strict=True)) for values in rows])
 
 
 def _verdict(
@@ -537,13 +564,13 @@ def error_verdict(relation_id: int, message: str) -> Verdict:
     return relation_id, message, ERROR, 0, 0, 0, [], None, None, "0/0"
 
 
-def batches(keys: Iterable[tuple[int, str]]) -> Iterator[dict[int, list[str]]]:
+def batches(keys: Iterable[tuple[int, str]], tables: Tables) -> Iterator[dict[int, list[str]]]:
     """Group keys by relation, into batches of a bounded size. Pure."""
     waiting: dict[int, list[str]] = {}
     count = size = 0
     for relation_id, key in keys:
         waiting.setdefault(relation_id, []).append(key)
-        count, size = count + 1, size + len(key)
+        count, size = count + 1, size + len(key) + HASHED_BYTES * len(tables[relation_id].columns)
         if count >= BATCH_KEYS or size >= BATCH_BYTES:
             yield waiting
             waiting, count, size = {}, 0, 0

@@ -5,7 +5,7 @@
 1. *digests of ranges*: a task computes both sides of a range. DataFrames reduce them to totals and
    to the ranges that differ.
 2. *split*: tasks cut a large range that differs at keys, and its parts go through 1 again.
-3. *rows*: those of small ranges that differ, from both sides, as text. A full outer join by
+3. *rows*: hashes of those in small ranges that differ, from both sides. A full outer join by
    relation (a table of one source, so of one sid) and key leaves the keys whose rows differ;
 4. *keys*: tasks read them on both sides until each has a judgement (`streamer.compare.judge`).
 5. DataFrames count verdicts, sample them, and write the report.

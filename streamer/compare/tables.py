@@ -5,11 +5,19 @@ Both servers write rows with the columns of the target, in the same order
 (`streamer.postgres.session`).
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self
 
-from streamer.compare.hashes import HashKind, bucket_sql, pair_sql, prepared_sql, value_sql
+from streamer.compare.hashes import (
+    HashKind,
+    bucket_sql,
+    name_sql,
+    pair_sql,
+    prepared_sql,
+    value_sql,
+)
 from streamer.postgres.key_ranges import KeyRange, range_sql
 
 _PLACE: Final = "t.tableoid::text || ' ' || t.ctid::text || ' ' || t.xmin::text as place"
@@ -60,9 +68,9 @@ class ComparedTable:
     ``columns``: the target's columns that take part. ``texts``: for each, whether its text needs
     the output function of ``char(n)``. ``key``: positions in ``columns``; empty for a table without
     a key, whose rows are a multiset. ``key_types``: for a look-up of keys by an index; empty if
-    only text finds them. ``is_ordered``: both sides sort the key alike and have an index for it.
-    Otherwise rows fall into ``buckets`` by a hash of the key. ``has_sid``: the target's rows carry
-    the sid. ``has_char``: a column of type ``"char"`` is compared as a number.
+    only a hash of their text finds them. ``is_ordered``: both sides sort the key alike and have an
+    index for it. Otherwise rows fall into ``buckets`` by a hash of the key. ``has_sid``: the
+    target's rows carry the sid. ``has_char``: a column of type ``"char"`` is compared as a number.
     """
 
     relation_id: int
@@ -120,6 +128,11 @@ class ComparedTable:
         return 1 if self.is_ordered else self.buckets
 
     @property
+    def is_named_by_hash(self) -> bool:
+        """Whether a hash of its text names a key: no index finds the text, which may be a row."""
+        return not self.key_types
+
+    @property
     def key_columns(self) -> tuple[str, ...]:
         """The columns that name a row: its key, or all of them."""
         return tuple(self.columns[i] for i in self.key) if self.key else self.columns
@@ -144,6 +157,11 @@ class ComparedTable:
         positions = self.key or tuple(range(len(self.columns)))
         texts = ", ".join(self._text(i, values) for i in positions)
         return f"pg_catalog.array_to_json(array[{texts}]::text[])::text"
+
+    @property
+    def _name(self) -> str:
+        text = self._key_text
+        return name_sql(self.hash, text) if self.is_named_by_hash else text
 
     def _in_buckets(self, values: Sequence[str], count: int, numbers: Iterable[int]) -> str:
         bucket = bucket_sql(self.hash, self._key_text_of(values), count)
@@ -222,53 +240,65 @@ class ComparedTable:
         return self.cut_sql(side, KeyRange(), count, clause=clause)
 
     def fetch_sql(self, side: Side, unit: KeyRange, buckets: Sequence[int]) -> str:
-        """Return a query of rows (key, row), both text; without a key, the key says it all."""
-        row = self._row if self.key else "''::text"
+        """Return a query of rows (name of the key, hash of the row); without a key, the name says
+        it all.
+        """
+        row = name_sql(self.hash, self._row) if self.key else "''::text"
         within = self._where(unit)
         if not self.is_ordered and buckets:
             within = self._in_buckets(self._values, self.buckets, buckets)
-        return f"select {self._key_text}, {row} from {side.rows()} where {within}"
+        return f"select {self._name}, {row} from {side.rows()} where {within}"
 
-    def read_sql(self, side: Side, *, with_values: bool = False) -> str:
+    def read_sql(self, side: Side) -> str:
         """Return a query of rows (number of the key, place, hashes of the values) for keys.
 
-        Its parameters are those of `read_parameters`. *with_values*: the values in place of hashes.
+        Its parameters are those of `read_parameters`.
         """
-        if with_values:
-            # FORMAT calls the output function of every type.
-            names = [f"b.v{i + 1}" for i in range(len(self.columns))]
-            shown = [
-                f"case when {n} is distinct from null then pg_catalog.format('%%s', {n}) end"
-                for n in names
-            ]
-        else:
-            # A row of one value tells NULL from an empty string.
-            texts = [f"row(b.v{i + 1})::text" for i in range(len(self.columns))]
-            shown = [value_sql(self.hash, text) for text in texts]
+        # A row of one value tells NULL from an empty string.
+        texts = [f"row(b.v{i + 1})::text" for i in range(len(self.columns))]
+        hashes = ", ".join(value_sql(self.hash, text) for text in texts)
+        return f"select k.n, b.place, array[{hashes}]::text[] from {self._found_sql(side)}"
+
+    def show_sql(self, side: Side, *, with_values: bool) -> str:
+        """Return a query of rows (number of the key, its text, values or NULL) with the same
+        parameters, in the order of the numbers.
+        """
+        if not with_values:
+            found = f"{self._key_text}, null::text[] from {self._found_sql(side)}"
+            return f"select distinct on (k.n) k.n, {found} order by k.n"
+        # FORMAT calls the output function of every type.
+        names = [f"b.v{i + 1}" for i in range(len(self.columns))]
+        shown = ", ".join(
+            f"case when {n} is distinct from null then pg_catalog.format('%%s', {n}) end"
+            for n in names
+        )
+        found = f"array[{shown}]::text[] from {self._found_sql(side)}"
+        return f"select k.n, {self._key_text}, {found} order by k.n"
+
+    def _found_sql(self, side: Side) -> str:
+        """Return keys k, given as parameters, joined to their rows b."""
+        rows = side.rows()
         names = [f"k{j + 1}" for j in range(len(self.key_types))]
-        if self.key_types:
+        if not self.is_named_by_hash:
             same = " and ".join(
                 f"b.v{i + 1} = k.{name}::{kind}"
                 for i, name, kind in zip(self.key, names, self.key_types, strict=True)
             )
         else:
-            names = ["k"]
-            same = f'{self._key_text} collate "C" = k.k collate "C"'
+            names, same = ["k"], 'b.name collate "C" = k.k collate "C"'
+            # OFFSET keeps PostgreSQL from computing the name of a row for each key.
+            rows = f"(select b.*, {self._name} as name from {rows} offset 0) b"
         arrays = "pg_catalog.unnest(%s::int4[])" + ", pg_catalog.unnest(%s::text[])" * len(names)
         keys = f"rows from ({arrays}) as k (n, {', '.join(names)})"
-        return (
-            f"select k.n, b.place, array[{', '.join(shown)}]::text[]"
-            # psycopg reads the rest as the text of parameters.
-            f" from {keys} join {side.rows().replace('%', '%%')} on {same}"
-        )
+        # psycopg reads it as the text of parameters.
+        return f"{keys} join {rows.replace('%', '%%')} on {same}"
 
-    def read_parameters(self, keys: dict[int, str], parts: dict[int, list[str]]) -> list[Any]:
-        """Return the parameters of `read_sql`. *keys*: the texts of keys by their numbers;
-        *parts*: the same, column by column.
-        """
-        if not self.key_types:
+    def read_parameters(self, keys: dict[int, str]) -> list[Any]:
+        """Return the parameters of `read_sql`. *keys*: the names of keys by their numbers."""
+        if self.is_named_by_hash:
             return [list(keys), list(keys.values())]
-        columns = [[parts[n][j] for n in keys] for j in range(len(self.key_types))]
+        parts = [json.loads(text) for text in keys.values()]
+        columns = ([part[j] for part in parts] for j in range(len(self.key_types)))
         return [list(keys), *columns]
 
 

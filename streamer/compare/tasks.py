@@ -81,7 +81,8 @@ def judge_keys(
 
     with Servers(ComparisonEnds.read(ends)) as servers:
         judging = KeyJudging(servers, seconds=seconds, with_values=with_values)
-        for keys in batches(good()):
-            yield from judging.judge(tables, keys)
+        for keys in batches(good(), tables):
+            for judged in judging.judge(tables, keys):
+                yield from judging.show(judged)
     for relation_id, message in errors.items():
         yield error_verdict(relation_id, message)

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from streamer.commands import requests
 from streamer.commands.embedded import Server
 from streamer.compare import comparison, local_program, ranges, spark_program
 from streamer.compare.comparison import ComparisonScope, TableResult
+from streamer.compare.local_launcher import LocalProcess
 from streamer.compare.readings import DigestRow, RangeReader, Unit
 from streamer.errors import MappingError
 from streamer.mapping.resync import Mode, Resync
@@ -555,3 +557,57 @@ async def test_what_an_interrupted_comparison_found_counts_on_request_and_for_th
     assert [result.continued_from for result in (rewritten, copied, defined)] == [None] * 3
     assert (rewritten.different, copied.different, defined.different) == (1, 0, 1)
     assert started == [4] * len(started)
+
+
+MEASURED = """
+import json, re, sys
+from pathlib import Path
+from streamer.compare import local_program
+result = local_program.run(json.loads(sys.stdin.read()))
+peak = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())
+print(json.dumps([result, int(peak[1]) // 1024]))
+"""
+WIDE_DDL = """
+create table wide (id int primary key, v text);
+create table heap (n int, v text);
+"""
+WIDE_ROWS = """
+insert into wide select g, repeat('{0}', 1000000) from generate_series(1, 60) g;
+insert into heap select g, repeat('{0}', 1000000) from generate_series(1, 20) g;
+"""
+
+
+@pytest.mark.parametrize("with_values", [False, True])
+async def test_memory_does_not_grow_with_the_width_of_rows(
+    stream: MakeStreamer,
+    compare: Compare,
+    source: Database,
+    target: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    with_values: bool,
+) -> None:
+    """All rows differ, with a key and without one: hashes travel, and one row at a time."""
+    source.execute(WIDE_DDL + WIDE_ROWS.format("s"))
+    target.execute(WIDE_DDL + WIDE_ROWS.format("t"))
+    peaks = []
+
+    async def measure(self: LocalProcess, job: dict[str, Any]) -> list[dict[str, Any]]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", MEASURED),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await process.communicate(json.dumps(job).encode())
+        result, peak = json.loads(output)
+        peaks.append(peak)
+        return list(result)
+
+    monkeypatch.setattr(LocalProcess, "submit", measure)
+    async with stream("wide: {initial: none}\nheap: {initial: none}") as streamer:
+        await streamer.caught_up()
+        found = await compare(streamer, jobs=1, with_values=with_values)
+    assert (found["wide"].different, found["heap"].missing, found["heap"].extra) == (60, 20, 20)
+    (entry, *_) = found["heap"].sample
+    assert len(entry["key"]["v"]) == 1_000_000
+    shown = 200 if with_values else 130  # ten rows of each table are shown
+    assert peaks[0] < shown, f"{peaks} MB"
