@@ -24,10 +24,13 @@ from streamer.mapping.rules import Mapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_request
+from streamer.progress.sources import read_source_records
 from streamer.target.connection import TargetAddress
 
 POLL_SECONDS: Final = 0.2
 REPAIR_SECONDS_MAX: Final = 24 * 3600.0
+ABSENT_SECONDS: Final = 10.0
+"""How long a repair waits while no process runs the source: a restart takes less."""
 KEYS_MAX: Final = 5000
 """The bookkeeping stores the keys of a request. With more, the whole table is compared."""
 
@@ -82,15 +85,31 @@ async def _repair_tables(
             await make_request(
                 bookkeeping, relation_id, "resync", resync.to_json(), actor=command_actor()
             )
-        deadline = time.monotonic() + REPAIR_SECONDS_MAX
-        while time.monotonic() < deadline:
+        began = seen = time.monotonic()
+        while time.monotonic() < began + REPAIR_SECONDS_MAX:
             now = await _read(bookkeeping, wanted)
-            if all(is_repaired(before[i], now.get(i)) for i in wanted):
+            waiting = {i for i in wanted if not is_repaired(before[i], now.get(i))}
+            if not waiting:
                 return
+            absent = await _find_absent(bookkeeping, {before[i].source_id for i in waiting})
+            if not absent:
+                seen = time.monotonic()
+            elif time.monotonic() > seen + ABSENT_SECONDS:
+                raise ComparisonError(
+                    f"no process runs source {absent}, so the repair waits",
+                    hint="start `streamer run`, which makes the repair; then compare again",
+                )
             await asyncio.sleep(POLL_SECONDS)
     finally:
         await bookkeeping.close()
     raise ComparisonError("the repair has not finished", hint="see `streamer status`")
+
+
+async def _find_absent(bookkeeping: Bookkeeping, source_ids: set[int]) -> str:
+    """Return the sources that no process runs."""
+    records = await read_source_records(bookkeeping)
+    absent = [r.label for r in records if r.source_id in source_ids and r.holder is None]
+    return ", ".join(f'"{label}"' for label in absent)
 
 
 def _refusals(before: dict[int, RelationRecord], wanted: dict[int, Resync]) -> Iterator[str]:

@@ -15,8 +15,6 @@ the executors, which spill it to disk. Executors get connection strings as `spar
 """
 
 import json
-import shutil
-import tempfile
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +25,19 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from streamer.compare.files import PARQUET, write_report, write_statements
+from streamer.compare.parquet import write_parquet
 from streamer.compare.ranges import FETCH_ROWS, SPLITS_MAX, count_partitions
 from streamer.compare.readings import ERROR, SOURCE, TARGET, Unit
 from streamer.compare.results import SAMPLE_ROWS, shown
 from streamer.compare.tables import ComparedTable
-from streamer.compare.tasks import Ends, digest_units, fetch, judge_keys, split_units
+from streamer.compare.tasks import (
+    Ends,
+    digest_units,
+    fetch,
+    judge_keys,
+    split_units,
+    units_of_rows,
+)
 
 RANGES_PER_TASK: Final = 8
 SESSION_SETTINGS: Final = {
@@ -168,7 +174,7 @@ class _Comparison:
             if not count:
                 break
             self._describe(f"digests of parts of {count} ranges")
-            large = found.where(is_large).rdd.map(_unit_row)
+            large = found.where(is_large).rdd.mapPartitions(units_of_rows)
             split = large.repartition(min(count, 4 * self._jobs)).mapPartitions(
                 partial(split_units, tables=self._tables, ends=self._ends)
             )
@@ -340,24 +346,11 @@ class _Comparison:
             ],
             "relation long, database string, sid string, table string, target_table string",
         )
-        directory = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-        try:
-            inner = directory / "rows"
-            named = names.join(rows, "relation").drop("relation")
-            named.coalesce(1).write.parquet(inner.as_uri())
-            (part,) = inner.glob("part-*")
-            part.replace(path)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+        write_parquet(names.join(rows, "relation").drop("relation"), path)
 
 
 def _unit(row: list[Any]) -> Unit:
     return Unit.from_row(row)
-
-
-def _unit_row(row: Any) -> tuple[Any, ...]:
-    lower, upper = row["lower"], row["upper"]
-    return row["relation"], row["number"], lower, upper, row["rows"], row["larger_side"]
 
 
 def _count_large(found: DataFrame, is_large: Column) -> tuple[int, int]:

@@ -43,6 +43,13 @@ def digest_units(
             yield from reader.digest(Unit.from_row(row), is_first=is_first)
 
 
+def units_of_rows(rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of a DataFrame as those of units."""
+    for row in rows:
+        bounds = row["lower"], row["upper"]
+        yield row["relation"], row["number"], *bounds, row["rows"], row["larger_side"]
+
+
 def split_units(rows: Iterable[Any], tables: Tables, ends: Ends) -> Iterator[Any]:
     with Servers(ComparisonEnds.read(ends)) as servers:
         reader = RangeReader(tables, servers, None, 0)

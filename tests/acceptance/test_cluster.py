@@ -20,6 +20,8 @@ import psutil
 import psycopg
 import pyspark
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from streamer.commands.embedded import Server, free_port
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
@@ -36,6 +38,7 @@ from streamer.sync.spark.jvm import java_program
 from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.claim import LOCK_CLASS
 from streamer.target.connection import TargetAddress
+from tests.support.plain_python import plain_python
 from tests.support.postgres import Database, assert_same, database
 from tests.support.streamer import Streamer, write_config
 from tests.support.waiting import eventually, until
@@ -84,7 +87,8 @@ class Cluster:
             "SPARK_SCALA_VERSION": "2.13",
             "SPARK_CONF_DIR": str(self.directory / "conf"),
             "SPARK_HOME": str(SPARK_HOME),
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": str(self.directory / "python" / "python"),
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_SUBMIT_OPTS": java_options(),
         }
 
@@ -149,6 +153,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path / "cluster")
     cluster.directory.mkdir()
+    plain_python(cluster.directory / "python")
     (cluster.directory / "conf").mkdir()
     (cluster.directory / "events").mkdir()
     (cluster.directory / "conf" / "spark-defaults.conf").write_text(
@@ -238,6 +243,7 @@ def lose_a_worker(cluster: Cluster, target: Database, ui_port: int) -> str:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a_job_is_submitted(
     cluster: Cluster,
+    spark_context: SparkContext,
     source: Database,
     target: Database,
     shared_server: Server,
@@ -310,7 +316,7 @@ async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a
                 streamer.settings.target.url,
                 streamer.mapping,
                 made[0],
-                Options(jobs=4),
+                Options(jobs=4, report=tmp_path / "rows.parquet"),
             )
             comparing = asyncio.create_task(comparison.run(ComparisonScope(("t_*",))))
             source.execute(
@@ -323,6 +329,12 @@ async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a
         await streamer.caught_up(300)
     finally:
         await streamer.stop()
+    report = SparkSession(spark_context).read.parquet(str(tmp_path / "rows.parquet"))
+    rows = report.orderBy("table").select("table", "kind", "key").collect()
+    assert [tuple(row) for row in rows] == [
+        ("public.t_2", "different", '["7"]'),
+        ("public.t_3", "missing", '["8"]'),
+    ]
     assert "spark.speculation" in shown
     assert cluster.url in shown
     assert results.keys() == {f"public.{table}" for table in COMPARED}

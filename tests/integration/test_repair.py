@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
+from streamer.commands import repair
+from streamer.errors import ComparisonError
 from streamer.mapping.resync import KeySet, Resync, RowScope
+from streamer.target.connection import TargetAddress
 from tests.integration.test_sync_resync import stages
+from tests.support.comparing import Compare
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.usefixtures("without_spark", "short_backoffs"),
@@ -355,3 +360,27 @@ async def test_killed_meanwhile_it_begins_again_and_no_change_is_lost(
                     source.execute(f"select * from {table} order by id")
                 ), name
             assert stages(target) == [], name
+
+
+async def test_a_repair_says_that_no_process_runs_and_the_next_start_makes_it(
+    stream: MakeStreamer,
+    compare: Compare,
+    source: Database,
+    target: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repair, "ABSENT_SECONDS", 0.2)
+    source.execute("create table t (id int primary key, v text); insert into t values (1, 'v')")
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+        target.execute("update t set v = 'w'")
+        compared = [*(await compare(streamer)).values()]
+        await streamer.stop()
+        address = TargetAddress.parse(streamer.settings.target.url)
+        with pytest.raises(ComparisonError) as refused:
+            await repair._repair_tables(address, compared, None)
+        assert 'no process runs source "shop"' in str(refused.value)
+        assert "start `streamer run`" in str(refused.value)
+        streamer.start()
+        await until(lambda: target.value("select v from t") == "v", "the repair is made")
+        assert (await compare(streamer))["t"].is_equal

@@ -1,7 +1,6 @@
 """Comparisons in tests: in threads, or on a Spark session that tests of one process share."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,20 +13,27 @@ from streamer.commands import repair as repair_command
 from streamer.compare import local_program, spark_program
 from streamer.compare.comparison import ComparisonScope, Options, TableResult
 from streamer.compare.local_launcher import LocalProcess
+from streamer.sync.spark.job import write_shipped
 from streamer.sync.spark.launcher import SparkLauncher
 from streamer.sync.spark.security import LOCAL_ENVIRONMENT
 from streamer.sync.spark.start import start_spark
+from tests.support.plain_python import plain_python
 from tests.support.streamer import Streamer, copy_in_threads
 
 DEFAULTS = Options(jobs=2, seconds=60)
 
 
 @pytest.fixture(scope="session")
-def spark_context() -> Iterator[SparkContext]:
+def spark_context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkContext]:
+    """A driver whose tasks run as on a cluster: with the code that the driver ships."""
+    directory = tmp_path_factory.mktemp("spark")
+    python = str(plain_python(directory / "python"))
     with pytest.MonkeyPatch.context() as environment:
-        for name, value in {"PYSPARK_PYTHON": sys.executable, **LOCAL_ENVIRONMENT}.items():
+        for name, value in {"PYSPARK_PYTHON": python, **LOCAL_ENVIRONMENT}.items():
             environment.setenv(name, value)
-        spark = start_spark("local[*]", 2)
+        spark = start_spark("local[*]", 2, {"spark.python.daemon.module": "pyspark.daemon"})
+        write_shipped(directory / "shipped.zip")
+        spark.context.addPyFile(str(directory / "shipped.zip"))
         yield spark.context
         spark.stop()
 

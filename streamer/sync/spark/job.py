@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 PROGRAMS: Final = {
     "copy": "streamer.sync.spark.copy_program",
     "compare": "streamer.compare.spark_program",
+    "parquet": "streamer.compare.parquet",
 }
 """The modules that run jobs, by the job's ``program``."""
 
