@@ -20,6 +20,7 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.make_plan import AddedColumn, make_plan, missing_columns, missing_error
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.stored_change import Definition
+from streamer.apply.shared_targets import refuse_same_rows
 from streamer.apply.writer import HAS_DEFERRED_SQL
 from streamer.batched import Batched
 from streamer.containment import apart, contained
@@ -300,6 +301,9 @@ class Planner:
         if plan.has_expressions:
             async with self._target(mapped.source.claim) as connection:
                 await confirm_expressions(connection, plan, facts.types)
+        if not plan.target.has_sid:
+            async with self._target(mapped.source.claim) as connection:
+                await refuse_same_rows(connection, plan, _label(mapped))
         await self._check_actions(mapped, plan)
         if not plan.key_is_indexed:
             async with self._target(mapped.source.claim) as connection:
@@ -348,7 +352,7 @@ class Planner:
         if wanted:
             log.info(
                 "columns of existing rows are brought",
-                source=SourceLabel(mapped.source.database, mapped.source.sid),
+                source=_label(mapped),
                 table=str(mapped.mapping.source),
                 columns=", ".join(wanted),
             )
@@ -629,3 +633,7 @@ def columns_to_bring(
             if has_values and added.get(there) is None:
                 found.append(there)
     return found
+
+
+def _label(mapped: MappedRelation) -> str:
+    return SourceLabel(mapped.source.database, mapped.source.sid)

@@ -18,7 +18,7 @@ from streamer.progress.purges import keep_columns
 from streamer.source.history_check import Landmark
 from streamer.source.timeline_branches import Branch, KnownPlace
 from streamer.target.claim import LOCK_CLASS, Claim
-from streamer.target.connection import transaction
+from streamer.target.connection import TargetConnection, transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,11 @@ from streamer.source,
      lateral (select {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="source.id")} as is_locked) lock
 order by database, sid
 """
+_WRITERS_SQL: Final = f"""
+select distinct s.database, s.sid from streamer.source s
+join streamer.relation r on r.source_id = s.id
+where r.target = $1 and {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="s.id")}
+"""
 _KEEP_TARGETS_SQL: Final = """
 insert into streamer.purge (database, sid, target)
 select distinct s.database, s.sid, r.target
@@ -108,6 +113,12 @@ def _source_record(row: Any) -> SourceRecord:
     if fields["backlog"] is not None:
         fields["backlog"] = json.loads(fields["backlog"])
     return SourceRecord(**fields)
+
+
+async def read_writers(connection: TargetConnection, target: str) -> set[str]:
+    """Return the labels of the sources of *target*, by its name, that a process runs now."""
+    rows = await connection.fetch(_WRITERS_SQL, target)
+    return {SourceLabel(row["database"], row["sid"]) for row in rows}
 
 
 async def read_source_records(bookkeeping: Bookkeeping) -> list[SourceRecord]:

@@ -23,6 +23,7 @@ from streamer.apply.drain.drainer import Drainer
 from streamer.apply.hot_lanes import HotLanes, place_count
 from streamer.apply.planner import Planner
 from streamer.apply.queue_budget import Budget
+from streamer.apply.shared_targets import same_rows
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.worker import LOCK_SECONDS, Worker
@@ -737,8 +738,8 @@ async def _check_resolves(mapping: Mapping) -> None:
                 other = writers.setdefault((table.target, source.sid), source)
                 if other is not source:
                     raise MappingError(
-                        f'"{other.label}" and "{source.label}" would write the same rows of '
-                        f'"{table.target}"',
+                        "several sources "
+                        + same_rows(table.target, (other.label, source.label), lacks_sid=False),
                         hint="give their urls different sids, or one of the tables another target",
                     )
         except SourceError as exc:

@@ -24,6 +24,7 @@ from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.lane import MappedRelation
 from streamer.apply.make_plan import make_plan, missing_columns
 from streamer.apply.plan import ApplyPlan, Identity
+from streamer.apply.shared_targets import refuse_same_rows
 from streamer.backoff import Backoff
 from streamer.errors import SyncError, TargetFencedError, TargetSchemaError
 from streamer.failpoints import failpoint
@@ -393,6 +394,7 @@ class Preparation:
             input_types=facts.with_collations(types),
             computed_types=facts.types,
         )
+        await refuse_same_rows(target, copy.plan, self._source.label)
         if copy.plan.has_expressions:
             await confirm_expressions(target, copy.plan, facts.types)
 

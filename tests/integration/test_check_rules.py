@@ -1,8 +1,12 @@
 """`streamer check` and the rules of the mapping: tables, identities, several sources of one table."""
 
+import pytest
+
+from streamer.progress.requests import make_request
 from tests.support.checking import ERROR, INFO, ITEMS, WARNING, Checker, both, matching, two_sources
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
+from tests.support.waiting import until
 
 
 async def test_rules_that_are_wrong_are_all_named(checker: Checker) -> None:
@@ -197,3 +201,38 @@ async def test_two_groups_with_the_same_sid(checker: Checker, second: Database) 
     assert await checker.findings() == []
     checker.path.write_text(f"{text}\n{other.replace(', sid: eu', '')}")
     await checker.finds(ERROR, "not all sources of target table public.items have a sid")
+
+
+@pytest.mark.usefixtures("without_spark")
+async def test_run_refuses_the_table_of_two_tenants_that_check_refuses(
+    checker: Checker, stream: MakeStreamer, second: Database
+) -> None:
+    """The rows of one tenant come at most. With the fix that `check` prints, both stream."""
+    create = "create table items (id int primary key, name text)"
+    both(checker, create)
+    second.execute(create)
+    two_sources(checker, "items:", {"eu": checker.source.url, "us": second.url})
+    found = await checker.finds(ERROR, "would write the same rows of target table public.items")
+    async with stream("items:", sid="eu", others={"us": second}) as streamer:
+
+        async def refused() -> list[str]:
+            return [
+                str(table["error"])
+                for each in await streamer.statuses()
+                for table in each["tables"]
+                if table["state"] == "error"
+            ]
+
+        async def is_refused() -> bool:
+            return bool(await refused())
+
+        await streamer.eventually(is_refused)
+        checker.source.execute("insert into items values (1, 'eu')")
+        second.execute("insert into items values (1, 'us')")
+        assert found.problem in (await refused())[0]
+        checker.run_fix(found)
+        for relation in await streamer._tables():
+            await make_request(streamer._bookkeeping, relation.relation_id, "resync", {})
+        rows = "select sid, name from items order by sid"
+        await until(lambda: checker.target.execute(rows) == [("eu", "eu"), ("us", "us")])
+        assert not await refused()

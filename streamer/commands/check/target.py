@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
+from streamer.apply.shared_targets import same_rows
 from streamer.commands.check.findings import (
     TARGET,
     Finding,
@@ -212,16 +213,15 @@ def _check_writers(
     for sid, same in by_sid.items():
         if len(same) < 2:
             continue
-        labels = " and ".join(source.label for source, _, _ in same)
-        problem = f"would write the same rows of target table {target}: {labels}"
+        lacks_sid = sid is None and there is not None and not there.has_sid
+        writing = [source.label for source, _, _ in same]
+        problem = same_rows(target, writing, lacks_sid=lacks_sid)
         words = "give their urls different sids, or one of the tables another `target`"
         fix = in_words(words)
-        if sid is None and there is not None and not there.has_sid:
-            problem += ", because it has no column sid"
-            if len({source.source.sid for source, _, _ in same}) == len(same):
-                words = "or give one of the tables another `target`"
-                fix = at_target(*_add_sid(facts, target, same[0][0].source.sid), words=words)
-        place = Place(", ".join(source.label for source, _, _ in same), str(same[0][1].source))
+        if lacks_sid and len({source.source.sid for source, _, _ in same}) == len(same):
+            words = "or give one of the tables another `target`"
+            fix = at_target(*_add_sid(facts, target, same[0][0].source.sid), words=words)
+        place = Place(", ".join(writing), str(same[0][1].source))
         yield error(place, problem, fix)
     if there is None and None in by_sid and len(by_sid) > 1:
         # The source that creates the table first decides whether it has a column sid.
