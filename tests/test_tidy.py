@@ -263,7 +263,7 @@ DRIVERS = {
     "asyncpg": {"target.connection"},
     "pyspark": {
         *("sync.spark.job", "sync.spark.start", "sync.spark.worker"),
-        "compare.spark_program",
+        *("compare.parquet", "compare.spark_program"),
     },
     # Beside source/ and sync/: connection strings are libpq's, so it reads them. psycopg knows the
     # binary formats. Commands speak to servers for a person, not for the stream.

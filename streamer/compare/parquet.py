@@ -1,7 +1,7 @@
 """Writes a report in Parquet to a disk of this machine.
 
-Executors of a cluster have other disks. So the driver of a cluster keeps the rows as JSON, and a
-local driver, in a process of its own, makes Parquet of them: the Spark program ``parquet``.
+Executors of a cluster have other disks. So the driver of a cluster keeps the rows as JSON, and
+starts a local driver in another process. That makes Parquet of them, as the program ``parquet``.
 """
 
 import json
