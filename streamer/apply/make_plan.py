@@ -61,6 +61,8 @@ def make_plan(
             f'target table "{mapping.target}" does not exist',
             hint="create it, or set target.create_tables: true",
         )
+    if target.unlogged:
+        raise unlogged_error(target.name, target.unlogged)
     columns, missing = match_columns(relation, mapping, target)
     if missing:
         raise missing_error(mapping, target.name, missing, type_names or {})
@@ -99,6 +101,25 @@ def make_plan(
         binary=binary,
         number=number,
         inputs=_inputs(relation, mapping, columns, input_types or {}),
+    )
+
+
+def unlogged_error(target: RelationName, unlogged: Sequence[RelationName]) -> TargetSchemaError:
+    """Return the error for a target table whose rows, or some of them, a crash removes. Pure."""
+    which = "is unlogged"
+    if list(unlogged) != [target]:
+        which = f"has unlogged partitions: {', '.join(map(str, unlogged))}"
+    statements = (
+        f"alter table {quote_qualified(name.namespace, name.name)} set logged" for name in unlogged
+    )
+    return TargetSchemaError(
+        f'target table "{target}" {which}; a crash of its server removes rows that the source '
+        "sends once",
+        hint=Remedy.of(
+            "run there: ",
+            at_target(*statements),
+            "; or resync the table behind that, if its server crashed meanwhile",
+        ),
     )
 
 

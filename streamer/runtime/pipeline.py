@@ -252,6 +252,7 @@ class Pipeline:
                 tables.tracker,
                 self._guard,
                 discovery,
+                self._services.target,
             ),
             **({} if timeline_watch is None else {"timeline": timeline_watch.run}),
         }

@@ -8,7 +8,6 @@ observations (partitions, heartbeats) have another connection and another task, 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +15,6 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
-from streamer.errors import TableRenamedError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.options import OnTableDropped
 from streamer.mapping.renames import Obstacle
@@ -29,8 +27,8 @@ from streamer.progress.relations import (
     fail_copy,
     read_bare,
     require_resync,
-    set_streaming_state,
 )
+from streamer.runtime.obstacles import Obstacles
 from streamer.runtime.publications import Publishing, Verdicts
 from streamer.runtime.relations import Relations
 from streamer.runtime.renames import Following, Renamed, judge, rename_error
@@ -80,6 +78,7 @@ class SourceWatch:
         self._server = server
         self._bookkeeping = bookkeeping
         self._relations = relations
+        self._obstacles = Obstacles(source, bookkeeping, relations)
         self._publishing = publishing
         self._health = health
         self._coordinator: SyncCoordinator | None = None
@@ -304,9 +303,7 @@ class SourceWatch:
         before, self.renamed = self.renamed, verdicts.renamed
         for mapped in before.keys() - self.renamed.keys():  # it has its name back
             if mapped.obstacle is not None and mapped in self._relations:
-                mapped.obstacle = None
-                self._relations.set_state(mapped, State.READY)
-                await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)
+                await self._obstacles.remove(mapped)
         if not self.renamed:
             return
         moves = [
@@ -326,22 +323,7 @@ class SourceWatch:
                 if not mapped.is_set_aside:
                     verdicts.blocked[mapped] = ErrorReport.of(found)
                 continue
-            if mapped.obstacle is None:
-                report = ErrorReport.of(found)
-                log.error(
-                    "table stopped",
-                    source=self._source.label,
-                    table=str(mapping.source),
-                    error=report.text,
-                    **report.log_fields,
-                )
-                if self._relations.state(mapped) is not State.PAUSED:
-                    self._relations.set_state(mapped, State.ERROR, report)
-                await set_streaming_state(
-                    self._bookkeeping, mapped.relation_id, State.ERROR, report
-                )
-            mapped.obstacle = partial(TableRenamedError, found.message, hint=found.remedy)
-            mapped.plan = None
+            await self._obstacles.stop(mapped, found)
 
     def _stop(self, mapped: MappedRelation, error: ErrorReport) -> None:
         log.error(

@@ -18,9 +18,11 @@ from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.discovery import Discovery
 from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.obstacles import Obstacles
 from streamer.runtime.relations import Relations
 from streamer.runtime.sequence_follower import SequenceFollower
 from streamer.runtime.stored_position import StoredPosition
+from streamer.runtime.target_watch import TargetHealth
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, fetch_one, translating
@@ -48,6 +50,7 @@ async def look(
     tracker: ProgressTracker,
     guard: BacklogGuard,
     discovery: Discovery,
+    target: TargetHealth,
 ) -> None:
     """Look until cancelled. Raises SourceConnectionError."""
     async with connection(source) as plain:
@@ -59,7 +62,9 @@ async def look(
             group.create_task(follower.run(plain), name=f"sequences {source.label}")
             group.create_task(discovery.run(plain), name=f"discovery {source.label}")
             attached = AttachedRows()
+            obstacles = Obstacles(source, bookkeeping, relations)
             while True:
+                await obstacles.look_at_target(target.unlogged)
                 await _look_at_partitions(plain, source, bookkeeping, relations, attached)
                 await guard.store(bookkeeping, record.source_id)
                 with translating(source.label):

@@ -30,6 +30,7 @@ from streamer.errors import (
 from streamer.postgres.conninfo import reach_hint, server_name
 from streamer.progress.requests import has_requests
 from streamer.remedies import Remedy, at_target
+from streamer.target.catalog import Unlogged, read_unlogged
 from streamer.target.connection import TargetAddress, TargetConnection
 from streamer.waiting import wait_for_event
 
@@ -69,6 +70,7 @@ class TargetHealth:
     since: datetime | None = None
     """When the state began; None if it began before this process."""
     confirmed_at: float | None = None
+    unlogged: Unlogged = field(default_factory=dict)
 
     @property
     def is_well(self) -> bool:
@@ -212,19 +214,22 @@ class TargetWatch:
                 is_due = time.monotonic() - polled_at >= REQUEST_POLL_SECONDS
                 if is_due:
                     polled_at = time.monotonic()
-                if was_asked or (is_due and await self._finds_requests()):
+                if was_asked or (is_due and await self._poll()):
                     self._on_request(was_asked)
         finally:
             if self._connection is not None:
                 await self._connection.close()
 
-    async def _finds_requests(self) -> bool:
-        """Poll for requests; while the target does not answer there are none to find."""
+    async def _poll(self) -> bool:
+        """Look for unlogged tables, and return whether there are requests; while the target does
+        not answer there are none to find.
+        """
         connection = self._connection
         if connection is None or connection.is_closed or not self.health.is_well:
             return False
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
+                self.health.unlogged = await read_unlogged(connection)
                 return await has_requests(connection)
         except (StreamerError, TimeoutError):
             connection.terminate()  # the next look says why

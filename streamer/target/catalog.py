@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,7 +68,8 @@ class TargetRelation:
     here, so TRUNCATE fails. ``references``: OIDs of other tables that its foreign keys refer to.
     ``sequences``: quoted names of the sequences that its columns own, those that the role may
     restart. ``history_sequence``: the quoted name of the sequence of the identity column
-    ``kvsz_id``, if it counts by one and the role may use it.
+    ``kvsz_id``, if it counts by one and the role may use it. ``unlogged``: the tables, itself or
+    partitions, whose rows a crash of the server removes.
     """
 
     oid: int
@@ -85,6 +86,7 @@ class TargetRelation:
     references: frozenset[int] = frozenset()
     sequences: tuple[str, ...] = ()
     history_sequence: str | None = None
+    unlogged: tuple[RelationName, ...] = ()
 
     @property
     def rows(self) -> str:
@@ -138,6 +140,12 @@ select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
            and a.atttypid = 'int8'::pg_catalog.regtype
            and q.seqincrement = 1 and not q.seqcycle
            and pg_catalog.has_sequence_privilege(s.oid, 'usage')) as history_sequence,
+       array(select array[m.nspname::text, u.relname::text]
+               from pg_catalog.pg_class u join pg_catalog.pg_namespace m on m.oid = u.relnamespace
+              where u.relpersistence = 'u' and u.relkind = 'r'
+                and (u.oid = c.oid or c.relkind = 'p' and u.oid in
+                     (select p.relid from pg_catalog.pg_partition_tree(c.oid) p))
+              order by 1) as unlogged,
        pg_catalog.has_table_privilege(c.oid, 'select')
          and pg_catalog.has_table_privilege(c.oid, 'insert')
          and pg_catalog.has_table_privilege(c.oid, 'update')
@@ -247,8 +255,33 @@ def _relation(
         leading_index_columns=frozenset(i["columns"][0] for i in indexes if i["columns"]),
         references=frozenset(row.pop("references")),
         sequences=tuple(row.pop("sequences")),
+        unlogged=tuple(RelationName(*name) for name in row.pop("unlogged")),
         **row,
     )
+
+
+Unlogged = Mapping[RelationName, tuple[RelationName, ...]]
+"""Tables whose rows a crash of the server removes, by themselves or by the roots of partitions."""
+
+_UNLOGGED_SQL: Final = """
+select n.nspname as namespace, c.relname as relation,
+       pg_catalog.array_agg(array[m.nspname::text, u.relname::text] order by u.oid) as unlogged
+from pg_catalog.pg_class u join pg_catalog.pg_namespace m on m.oid = u.relnamespace
+join pg_catalog.pg_class c on c.oid = coalesce(pg_catalog.pg_partition_root(u.oid), u.oid)
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where u.relpersistence = 'u' and u.relkind = 'r'
+group by n.nspname, c.relname
+"""
+
+
+async def read_unlogged(connection: "TargetConnection") -> Unlogged:
+    """Return the unlogged tables of the database."""
+    return {
+        RelationName(row["namespace"], row["relation"]): tuple(
+            RelationName(*name) for name in row["unlogged"]
+        )
+        for row in await connection.fetch(_UNLOGGED_SQL)
+    }
 
 
 _PARTITIONS_SQL: Final = (

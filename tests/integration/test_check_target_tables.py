@@ -172,7 +172,13 @@ async def test_unlogged_and_hidden_target_tables(role: str, checker: Checker) ->
     checker.source.execute(ITEMS)
     checker.target.execute("create unlogged table items (id int primary key, name text)")
     checker.configure("items:")
-    await checker.mends(WARNING, "is unlogged: a crash there empties it")
+    await checker.mends(ERROR, "is unlogged; a crash of its server removes rows")
+    checker.target.execute(
+        "drop table items; create table items (id int primary key, name text)"
+        " partition by range (id); create unlogged table few partition of items"
+        " for values from (0) to (9); create table many partition of items default"
+    )
+    await checker.mends(ERROR, "has unlogged partitions: public.few;")
     checker.target.execute(
         f"alter table items enable row level security; grant all on items to {role};"
         f'grant create on database "{checker.target.name}" to {role}'

@@ -80,7 +80,6 @@ class TargetTable:
     """A relation of the target; ``relation`` is None if it is not a table."""
 
     kind: str
-    is_unlogged: bool
     missing_privileges: tuple[str, ...]
     row_security: bool
     has_foreign_keys: bool
@@ -287,7 +286,6 @@ from pg_namespace where nspname = any ($1::text[])
 """
 _TABLES_SQL: Final = """
 select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
-       c.relpersistence = 'u' as is_unlogged,
        array(select p from unnest('{select,insert,update,delete,truncate}'::text[]) p
               where not has_table_privilege(c.oid, p)) as missing_privileges,
        c.relrowsecurity and (c.relforcerowsecurity or not pg_has_role(c.relowner, 'usage'))

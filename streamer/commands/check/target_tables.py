@@ -207,9 +207,6 @@ def check_table(
         yield from check_columns(pair, relation)
     yield from check_triggers(pair, table)
     yield from check_occupied(pair, relation)
-    if table.is_unlogged:
-        problem = f"its target table {pair.name} is unlogged: a crash there empties it"
-        yield warning(pair.place, problem, at_target(f"alter table {pair.quoted} set logged"))
 
 
 def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:

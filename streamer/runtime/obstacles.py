@@ -1,0 +1,72 @@
+"""Tables in sync that cannot go on for now. Each one stops, and its changes wait."""
+
+import structlog
+
+from streamer.apply.lane import MappedRelation
+from streamer.apply.make_plan import unlogged_error
+from streamer.error_reports import ErrorReport
+from streamer.errors import StreamerError
+from streamer.lsn import EVERYTHING
+from streamer.mapping.rules import SourceMapping
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relations import set_streaming_state
+from streamer.runtime.relations import Relations
+from streamer.sync.states import State
+from streamer.target.catalog import Unlogged
+
+log = structlog.get_logger()
+
+
+class Obstacles:
+    """Obstacles to the tables of one source."""
+
+    def __init__(
+        self, source: SourceMapping, bookkeeping: Bookkeeping, relations: Relations
+    ) -> None:
+        self._source = source
+        self._bookkeeping = bookkeeping
+        self._relations = relations
+        self._unlogged: set[MappedRelation] = set()
+
+    async def stop(self, mapped: MappedRelation, error: StreamerError) -> None:
+        """Stop *mapped* until `remove` is called; *error* says why, also if it has stopped before.
+
+        Its changes wait, because the next plan for them meets the obstacle.
+        """
+        if mapped.obstacle is None:
+            report = ErrorReport.of(error)
+            log.error(
+                "table stopped",
+                source=self._source.label,
+                table=str(mapped.mapping.source),
+                error=report.text,
+                **report.log_fields,
+            )
+            if self._relations.state(mapped) is not State.PAUSED:
+                self._relations.set_state(mapped, State.ERROR, report)
+            await set_streaming_state(self._bookkeeping, mapped.relation_id, State.ERROR, report)
+        kind, message, remedy = type(error), error.message, error.remedy
+        mapped.obstacle = lambda: kind(message, hint=remedy)
+        mapped.plan = None
+
+    async def remove(self, mapped: MappedRelation) -> None:
+        """Let *mapped* go on."""
+        mapped.obstacle = None
+        self._relations.set_state(mapped, State.READY)
+        await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)
+
+    async def look_at_target(self, unlogged: Unlogged) -> None:
+        """Stop the tables whose target is *unlogged*, and let those go on that are no longer."""
+        for mapped in list(self._unlogged):
+            if mapped.mapping.target not in unlogged:
+                self._unlogged.remove(mapped)
+                if mapped in self._relations:
+                    await self.remove(mapped)
+        for mapped in list(self._relations):
+            names = unlogged.get(mapped.mapping.target)
+            # Before its copy is over, the copy refuses the target.
+            if names is None or mapped.skip_through_lsn == EVERYTHING:
+                continue
+            if mapped.obstacle is None or mapped in self._unlogged:
+                self._unlogged.add(mapped)
+                await self.stop(mapped, unlogged_error(mapped.mapping.target, names))
