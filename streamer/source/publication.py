@@ -82,6 +82,8 @@ class Publication:
     is_owned: bool
     publishes: frozenset[str]
     via_root: bool
+    sends_generated: bool = False
+    """Whether it sends values of generated columns (PostgreSQL 18)."""
     has_all_tables: bool = False
     namespaces: Mapping[str, PublishedSchema] = field(default_factory=dict)
     """FOR TABLES IN SCHEMA."""
@@ -176,9 +178,16 @@ def publication_faults(
         its = [identity for identity in present if publication.has(identity.name)]
         quoted = quote_identifier(publication.name)
         operations = published_operations(source, publication.name)
+        sql = f"alter publication {quoted} set (publish = '{', '.join(operations)}')"
         if held := [name for name in operations if name not in publication.publishes]:
-            sql = f"alter publication {quoted} set (publish = '{', '.join(operations)}')"
             problem = f"does not publish {', '.join(held)}"
+            faults.append(PublicationFault(publication.name, None, problem, (sql,)))
+        if surplus := sorted(publication.publishes.difference(operations)):
+            problem = f"publishes {', '.join(surplus)}, which fail for tables without a key"
+            faults.append(PublicationFault(publication.name, None, problem, (sql,)))
+        if publication.sends_generated:
+            sql = f"alter publication {quoted} set (publish_generated_columns = none)"
+            problem = "sends generated columns, which copies and the mapping leave out"
             faults.append(PublicationFault(publication.name, None, problem, (sql,)))
         is_partitioned = any(identity.is_partitioned for identity in present)
         if is_partitioned and not publication.via_root and version >= 13_00_00:
@@ -275,6 +284,7 @@ def _publication(row: dict[str, Any]) -> Publication:
             if stored[f"pub{operation}"]
         ),
         via_root=stored.get("pubviaroot", False),
+        sends_generated=stored.get("pubgencols", "n") != "n",
         has_all_tables=stored["puballtables"],
         namespaces={
             name: PublishedSchema(mark, moves or {}) for name, mark, moves in row["namespaces"]

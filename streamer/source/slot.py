@@ -55,6 +55,10 @@ class Slot:
     """Whether a standby keeps it as a copy of its primary's slot, or has until its promotion."""
     is_temporary: bool = False
     """Such a copy is temporary until it is fit to survive a promotion."""
+    decodes_prepared: bool = False
+    """Whether it sends transactions at PREPARE TRANSACTION already (two_phase)."""
+    can_be_altered: bool = False
+    """Whether the server can alter that (PostgreSQL 18)."""
     safe_wal_bytes: int | None = None
     """The bytes of WAL until the slot is in danger; None without a limit."""
 
@@ -75,12 +79,55 @@ class Slot:
             is_failover=bool(row.get("failover")),
             is_synced=bool(row.get("synced")),
             is_temporary=bool(row.get("temporary")),
+            decodes_prepared=bool(row.get("two_phase")),
+            can_be_altered="two_phase_at" in row,
             safe_wal_bytes=row.get("safe_wal_size"),
         )
 
     def is_foreign(self, database: str) -> bool:
         """Whether this slot cannot be one of streamer's, despite its name."""
-        return self.plugin != "pgoutput" or self.database != database
+        return self.misfit(database) is not None
+
+    def misfit(self, database: str) -> "Misfit | None":
+        """Return the attribute by which this slot cannot be one of streamer's, with what helps."""
+        rename = (
+            "; if another program needs that slot, give this `database` of the configuration "
+            "another name instead"
+        )
+        if self.plugin != "pgoutput" or self.database != database:
+            return Misfit(
+                f'belongs to plugin "{self.plugin}" and database "{self.database}"',
+                Remedy.of("run there: ", at_source(drop_slot_sql(self.name)), rename),
+            )
+        if self.is_temporary and not self.is_synced:
+            end = f"select pg_catalog.pg_terminate_backend({self.active_pid})"
+            return Misfit(
+                f"is temporary: it goes with the session that made it, process {self.active_pid}",
+                Remedy.of("run there: ", at_source(end), rename),
+            )
+        if self.decodes_prepared and self.can_be_altered:
+            alter = f"ALTER_REPLICATION_SLOT {quote_identifier(self.name)} (TWO_PHASE false)"
+            words = f"run over a replication connection to that database: {alter}"
+            return Misfit(_TWO_PHASE, Remedy.of(words))
+        if self.decodes_prepared:
+            drop = at_source(drop_slot_sql(self.name))
+            words = "; streamer then makes a slot without that"
+            return Misfit(_TWO_PHASE, Remedy.of("run there: ", drop, words))
+        return None
+
+
+_TWO_PHASE: Final = (
+    "sends transactions at PREPARE TRANSACTION already (two_phase), and streamer wants them at "
+    "their commit"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """An attribute that streamer's slots do not have, and what helps."""
+
+    problem: str
+    remedy: Remedy
 
 
 def _lsn(text: str | None) -> Lsn | None:
@@ -135,15 +182,10 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
             f'replication slot "{name}" was invalidated: {slot.invalidation}'
             + (f" ({why})" if why else "")
         )
-    if slot.is_foreign(database):
+    if (misfit := slot.misfit(database)) is not None:
         raise SourceDivergedError(
-            f'replication slot "{name}" belongs to plugin "{slot.plugin}" and database '
-            f'"{slot.database}"',
-            hint=Remedy.of(
-                "give this `database` of the configuration another name or, if no program "
-                "needs that slot, run there: ",
-                at_source(drop_slot_sql(name)),
-            ),
+            f'replication slot "{name}" {misfit.problem}',
+            hint=misfit.remedy,
         )
     if slot.confirmed_flush_lsn is None or slot.restart_lsn is None:
         raise SlotInvalidatedError(f'replication slot "{name}" has no position')

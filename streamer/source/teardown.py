@@ -42,10 +42,11 @@ async def teardown_source(source: SourceMapping, installation: str | None) -> Te
                 )
                 return Teardown(source.label, stays, is_taken=True)
             slot = await read_slot(plain, source.slot)
-            if slot is not None and slot.is_foreign(await _database_of(plain)):
+            misfit = None if slot is None else slot.misfit(await _database_of(plain))
+            if misfit is not None:
                 taken = (
-                    f'source "{source.label}": replication slot "{slot.name}" belongs to plugin '
-                    f'"{slot.plugin}" and database "{slot.database}", so it stays'
+                    f'source "{source.label}": replication slot "{source.slot}" {misfit.problem}; '
+                    "it stays"
                 )
             else:
                 await _drop(plain, source, slot)

@@ -1,5 +1,7 @@
 """`streamer check` at a source: its server, role, publications and slot. Running its SQL is the remedy."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -8,6 +10,7 @@ import pytest
 from streamer.commands import requests as requests_command
 from streamer.commands.check import source_facts
 from streamer.commands.check.findings import Finding
+from streamer.commands.embedded import Server
 from streamer.config import static
 from streamer.lsn import NOTHING
 from streamer.source.slot import drop_slot_sql
@@ -248,6 +251,76 @@ async def test_a_slot_of_somebody_else_stops_it_and_stays(
         assert not matching(await checker.findings(), ERROR)
     finally:
         checker.source.execute(drop_slot_sql("streamer_shop"))
+
+
+async def refused(stream: MakeStreamer) -> str:
+    """Return the reason why a start refuses the source."""
+    async with stream("items: {initial: none}") as streamer:
+
+        async def is_stopped() -> bool:
+            return bool((await streamer.status())["state"] == "error")
+
+        await streamer.eventually(is_stopped)
+        return str((await streamer.status())["error"])
+
+
+async def test_a_slot_for_prepared_transactions(checker: Checker, stream: MakeStreamer) -> None:
+    both(checker, ITEMS)
+    checker.source.execute(
+        "select pg_create_logical_replication_slot('streamer_shop', 'pgoutput', false, true)"
+    )
+    try:
+        checker.configure("items: {initial: none}")
+        found = await checker.finds(ERROR, "(two_phase)")
+        assert "(two_phase)" in await refused(stream)
+        assert found.fix is not None
+        if found.fix.sql:
+            checker.run_fix(found)
+        else:
+            command = re.search(
+                r"ALTER_REPLICATION_SLOT .* \(TWO_PHASE false\)", found.fix.words or ""
+            )
+            assert command is not None
+            with psycopg.connect(
+                checker.source.url, replication="database", autocommit=True
+            ) as replication:
+                replication.execute(command[0].encode())
+        await checker.is_gone(ERROR, "two_phase")
+    finally:
+        checker.source.execute(drop_slot_sql("streamer_shop"))
+
+
+async def test_a_slot_that_goes_with_its_session(checker: Checker, stream: MakeStreamer) -> None:
+    both(checker, ITEMS)
+    checker.configure("items: {initial: none}")
+    with checker.source.connect() as session:
+        session.execute(
+            "select pg_create_logical_replication_slot('streamer_shop', 'pgoutput', true)"
+        )
+        assert '"streamer_shop" is read by process' in await refused(stream)
+        await checker.mends(ERROR, "is temporary")
+
+
+async def test_a_publication_of_generated_columns(
+    servers: Callable[[str], Server], tmp_path: Path
+) -> None:
+    server = servers("18")
+    with database(server, "s") as source, database(server, "t") as target:
+        checker = Checker(tmp_path / "config.yaml", source, target)
+        both(checker, ITEMS)
+        source.execute(
+            "create publication streamer_shop for table items"
+            " with (publish_via_partition_root, publish_generated_columns = stored)"
+        )
+        checker.configure("items:")
+        await checker.mends(ERROR, "sends generated columns")
+
+
+async def test_a_publication_of_inserts_that_publishes_updates(checker: Checker) -> None:
+    both(checker, ITEMS)
+    checker.source.execute("create publication streamer_shop_ins")
+    checker.configure("items:")
+    await checker.mends(ERROR, "publishes delete, update")
 
 
 async def test_a_slot_that_somebody_else_streams_from(checker: Checker) -> None:

@@ -31,7 +31,6 @@ from streamer.errors import (
     SlotMissingError,
     SourceDivergedError,
     SourceOldPrimaryError,
-    StreamerError,
 )
 from streamer.hints import command, need_resync
 from streamer.lsn import NOTHING
@@ -43,7 +42,7 @@ from streamer.source.catalog import SourceRelation, SourceServer, check_same_his
 from streamer.source.connection import names_several_hosts
 from streamer.source.ownership import obstacle, take_over_hint
 from streamer.source.primaries import require_successor
-from streamer.source.slot import ahead_of_target, check_slot, drop_slot_sql
+from streamer.source.slot import ahead_of_target, check_slot
 
 VERSION_TESTED: Final = 18
 TIMEOUT_MILLISECONDS_LOW: Final = 10_000
@@ -224,12 +223,10 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
     place, slot, source, server = Place(facts.label), facts.slot, facts.source, facts.server
     assert server is not None
     record = target.sources.get(source.label) if target is not None else None
-    if slot is not None and slot.is_foreign(server.database):
-        try:
-            check_slot(slot, source.slot, server.database)
-        except StreamerError as exc:
-            words = "or give this `database` of the configuration another name"
-            yield error(place, exc.message, at_source(drop_slot_sql(slot.name), words=words))
+    misfit = None if slot is None else slot.misfit(server.database)
+    if misfit is not None:
+        problem = f'replication slot "{source.slot}" {misfit.problem}'
+        yield error(place, problem, Fix.of(misfit.remedy))
         return
     if target is None or not target.knows_records:
         return
