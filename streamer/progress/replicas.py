@@ -49,14 +49,15 @@ delete from streamer.replica r where seen_at < now() - make_interval(secs => $2:
 )
 _BEAT_SQL: Final = """
 update streamer.replica set beat = beat + 1, seen_at = pg_catalog.clock_timestamp(),
-    sources = $2, max_sources = $3, is_stopping = $4, journals = $5, mapping = $6
+    sources = $2, max_sources = $3, is_stopping = $4, journals = $5, out_of_reach = $6,
+    mapping = $7
 where id = $1 and backend_pid = pg_catalog.pg_backend_pid() returning true
 """
 _REPLICAS_SQL: Final = _with_locks(
     """
 select r.id as number, r.name, r.backend_pid, r.address, r.sources, r.max_sources, r.is_stopping,
-       r.journals, r.mapping, m.revision as mapping_revision, m.since as mapping_since, r.beat,
-       r.started_at, r.seen_at, l.id is not null as is_alive
+       r.journals, r.out_of_reach, r.mapping, m.revision as mapping_revision,
+       m.since as mapping_since, r.beat, r.started_at, r.seen_at, l.id is not null as is_alive
 from streamer.replica r
 left join lateral (select revision, since from streamer.mapping
                    where fingerprint = r.mapping order by revision desc limit 1) m on true
@@ -111,6 +112,7 @@ class ReplicaRecord:
     max_sources: int | None
     is_stopping: bool
     journals: frozenset[str]
+    out_of_reach: frozenset[str]
     mapping: str | None
     """The fingerprint of its mapping; None before its first beat."""
     mapping_revision: int | None
@@ -172,6 +174,8 @@ class Presence:
     max_sources: int | None
     is_stopping: bool
     journals: list[str]
+    out_of_reach: list[str]
+    """The sources that it could not reach a short time ago."""
     mapping: str
 
 
@@ -194,6 +198,7 @@ async def beat(session: TargetConnection, number: int, presence: Presence) -> bo
             presence.max_sources,
             presence.is_stopping,
             presence.journals,
+            presence.out_of_reach,
             presence.mapping,
         )
     )
@@ -223,6 +228,7 @@ def _replica(row: Any) -> ReplicaRecord:
     fields = dict(row)
     fields["sources"] = frozenset(fields["sources"])
     fields["journals"] = frozenset(fields["journals"])
+    fields["out_of_reach"] = frozenset(fields["out_of_reach"])
     return ReplicaRecord(**fields)
 
 

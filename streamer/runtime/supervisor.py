@@ -21,7 +21,9 @@ from streamer.containment import apart, contained
 from streamer.error_reports import ErrorReport
 from streamer.errors import (
     Retry,
+    SourceConfigurationError,
     SourceConnectionError,
+    SourceRejectedError,
     StreamerError,
     TargetMovedError,
     TransportError,
@@ -42,6 +44,9 @@ log = structlog.get_logger()
 MANUAL_RETRY_SECONDS: Final = 15.0
 STEADY_SECONDS: Final = 30.0
 """An attempt that lasted this long did not fail; its end is a new error."""
+OUT_OF_REACH_ATTEMPTS: Final = 3
+"""So many attempts in a row that cannot reach the source make another replica try."""
+_UNREACHED: Final = (SourceConnectionError, SourceRejectedError, SourceConfigurationError)
 
 
 class Supervisor:
@@ -63,6 +68,7 @@ class Supervisor:
         """The reason why the source fell back to text; it stays there with this configuration."""
         self._confirmed_at: float | None = None
         """The time of sending of the last heartbeat that arrived in an earlier attempt."""
+        self._unreached_attempts = 0
         self._is_to_begin_anew = False
         self._attempt_ended = asyncio.Event()
         self._may_stream = asyncio.Event()
@@ -157,9 +163,15 @@ class Supervisor:
         journaling = self.guard.journaling
         return journaling.is_wanted or journaling.journal is not None
 
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether this process cannot reach the source, or the source refuses this process."""
+        return self._unreached_attempts >= OUT_OF_REACH_ATTEMPTS
+
     def assign(self) -> None:
         """Run the source from now on."""
         self.health = Health()
+        self._unreached_attempts = 0
         self._assigned.set()
 
     def hand_back(self) -> None:
@@ -270,6 +282,9 @@ class Supervisor:
                 await self._report(exc)
                 if time.monotonic() - began > STEADY_SECONDS:
                     backoff = Backoff()
+                    self._unreached_attempts = 0
+                is_unreached = isinstance(exc, _UNREACHED)
+                self._unreached_attempts = self._unreached_attempts + 1 if is_unreached else 0
                 if exc.retry is Retry.TIMED:
                     backoff.log(log, f'source "{self.source.label}" is tried again', exc)
                     await self._sleep(backoff.next_seconds())
@@ -285,6 +300,7 @@ class Supervisor:
                 await self._sleep(MANUAL_RETRY_SECONDS if exc.retry is Retry.MANUAL else None)
             else:
                 backoff = Backoff()
+                self._unreached_attempts = 0
 
     async def _attempt(self) -> None:
         require_configured(self.source)

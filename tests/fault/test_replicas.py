@@ -1,6 +1,7 @@
 """Several processes with one configuration share the sources; any of them may die or freeze."""
 
 import signal
+import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -214,6 +215,31 @@ def test_a_replica_with_an_older_file_takes_no_source_until_an_operator_decides(
         late.process.send_signal(signal.SIGHUP)
         eventually(lambda: have_another_mapping(first, before), SECONDS, "the same mapping")
         site.are_equal(late)
+
+
+@pytest.mark.timeout(300)
+def test_a_replica_leaves_sources_that_it_cannot_reach_to_another_one(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    site = Site(tmp_path, source, target)
+    with ExitStack() as stack:
+
+        def start(number: int, **environment: str) -> Process:
+            config, _ = site.config(number)
+            return stack.enter_context(Process(config, spark=False, environment=environment))
+
+        # GIVEN a machine from which no source can be reached: libpq connects to another address
+        cut_off = start(1, PGHOSTADDR="127.0.0.99")
+        eventually(lambda: is_held_by(cut_off, cut_off), SECONDS, "no source is taken")
+        # WHEN a replica starts on another machine THEN that one streams all sources
+        other = start(2)
+        eventually(lambda: shares(other) == {other.process.pid: len(NAMES)}, SECONDS, "no share")
+        site.are_equal(other)
+
+
+def is_held_by(seen_by: Process, process: Process) -> bool:
+    holders = {each["process"] for each in status(seen_by.config)}
+    return holders == {f"{socket.gethostname()}:{process.process.pid}"}
 
 
 def newest(process: Process) -> dict[int, bool]:

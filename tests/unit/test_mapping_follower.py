@@ -34,6 +34,7 @@ def replica(number: int, text: str | None, revision: int | None = None) -> Repli
         None,
         False,
         none,
+        none,
         text,
         revision,
         since,

@@ -28,6 +28,7 @@ def record(
         None,
         False,
         sources,
+        sources,
         None,
         None,
         None,

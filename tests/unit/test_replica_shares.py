@@ -107,6 +107,27 @@ def test_the_oldest_replica_does_the_work_that_sources_share() -> None:
     assert [leads(1, team, "a"), leads(2, team, "a"), leads(2, team, "b")] == [True, False, True]
 
 
+def test_a_source_that_its_replica_cannot_reach_goes_to_one_that_may() -> None:
+    one, two = members(1, 2)
+    one = replace(one, out_of_reach=frozenset(["s00"]))
+    owners: dict[str, int | None] = {"s00": 1, "s01": 2}
+    assert of(1, [one, two], owners) == Decision([], ["s00"])
+    assert of(2, [one, two], owners).take == []  # until it is free
+    owners["s00"] = None
+    assert of(1, [one, two], owners) == Decision([], [])
+    assert of(2, [one, two], owners).take == ["s00"]
+
+
+def test_a_source_that_no_replica_reaches_stays() -> None:
+    team = [replace(each, out_of_reach=frozenset(["s00"])) for each in members(1, 2)]
+    assert of(1, team, {"s00": 1, "s01": 2}) == Decision([], [])
+    # So does one with nowhere to go, and one with a journal on the disk of its replica.
+    one, two = team[0], Peer(2, frozenset(SOURCES), 1)
+    assert of(1, [one, two], {"s00": 1, "s01": 2}) == Decision([], [])
+    one = replace(one, journals=frozenset(["s00"]))
+    assert of(1, [one, *members(2)], {"s00": 1, "s01": 2}) == Decision([], [])
+
+
 class World:
     """The locks of the target. Each replica acts on its last look."""
 
@@ -149,8 +170,14 @@ class World:
             if self.owners[label] is None:
                 self.owners[label] = number
 
+    def lose(self, number: int, label: str) -> None:
+        """The replica cannot reach a source."""
+        if number in self.team:
+            member = self.team[number]
+            self.team[number] = replace(member, out_of_reach=member.out_of_reach | {label})
+
     def settle(self) -> None:
-        for _ in range(6):
+        for _ in range(12):
             for number in list(self.team):
                 self.look(number)
                 self.act(number)
@@ -184,6 +211,36 @@ def test_any_joins_and_ends_lead_to_an_even_share_that_stays(steps: list[tuple])
         if member.has_room(loads[member.number]):
             assert all(loads[each] <= loads[member.number] + 1 for each in world.team)
     # And nothing moves from then on.
+    before, world.moves = dict(world.owners), 0
+    world.settle()
+    assert (world.owners, world.moves) == (before, 0)
+
+
+@settings(deadline=None)
+@given(
+    STEPS.flatmap(
+        lambda steps: st.lists(
+            st.tuples(st.just("lose"), NUMBERS, st.sampled_from(SOURCES[:3])), max_size=6
+        ).map(lambda losses: [*steps, *losses])
+    )
+)
+def test_each_source_comes_to_a_replica_that_may_reach_it_and_stays(steps: list[tuple]) -> None:  # type: ignore[type-arg]
+    world = World()
+    for name, number, *rest in steps:
+        if name == "join" and number in world.team:
+            continue
+        getattr(world, name)(number, *rest)
+    world.settle()
+    loads = Counter(owner for owner in world.owners.values() if owner is not None)
+    for label, owner in world.owners.items():
+        able = [
+            member
+            for member in world.team.values()
+            if label not in member.out_of_reach and member.has_room(loads[member.number])
+        ]
+        if able:
+            assert owner is not None
+            assert label not in world.team[owner].out_of_reach
     before, world.moves = dict(world.owners), 0
     world.settle()
     assert (world.owners, world.moves) == (before, 0)

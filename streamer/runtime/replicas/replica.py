@@ -47,7 +47,7 @@ from streamer.runtime.replicas.mapping_follower import (
     JOIN_SECONDS,
     MappingFollower,
 )
-from streamer.runtime.replicas.shares import Peer, SharePlan, decide, leads, make_plan
+from streamer.runtime.replicas.shares import Peer, decide, leads, make_plan
 from streamer.target.connection import TargetConnection
 from streamer.waiting import wait_for_event
 
@@ -66,6 +66,8 @@ REFUSED_SECONDS: Final = 10.0
 """A replica that has not taken its source for so long leaves it to others."""
 FORGIVEN_SECONDS: Final = 60.0
 """After so long it may have such a source again."""
+UNREACHED_SECONDS: Final = 600.0
+"""After so long a replica may try again to reach a source that another one has taken meanwhile."""
 REMOVED_SECONDS: Final = 60.0
 """A source that another replica no longer maps is not taken for so long: this process may be about
 to read the same configuration.
@@ -91,6 +93,9 @@ class Shared(Protocol):
 
     @property
     def has_journal(self) -> bool: ...
+
+    @property
+    def is_out_of_reach(self) -> bool: ...
 
     def assign(self) -> None: ...
 
@@ -155,6 +160,8 @@ class Replica:
         """When a replica last came or went."""
         self._free: dict[str, _Free] = {}
         self._refused: dict[tuple[int, str], float] = {}
+        self._unreached: dict[str, float] = {}
+        """Sources that this process could not reach, and until when they go to others."""
         self._removed: dict[str, float] = {}
         """Sources that another replica has removed from its mapping, and when."""
         self._shown_at = float("-inf")
@@ -244,6 +251,7 @@ class Replica:
             self._max_sources,
             self._is_stopping,
             [each.source.label for each in shared if each.has_journal],
+            self._find_unreached(shared),
             self._following.report(),
         )
         is_known = self._backend_pid == session.backend_pid and await beat(
@@ -257,6 +265,15 @@ class Replica:
             self._joined_at = time.monotonic()
             await beat(session, self._number, presence)
         return await read_fleet(session)
+
+    def _find_unreached(self, sources: Sequence[Shared]) -> list[str]:
+        """Return the sources that this process could not reach a short time ago."""
+        now = time.monotonic()
+        for shared in sources:
+            if shared.is_assigned and shared.is_out_of_reach:
+                self._unreached[shared.source.label] = now + UNREACHED_SECONDS
+        self._unreached = {label: until for label, until in self._unreached.items() if until > now}
+        return sorted(self._unreached)
 
     def _find_frozen(self, replicas: Sequence[ReplicaRecord]) -> list[ReplicaRecord]:
         """Return the replicas that count no beats.
@@ -287,6 +304,7 @@ class Replica:
                 replica.max_sources,
                 replica.is_stopping,
                 replica.journals,
+                replica.out_of_reach,
             )
             for replica in alive
         ]
@@ -353,7 +371,8 @@ class Replica:
                 refused.add((self._number, label))
         owners = dict(sorted(owners.items()))
         plan = make_plan(self._members, owners, refused)
-        self._note_free(plan, now)
+        takers = {label: t for label, t in plan.takers.items() if owners[label] is None}
+        self._note_free(takers, now)
         busy = {label for label, shared in sources.items() if shared.is_busy}
         decision = decide(self._number, plan, self._members, owners, busy, refused)
         await self._give(sources, decision.give, now)
@@ -383,13 +402,13 @@ class Replica:
         take = [label for label in take if label not in self._removed]
         return sorted(take, key=lambda label: -sources[label].source.priority)
 
-    def _note_free(self, plan: SharePlan, now: float) -> None:
+    def _note_free(self, takers: dict[str, int], now: float) -> None:
         """Note how long each free source waits for the replica that is to take it."""
         self._free = {
             label: known
             if (known := self._free.get(label)) is not None and known.taker == taker
             else _Free(taker, now)
-            for label, taker in plan.takers.items()
+            for label, taker in takers.items()
         }
         for label, free in self._free.items():
             if now - free.since > REFUSED_SECONDS:

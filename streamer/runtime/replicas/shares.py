@@ -24,6 +24,8 @@ class Peer:
     is_stopping: bool = False
     journals: frozenset[str] = frozenset()
     """Labels of sources whose journal is on its disk: no other replica can continue these."""
+    out_of_reach: frozenset[str] = frozenset()
+    """Labels of sources that it could not reach a short time ago."""
 
     def has_room(self, load: int) -> bool:
         """Whether it may take a source beside *load* others."""
@@ -65,12 +67,34 @@ def find_keepers(members: Sequence[Peer], owners: Owners) -> dict[str, int]:
     return keepers
 
 
+def find_unreached(members: Sequence[Peer], owners: Owners) -> set[tuple[int, str]]:
+    """Return the replicas that leave a source to others, which may be able to reach the source.
+
+    If no replica has reached the source, its owner keeps trying.
+    """
+    keepers = find_keepers(members, owners)
+    return {
+        (member.number, label)
+        for member in members
+        for label in member.out_of_reach
+        if label not in keepers
+        and any(
+            label in other.sources and label not in other.out_of_reach and not other.is_stopping
+            for other in members
+        )
+    }
+
+
 def make_plan(members: Sequence[Peer], owners: Owners, refused: Refusals = ()) -> SharePlan:
     """Return the even share that takes the fewest moves from *owners*."""
     keepers = find_keepers(members, owners)
+    unreached = find_unreached(members, owners)
+    refused = {*refused, *unreached}
     # A replica that lost the target for longer may find its source taken, and goes on with it.
     owners = {
-        label: owner if keepers.get(label, owner) == owner else None
+        label: owner
+        if keepers.get(label, owner) == owner and (owner, label) not in unreached
+        else None
         for label, owner in owners.items()
     }
     loads = Counter(owner for owner in owners.values() if owner is not None)
@@ -138,11 +162,19 @@ def decide(
     excess = loads[number] + len(take) - plan.loads.get(number, 0)
     short = [member for member in members if loads[member.number] < plan.loads[member.number]]
     keepers = find_keepers(members, owners)
+    unreached = find_unreached(members, owners)
+    refused = {*refused, *unreached}
     lent = [
         label
         for label, owner in owners.items()
-        if owner == number and keepers.get(label, number) != number
+        if owner == number
+        and (
+            keepers.get(label, number) != number
+            or ((number, label) in unreached and plan.takers.get(label, number) != number)
+        )
     ]
+    # Its owner gives such a source back first.
+    take = [label for label in take if (owners[label], label) not in unreached]
     excess -= len(lent)
     give = [
         label
