@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streamer.commands.scope import ALL, Scope
-from streamer.error_reports import TableWait, error_fields, runbook_address
+from streamer.error_reports import ErrorReport, TableWait, error_fields, runbook_address
 from streamer.errors import SourceConnectionError, SourceError, TargetError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
@@ -136,6 +136,8 @@ class SourceStatus:
     """The code that this process uses for the work per change: 'compiled' or 'pure'."""
     waiting_for: str | None = None
     """What the start of the source waits for: its turn to copy, or sessions at the source."""
+    own: dict[str, Any] | None = None
+    """State and error of the process that reads the status, where that cannot reach the source."""
     tables: list[TableStatus] = field(default_factory=list)
 
     @property
@@ -455,11 +457,17 @@ async def _add_positions(
             retained = await read_retained(plain, source)
             status.role = "standby" if is_standby(plain) else "primary"
     except SourceError as exc:
-        if status.error is None or status.state == UNKNOWN:
-            status.error, status.error_code, status.remedy = str(exc), exc.code, exc.remedy
-            if isinstance(exc, SourceConnectionError) and exc.remedy is None:
-                status.remedy = reach_hint(source.url.reveal())
-        status.state = "unreachable"
+        remedy = exc.remedy
+        if isinstance(exc, SourceConnectionError) and remedy is None:
+            remedy = reach_hint(source.url.reveal())
+        if status.process is not None and status.state == "streaming":
+            # The process that has the source's lock reaches the source, from another machine.
+            failure = error_fields(replace(ErrorReport.of(exc), remedy=remedy))
+            status.own = {"state": "cut off from the source", **failure}
+        else:
+            if status.error is None or status.state == UNKNOWN:
+                status.error, status.error_code, status.remedy = str(exc), exc.code, remedy
+            status.state = "unreachable"
         _add_held(status, books, None)
         return
     record = books.sources.get(source.label)

@@ -26,6 +26,7 @@ from streamer.postgres.connect_failures import ROLE_HINT
 from streamer.postgres.conninfo import TLS_HINT
 from streamer.postgres.secret import Secret
 from streamer.progress.replicas import Fleet, ReplicaRecord
+from streamer.report.problems import Severity
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.states import STARTING_SPARK
 
@@ -52,6 +53,7 @@ def replica(number: int) -> ReplicaRecord:
         max_sources=None,
         is_stopping=False,
         journals=nothing,
+        out_of_reach=nothing,
         mapping=None,
         mapping_revision=None,
         mapping_since=None,
@@ -110,6 +112,26 @@ async def test_the_hint_of_an_unreachable_source_is_that_of_its_error() -> None:
     assert await hint_of(SourceConnectionError("no certificate", hint=TLS_HINT)) == TLS_HINT
     assert await hint_of(SourceRejectedError("no password", hint=ROLE_HINT)) == ROLE_HINT
     assert "pg_isready -h db" in str(await hint_of(SourceConnectionError("refused")))
+
+
+async def test_a_machine_that_cannot_reach_a_source_trusts_the_process_that_streams() -> None:
+    mapped = SourceMapping("shop", None, Secret("postgresql://db:5432/shop"), ())
+
+    @contextlib.asynccontextmanager
+    async def refuse(_source: SourceMapping) -> AsyncIterator[Any]:
+        raise SourceConnectionError("no route to host")
+        yield
+
+    status = SourceStatus("shop", None, "streaming", "streamer_shop", process="other:1")
+    await _add_positions(status, mapped, _Bookkeeping(), refuse)
+    assert (status.state, status.error) == ("streaming", None)
+    (problem,) = status.problems
+    assert problem.severity is Severity.WARNING
+    assert problem.text == "this process is cut off from the source: no route to host"
+    # Without a living process, the stored state is that of a dead one.
+    status = SourceStatus("shop", None, "streaming", "streamer_shop")
+    await _add_positions(status, mapped, _Bookkeeping(), refuse)
+    assert (status.state, status.error) == ("unreachable", "no route to host")
 
 
 def test_problems_come_before_everything_that_is_well() -> None:

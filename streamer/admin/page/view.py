@@ -44,7 +44,7 @@ def with_own_state(
     for source in sources:
         label = SourceLabel(source["database"], source["sid"])
         state, error = known.get((label, None), (source["state"], None))
-        own = None
+        own = source.get("own")
         if error is not None and error.text != source["error"] and state != "streaming":
             own = {"state": state, **error_fields(error)}
         found.append(source | {"own": own})
