@@ -290,12 +290,11 @@ class Fold:
         # Only a table that keeps rows which the source removes has one of this key to overwrite.
         if not self.plan.may_outlive:
             raise NotFoldable
-        if key in self.inserts:
-            self.inserts[key] = row
-        elif key in self.updates:
-            self.updates[key] = row
-        else:
+        if key in self.moves or self.plan.marks_in_filter:
             raise NotFoldable
+        if self.updates.pop(key, None) is not None:
+            self.deletes[key] = None
+        self.inserts[key] = row
 
     def _update(self, key: Any, row: Row) -> None:
         if key in self.moves:

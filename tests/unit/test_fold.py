@@ -299,7 +299,7 @@ def test_a_row_that_comes_again_takes_the_place_of_the_one_that_was_kept() -> No
     folded = fold(insert(b"1"), delete(b"1"), insert(b"1", b"again"), plan=APPEND)
     assert left(folded)[3] == [[b"1", b"again", b"b"]]
     folded = fold(update(b"1"), delete(b"1"), insert(b"1", b"again"), plan=APPEND)
-    assert left(folded)[1] == [[b"1", b"again", b"b"]]
+    assert left(folded) == ([b"1"], [], [], [[b"1", b"again", b"b"]])
 
 
 def test_a_row_that_comes_and_goes_removes_the_one_that_it_had_replaced() -> None:
@@ -417,6 +417,7 @@ def test_sets_mark_a_row_in_a_filter_that_has_one_change() -> None:
     for changes in (
         [update(b"1"), update(b"1")],
         [update(b"1"), delete(b"1")],
+        [update(b"1"), insert(b"1")],
         [insert(b"1"), update(b"1")],
         [insert(b"1"), delete(b"1"), insert(b"2")],
         [delete(b"1"), insert(b"1"), delete(b"1")],

@@ -13,7 +13,7 @@ import pytest
 from streamer.apply.make_plan import make_plan
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.sql.ordered_statements import Statements
-from streamer.apply.sql.statements import OP_INSERT, OP_MOVED, OP_UPDATED
+from streamer.apply.sql.statements import OP_DELETE, OP_INSERT, OP_MOVED, OP_UPDATED
 from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX, SplitStatements, statements_in_order
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import TableType
@@ -102,6 +102,8 @@ def all_statements(plan: ApplyPlan) -> list[str]:
             statements.update(OP_UPDATED, unchanged),
             statements.insert_missing(OP_UPDATED),
             statements.missing_key(OP_UPDATED),
+            statements.remain(OP_DELETE),
+            statements.passing(OP_UPDATED),
             statements.move(OP_MOVED, unchanged),
         ]
     return texts
