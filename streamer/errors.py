@@ -147,6 +147,15 @@ class SourceStandbyError(SourceConnectionError):
     runbook = "failover"
 
 
+class StandbyWaitError(SourceError):
+    """The source sends no change before the standbys of `synchronized_standby_slots` have it."""
+
+    code = "standby_wait"
+    retry = Retry.TIMED
+    advice = "Start the standby, or take its slot out of `synchronized_standby_slots`."
+    runbook = "failover"
+
+
 class SourceOldPrimaryError(SourceConnectionError):
     """The server is the old primary of a source that has failed over, or a copy of that.
 

@@ -24,7 +24,7 @@ create table streamer.source (
     -- Stored before streamer acknowledges it to the source. So the slot is never ahead of it,
     -- unless this database went back in time or another client moved the slot.
     acknowledged_lsn pg_lsn not null default '0/0',
-    -- Everything the source committed up to this time (its clock) is visible here.
+    -- Everything the source committed up to this time (this server's clock) is visible here.
     visible_time timestamptz,
     -- The process that streams from this source now, or did last.
     holder text,

@@ -343,7 +343,7 @@ class Events:
             for table, record in health.verifications.items():
                 seen.verified[label, table] = record
             if (pipeline := supervisor.pipeline) is not None:
-                seconds = round(pipeline.lag_seconds(datetime.now(UTC)), 3)
+                seconds = round(pipeline.lag_seconds(), 3)
                 seen.lags[label] = (pipeline.lag_bytes, seconds)
         return seen
 

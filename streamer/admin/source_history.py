@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Final, Protocol
 
 import structlog
@@ -142,7 +141,7 @@ class SourceHistory:
             before = self._changes.get(label)
             lag = rate = None
             if pipeline is not None:
-                lag = pipeline.lag_seconds(datetime.now(UTC))
+                lag = pipeline.lag_seconds()
                 rate = None if before is None else max(0, changes - before) / seconds
             wal = supervisor.retained_wal_bytes
             found[label] = (lag, rate, None if wal is None else float(wal))

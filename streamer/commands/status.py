@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -421,7 +420,7 @@ def _table_status(
         waiting_for=None if relation.wait is None else str(relation.wait),
         wait=relation.wait,
         needs_resync=relation.needs_resync,
-        lag_seconds=0.0 if relation.lag_since is None else _age(relation.lag_since),
+        lag_seconds=_rounded(relation.lag_seconds or 0.0),
         identity=relation.identity,
         transport=relation.transport,
         transport_reason=relation.transport_reason,
@@ -491,8 +490,8 @@ async def _add_positions(
         status.lag_bytes = max(0, end - max(position, visible_lsn or NOTHING))
     if slot.restart_lsn is not None:
         status.retained_wal_bytes = max(0, end - slot.restart_lsn)
-    if record is not None and record.visible_time is not None:
-        status.lag_seconds = 0.0 if status.lag_bytes == 0 else _age(record.visible_time)
+    if record is not None and record.visible_seconds is not None:
+        status.lag_seconds = 0.0 if status.lag_bytes == 0 else _rounded(record.visible_seconds)
     if slot.active_pid is None:  # no process knows more of a table than of the source
         for table in status.tables:
             table.lag_seconds = status.lag_seconds
@@ -501,8 +500,8 @@ async def _add_positions(
         status.heartbeat_seconds = round(max(record.heartbeat_seconds, overdue), 3)
 
 
-def _age(moment: datetime) -> float:
-    return round(max(0.0, (datetime.now(UTC) - moment).total_seconds()), 3)
+def _rounded(seconds: float) -> float:
+    return round(max(0.0, seconds), 3)
 
 
 def _add_held(status: SourceStatus, books: _Bookkeeping, end_lsn: Lsn | None) -> None:

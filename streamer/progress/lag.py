@@ -4,7 +4,6 @@ target that cause it.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from streamer.error_reports import TableWait
@@ -45,15 +44,15 @@ class Blockers:
         return TableWait(f'a lock on target table "{target}": {self.sessions}', remedy)
 
 
-async def set_lag_since(bookkeeping: Bookkeeping, since: dict[int, datetime | None]) -> None:
-    """Store since when relations, by their id, lag."""
+async def set_lags(bookkeeping: Bookkeeping, seconds: dict[int, float | None]) -> None:
+    """Store for how long relations, by their id, have lagged."""
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.relation r set lag_since = l.since"
-            " from unnest($1::int8[], $2::timestamptz[]) l (id, since)"
-            " where r.id = l.id and r.lag_since is distinct from l.since",
-            list(since),
-            list(since.values()),
+            "update streamer.relation r"
+            " set lag_since = clock_timestamp() - make_interval(secs => l.seconds)"
+            " from unnest($1::int8[], $2::float8[]) l (id, seconds) where r.id = l.id",
+            list(seconds),
+            list(seconds.values()),
         )
 
 

@@ -17,7 +17,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from streamer.compiled import choice
@@ -58,12 +57,14 @@ from streamer.source s join unnest($1::int8[], $2::text[]) c (id, token)
 _ACKNOWLEDGE_SQL: Final = """
 update streamer.source s set
     acknowledged_lsn = n.lsn::pg_lsn,
-    visible_time = greatest(s.visible_time, n.visible_time),
+    visible_time = greatest(
+        least(s.visible_time, clock_timestamp()),
+        clock_timestamp() - make_interval(secs => n.visible_seconds)),
     last_transaction = coalesce(n.last_transaction::jsonb, s.last_transaction),
     heartbeat_seconds = n.heartbeat_seconds
-from unnest($1::int8[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::text[],
+from unnest($1::int8[], $2::text[], $3::text[], $4::text[], $5::float8[], $6::text[],
             $7::float8[])
-    n (id, token, stored_lsn, lsn, visible_time, last_transaction, heartbeat_seconds)
+    n (id, token, stored_lsn, lsn, visible_seconds, last_transaction, heartbeat_seconds)
 where s.id = n.id and s.lock_token = n.token and s.acknowledged_lsn = n.stored_lsn::pg_lsn
 returning s.lock_token as token
 """
@@ -78,7 +79,8 @@ class Position:
 
     stored_lsn: Lsn
     lsn: Lsn
-    visible_time: datetime | None
+    visible_seconds: float | None
+    """How long ago everything was visible that the source had committed then."""
     landmark: Landmark | None
     heartbeat_seconds: float | None
 
@@ -392,7 +394,7 @@ class LockSession:
             [claim.token for claim in held],
             [str(each.stored_lsn) for each in positions],
             [str(each.lsn) for each in positions],
-            [each.visible_time for each in positions],
+            [each.visible_seconds for each in positions],
             [each.landmark and each.landmark.to_json() for each in positions],
             [each.heartbeat_seconds for each in positions],
         )
@@ -445,7 +447,7 @@ class SourceLock:
         self,
         stored_lsn: Lsn,
         lsn: Lsn,
-        visible_time: datetime | None,
+        visible_seconds: float | None,
         landmark: Landmark | None,
         heartbeat_seconds: float | None,
     ) -> None:
@@ -456,7 +458,7 @@ class SourceLock:
         attempt has to end. Raises TargetFencedError if the bookkeeping has another position than
         *stored_lsn*.
         """
-        position = Position(stored_lsn, lsn, visible_time, landmark, heartbeat_seconds)
+        position = Position(stored_lsn, lsn, visible_seconds, landmark, heartbeat_seconds)
         if not await self._session.acknowledge(self.claim, position):
             raise TargetFencedError(
                 "target: another process has moved the acknowledged position, or the target was "

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -42,7 +41,7 @@ class RelationRecord:
     rows_total: int | None
     error: ErrorReport | None
     wait: TableWait | None
-    lag_since: datetime | None
+    lag_seconds: float | None
     visible_lsn: Lsn | None
     target_created: bool
     declared: bool
@@ -79,7 +78,8 @@ _RELATIONS_SQL: Final = """
 select id as relation_id, source_id, source, target, type, state,
        snapshot_lsn::text as snapshot_lsn, end_lsn::text as end_lsn, attempt,
        rows_copied, bytes_copied, rows_total, error, error_code, error_remedy,
-       case when waiting_for is not null then wait end as wait, lag_since,
+       case when waiting_for is not null then wait end as wait,
+       extract(epoch from clock_timestamp() - lag_since)::float8 as lag_seconds,
        visible_lsn::text as visible_lsn, target_created,
        declared, owns_rows, resync, publication_mark, source_oid, identity,
        transport, transport_reason, needs_resync, expressions, truncates_skipped, brake,

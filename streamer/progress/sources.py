@@ -6,7 +6,6 @@ The session that holds the lock of a source stores its acknowledged position, se
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 from streamer.error_reports import ErrorReport
@@ -36,7 +35,8 @@ class SourceRecord:
     state: str
     error: ErrorReport | None
     acknowledged_lsn: Lsn
-    visible_time: datetime | None
+    visible_seconds: float | None
+    """How long ago everything was visible that the source had committed then."""
     last_transaction: Landmark | None
     backlog: dict[str, Any] | None
     """The values stored last: see `set_backlog`."""
@@ -72,7 +72,7 @@ _SOURCES_SQL: Final = f"""
 select id as source_id, database, sid, system_identifier, timeline, timeline_history,
        slot, publication, state, error,
        error_code, error_remedy, waiting_for, acknowledged_lsn::text as acknowledged_lsn,
-       visible_time,
+       extract(epoch from clock_timestamp() - visible_time)::float8 as visible_seconds,
        last_transaction, backlog,
        heartbeat_seconds,
        extract(epoch from now() - heartbeat_since)::float8 as heartbeat_overdue_seconds,

@@ -7,7 +7,6 @@ tables, and the loop feeds the streams meanwhile.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -122,7 +121,7 @@ def _source_gauges(supervisor: Supervisor) -> SourceGauges:
     values: dict[str, float] = {}
     if pipeline is not None:
         values["streamer_lag_bytes"] = pipeline.lag_bytes
-        values["streamer_lag_seconds"] = pipeline.lag_seconds(datetime.now(UTC))
+        values["streamer_lag_seconds"] = pipeline.lag_seconds()
         if health.safe_wal_bytes is not None:
             values["streamer_slot_safe_wal_bytes"] = health.safe_wal_bytes
     if (retained := supervisor.retained_wal_bytes) is not None:
@@ -136,7 +135,7 @@ def _source_gauges(supervisor: Supervisor) -> SourceGauges:
         state,
         dict(health.table_states),
         dict(health.quarantined),
-        {} if pipeline is None else pipeline.table_lags(datetime.now(UTC)),
+        {} if pipeline is None else pipeline.table_lags(),
         dict(health.verifications),
     )
 

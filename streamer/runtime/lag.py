@@ -1,37 +1,73 @@
-"""How old the oldest committed change is that is not visible at the target. Pure."""
+"""How old the oldest committed change is that is not visible at the target. Pure.
 
-from datetime import datetime
+Moments are those of `time.monotonic`. A keepalive has the time of another machine, and comes also
+while the server sends no changes. So only positions tell how far the stream is. The guard sees
+where the source's WAL ends at a moment, and the lag grows until the stream reaches that position.
+"""
+
+from collections import deque
+from typing import Final
 
 from streamer.apply.lane import Lane
-from streamer.decode.pgoutput import to_datetime
+from streamer.lsn import Lsn
 from streamer.progress.tracker import ProgressTracker
+from streamer.source.clock import SourceClock
+
+SIGHTS_MAX: Final = 512
 
 
 class Lag:
-    """The lag of one source, for one attempt to stream it. Times are protocol times."""
+    """The lag of one source, for one attempt to stream it."""
 
-    def __init__(self, tracker: ProgressTracker) -> None:
+    def __init__(self, tracker: ProgressTracker, clock: SourceClock) -> None:
         self._tracker = tracker
-        self._received_time = 0
+        self._clock = clock
+        self._delivered_at: float | None = None
+        self._sights: deque[tuple[Lsn, float]] = deque()
+        """Ends of the source's WAL that the stream has not reached, with the moments when a look
+        that saw them began.
+        """
 
-    def received(self, time: int) -> None:
-        """The stream has delivered every commit until *time*."""
-        self._received_time = max(self._received_time, time)
+    def saw_end(self, lsn: Lsn, moment: float) -> None:
+        """All commits before *moment* end at *lsn* or before."""
+        if len(self._sights) == SIGHTS_MAX:
+            self._sights = deque(list(self._sights)[::2])
+        self._sights.append((lsn, moment))
+        self._settle()
+
+    def received(self, commit_time: int) -> None:
+        """The stream has delivered a commit, and all before it."""
+        self._delivered(self._clock.moment_of(commit_time))
+
+    def _delivered(self, moment: float | None) -> None:
+        if moment is not None:
+            self._delivered_at = max(moment, self._delivered_at or moment)
+
+    def _settle(self) -> None:
+        while self._sights and self._sights[0][0] <= self._tracker.newest_lsn:
+            self._delivered(self._sights.popleft()[1])
 
     @property
-    def visible_time(self) -> int:
-        """Commits at the source before this time are visible; 0 if unknown."""
+    def undelivered_since(self) -> float | None:
+        """Since when the source has WAL that the stream has not delivered; None if it has none."""
+        self._settle()
+        return self._sights[0][1] if self._sights else None
+
+    @property
+    def visible_at(self) -> float | None:
+        """Commits at the source before this moment are visible; None if unknown."""
+        self._settle()
         oldest = self._tracker.oldest_time
-        return self._received_time if oldest is None else oldest
+        return self._delivered_at if oldest is None else self._clock.moment_of(oldest)
 
-    def seconds(self, now: datetime, lag_bytes: int) -> float:
+    def seconds(self, now: float) -> float:
         """Return the age of the oldest committed change that is not visible."""
-        if (self._tracker.is_idle and lag_bytes == 0) or not self.visible_time:
-            return 0.0
-        return max(0.0, (now - to_datetime(self.visible_time)).total_seconds())
+        oldest = self._clock.moment_of(self._tracker.oldest_time or 0)
+        since = [moment for moment in (oldest, self.undelivered_since) if moment is not None]
+        return max(0.0, now - min(since)) if since else 0.0
 
 
-def lane_lag_seconds(lane: Lane, now: datetime) -> float:
+def lane_lag_seconds(lane: Lane, clock: SourceClock, now: float) -> float:
     """Return the same of the tables of one lane, as far as their changes have come."""
-    oldest = lane.pending.oldest_time
-    return max(0.0, (now - to_datetime(oldest)).total_seconds()) if oldest else 0.0
+    oldest = clock.moment_of(lane.pending.oldest_time or 0)
+    return 0.0 if oldest is None else max(0.0, now - oldest)

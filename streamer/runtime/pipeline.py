@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import Final
 
 import structlog
@@ -327,7 +326,7 @@ class Pipeline:
                     tables.advanced.set()
                     break
                 if burst.wal_end_lsn is not None:
-                    self._take_keepalive(session, burst.wal_end_lsn, burst.source_time)
+                    self._take_keepalive(session, burst.wal_end_lsn)
             except AnotherHistory:
                 raise session.slot_check.another_history() from None
             if session.feedback.answer(burst):
@@ -366,12 +365,11 @@ class Pipeline:
         if end_lsn > self.health.wal_end_lsn:
             self.health.wal_end_lsn = end_lsn
 
-    def _take_keepalive(self, session: Session, wal_end_lsn: Lsn, source_time: int) -> None:
+    def _take_keepalive(self, session: Session, wal_end_lsn: Lsn) -> None:
         self.health.wal_end_lsn = max(self.health.wal_end_lsn, wal_end_lsn)
         if not session.dispatcher.keepalive(wal_end_lsn):
             return
         self.heartbeat.look(session.tracker)
-        session.lag.received(source_time)
         self._note_move(session)
 
     def _note_move(self, session: Session) -> None:
@@ -468,11 +466,11 @@ class Pipeline:
             return 0
         return max(0, self.health.wal_end_lsn - self._session.tracker.flush_lsn)
 
-    def lag_seconds(self, now: datetime) -> float:
-        return 0.0 if self._session is None else self._session.lag.seconds(now, self.lag_bytes)
+    def lag_seconds(self) -> float:
+        return 0.0 if self._session is None else self._session.lag.seconds(time.monotonic())
 
-    def table_lags(self, now: datetime) -> dict[str, float]:
-        return {} if self._session is None else self._session.relations.lags(now)
+    def table_lags(self) -> dict[str, float]:
+        return {} if self._session is None else self._session.relations.lags()
 
 
 async def _store_progress(session: Session) -> None:
@@ -480,7 +478,7 @@ async def _store_progress(session: Session) -> None:
     if session.tables.has_progress or not session.reads_slot:
         session.tables.has_progress = False
         session.position.is_wanted = True
-    await session.position.store(session.lag.visible_time)
+    await session.position.store(session.lag.visible_at)
 
 
 def _held_by(holder: str) -> str:

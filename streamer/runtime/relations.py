@@ -6,9 +6,9 @@ tables are connected by foreign keys share one too, where the role cannot keep t
 """
 
 import asyncio
+import time
 import zlib
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 
 from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource
 from streamer.decode.pgoutput import Relation
@@ -26,6 +26,7 @@ from streamer.progress.relations import RelationRecord, forget_relation, read_re
 from streamer.runtime.lag import lane_lag_seconds
 from streamer.runtime.services import Health, Services
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
+from streamer.source.clock import SourceClock
 from streamer.source.connection import Connection
 from streamer.sync.states import State, needs_copy
 from streamer.target.claim import Claim
@@ -45,6 +46,8 @@ class Relations:
         self._services = services
         self._owner = owner
         self._health = health
+        self.clock = SourceClock()
+        """That of the source, measured against ours."""
         self.missing: set[MappedRelation] = set()
         """Relations that the source lacked when their copy began."""
         self._by_id: dict[int, MappedRelation] = {}
@@ -76,11 +79,12 @@ class Relations:
         """
         return self._by_id.get(mapped.relation_id) is mapped
 
-    def lags(self, now: datetime) -> dict[str, float]:
+    def lags(self) -> dict[str, float]:
         """Return the lag of each table in seconds, by its name."""
-        return {
-            str(mapped.mapping.source): lane_lag_seconds(self.lane(mapped), now) for mapped in self
-        }
+        return {str(mapped.mapping.source): self.lag_seconds(mapped) for mapped in self}
+
+    def lag_seconds(self, mapped: MappedRelation) -> float:
+        return lane_lag_seconds(self.lane(mapped), self.clock, time.monotonic())
 
     def get(self, relation_id: int) -> MappedRelation | None:
         return self._by_id.get(relation_id)

@@ -58,6 +58,7 @@ from streamer.source.ddl_capture import (
     uses_table,
 )
 from streamer.source.feedback import Feedback, FeedbackTimes
+from streamer.source.guard_query import measure
 from streamer.source.history_check import HistoryCheck
 from streamer.source.ownership import mark_publications
 from streamer.source.primaries import prefer_newest, require_successor
@@ -126,7 +127,6 @@ class Session:
     stream: "ChangeStream"
     dispatcher: Dispatcher
     scripts: Scripts
-    lag: Lag
     position: StoredPosition
     feedback: Feedback
     coordinator: SyncCoordinator
@@ -140,6 +140,10 @@ class Session:
     @property
     def relations(self) -> Relations:
         return self.tables.relations
+
+    @property
+    def lag(self) -> Lag:
+        return self.tables.lag
 
     @property
     def tracker(self) -> "ProgressTracker":
@@ -274,6 +278,7 @@ class _Opening:
         source = self._source
         async with self._services.sources.connection(source) as plain:
             await check_same_server_plainly(plain, server)
+            await measure(plain, self._tables.relations.clock)
             await set_lock_timeout(plain)
             settled = await watched(
                 source,
@@ -360,6 +365,8 @@ class _Opening:
             relations,
             publishing,
             self._attempt.health,
+            self._tables.lag,
+            self._source_id,
             target_namespace=self._services.target_namespace,
             appeared=self._services.tables_appeared,
             unfollowed=unfollowed.refused,
@@ -518,7 +525,6 @@ class _Opening:
             scripts=Scripts(
                 source, tables.claim, services.address, services.bookkeeping, tables.relations
             ),
-            lag=Lag(tables.tracker),
             position=position,
             feedback=Feedback(
                 stream,

@@ -28,6 +28,8 @@ from streamer.progress.relations import (
     read_bare,
     require_resync,
 )
+from streamer.progress.sources import set_source_state
+from streamer.runtime.lag import Lag
 from streamer.runtime.obstacles import Obstacles
 from streamer.runtime.publications import Publishing, Verdicts
 from streamer.runtime.relations import Relations
@@ -37,6 +39,7 @@ from streamer.source.catalog import SourceServer, flush_wal
 from streamer.source.connection import Connection, connection, fetch_one, translating
 from streamer.source.guard_query import GuardFacts, read_guard_facts
 from streamer.source.slot import Slot, check_slot
+from streamer.source.standbys import find_standby_wait
 from streamer.source.timeline import check_same_server_plainly
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.states import State
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+STANDBY_SECONDS: Final = 4.0
+"""How long changes may stay with the source before the guard asks why."""
 GUARD_SECONDS: Final = 2.0
 PAUSE_TIMES: Final = 20
 """After a look the guard pauses at least this many times as long as it took."""
@@ -63,6 +68,8 @@ class SourceWatch:
         relations: Relations,
         publishing: Publishing,
         health: Health,
+        lag: Lag,
+        source_id: int,
         *,
         target_namespace: str = "public",
         appeared: Callable[[str], None] = lambda _: None,
@@ -81,6 +88,9 @@ class SourceWatch:
         self._obstacles = Obstacles(source, bookkeeping, relations)
         self._publishing = publishing
         self._health = health
+        self._lag = lag
+        self._source_id = source_id
+        self._standby_wait: ErrorReport | None = None
         self._coordinator: SyncCoordinator | None = None
         self._newest_lsn: Callable[[], Lsn] = lambda: NOTHING
         self._blocked: dict[MappedRelation, ErrorReport | None] = {}
@@ -170,6 +180,9 @@ class SourceWatch:
                     names = [mapped.mapping.source for mapped in self._relations]
                     seen = await read_guard_facts(plain, self._source, names, self._server.version)
                     self._check_slot(seen)
+                    self._relations.clock.measured(seen.clock_seconds, began, time.monotonic())
+                    self._lag.saw_end(seen.flush_lsn, began)
+                    await self._tell_standby_wait(plain)
                     await self._leave_replaced(plain)
                     self._expect_missing()
                     if seen.digest != digest or self._is_unsettled:
@@ -192,6 +205,22 @@ class SourceWatch:
         check_slot(seen.slot, self._source.slot, self._server.database)
         assert seen.slot is not None
         self.know_slot(seen.slot)
+
+    async def _tell_standby_wait(self, plain: Connection) -> None:
+        """Show that the source holds changes back until its standbys have them."""
+        since = self._lag.undelivered_since
+        error = None
+        if since is not None and time.monotonic() - since > STANDBY_SECONDS:
+            error = await find_standby_wait(plain, self._source)
+        report = None if error is None else ErrorReport.of(error)
+        if report == self._standby_wait:
+            return
+        self._standby_wait = report
+        state = "streaming" if report is None else "waiting"
+        self._health.state, self._health.error = state, report
+        if error is not None:
+            log.warning(str(error), source=self._source.label, **error.log_fields)
+        await set_source_state(self._bookkeeping, self._source_id, state, report)
 
     async def _leave_replaced(self, plain: Connection) -> None:
         """Copy the tables that took the place of others, or stop, once the target has all changes

@@ -6,17 +6,15 @@ The first round writes everything, because the rows of a process that died are s
 """
 
 import time
-from datetime import UTC, datetime
 from typing import Final
 
 from streamer.apply.drain.drainer import CONCURRENT_MAX
 from streamer.apply.lane import Hold, MappedRelation
-from streamer.decode.pgoutput import to_datetime
 from streamer.error_reports import TableWait
 from streamer.errors import RIGHT_LOST, TargetError
 from streamer.lsn import Lsn
 from streamer.progress.held_changes import HeldRecord, set_held
-from streamer.progress.lag import read_blockers, set_lag_since, set_visible
+from streamer.progress.lag import read_blockers, set_lags, set_visible
 from streamer.progress.relations import set_waiting
 from streamer.progress.sources import SourceRecord, set_heartbeat_overdue
 from streamer.progress.tracker import ProgressTracker
@@ -76,7 +74,8 @@ class _StatusReport:
         self._heartbeat = heartbeat
         self._held: list[HeldRecord] | None = None
         self._was_overdue: bool | None = None
-        self._lag_since: dict[int, datetime | None] = {}
+        self._lag_from: dict[int, int | None] = {}
+        """The oldest commit times of relations that lag; None for the others."""
         self._waiting = {  # perhaps: a process that died may have written so
             mapped.relation_id
             for mapped in relations
@@ -96,17 +95,18 @@ class _StatusReport:
         await self._write_waiting()
 
     async def _write_lag(self) -> None:
-        now = datetime.now(UTC)
-        since = {m.relation_id: _lag_since(self._relations, m, now) for m in self._relations}
+        lag_from = {m.relation_id: _lag_from(self._relations, m) for m in self._relations}
         missing = object()
         changed = {
-            number: moment
-            for number, moment in since.items()
-            if self._lag_since.get(number, missing) != moment
+            m.relation_id: None
+            if lag_from[m.relation_id] is None
+            else self._relations.lag_seconds(m)
+            for m in self._relations
+            if self._lag_from.get(m.relation_id, missing) != lag_from[m.relation_id]
         }
         if changed:
-            await set_lag_since(self._bookkeeping, changed)
-        self._lag_since = since
+            await set_lags(self._bookkeeping, changed)
+        self._lag_from = lag_from
 
     async def _write_waiting(self) -> None:
         """Name the sessions at the target that hold up a drainer, and the tables that queue for it.
@@ -155,12 +155,10 @@ def _may_wait(hold: Hold) -> bool:
     return bool(hold & (Hold.BUSY | Hold.LARGE | Hold.ERROR | Hold.QUARANTINE))
 
 
-def _lag_since(relations: Relations, mapped: MappedRelation, now: datetime) -> datetime | None:
-    oldest = relations.lane(mapped).pending.oldest_time
-    if not oldest:
+def _lag_from(relations: Relations, mapped: MappedRelation) -> int | None:
+    if relations.lag_seconds(mapped) < LAG_SECONDS_MIN:
         return None
-    since = to_datetime(oldest)
-    return since if (now - since).total_seconds() >= LAG_SECONDS_MIN else None
+    return relations.lane(mapped).pending.oldest_time
 
 
 def _held(relations: Relations) -> list[HeldRecord]:

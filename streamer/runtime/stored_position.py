@@ -6,10 +6,8 @@ another program moved it, or the target went back in time.
 
 import asyncio
 import time
-from datetime import datetime
 from typing import Final
 
-from streamer.decode.pgoutput import to_datetime
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.progress.lock import SourceLock
@@ -69,20 +67,19 @@ class StoredPosition:
         self._acknowledged_lsn = record.acknowledged_lsn
         """The position in the bookkeeping. If an answer is lost the attempt ends, so it is known.
         """
-        self._visible_time: datetime | None = None
+        self._visible_at: float | None = None
         self._storing = asyncio.Lock()
         self._asked_until = 0.0
 
-    async def store(self, durable_time: int) -> None:
+    async def store(self, visible_at: float | None) -> None:
         """Store the position that streamer may acknowledge.
 
-        *durable_time*: commits until then are visible, in the source's time; 0 if unknown. Raises
-        TargetConnectionError, TargetFencedError.
+        *visible_at*: commits before that moment of `time.monotonic` are visible; None if unknown.
+        Raises TargetConnectionError, TargetFencedError.
         """
         async with self._storing:  # at the end, two tasks want to
             flush_lsn = self._history.position_through(self._tracker.flush_lsn)
-            visible_time = to_datetime(durable_time) if durable_time else None
-            if not self._is_worth_storing(flush_lsn, visible_time):
+            if not self._is_worth_storing(flush_lsn, visible_at):
                 return
             failpoint("acknowledge.before_store")
             self.tried_at = time.monotonic()
@@ -90,7 +87,7 @@ class StoredPosition:
             await self._lock.acknowledge(
                 self._acknowledged_lsn,
                 acknowledged_lsn,
-                visible_time,
+                None if visible_at is None else max(0.0, self.tried_at - visible_at),
                 self._history.newest_through(acknowledged_lsn),
                 self._heartbeat.arrived_seconds,
             )
@@ -99,7 +96,7 @@ class StoredPosition:
             self.is_wanted = False
             failpoint("acknowledge.after_store")
             self.stored_lsn = max(self.stored_lsn, flush_lsn)
-            self._visible_time = visible_time
+            self._visible_at = visible_at
 
     def ask(self) -> None:
         """Store the next positions at once: an operator or the source waits for one of them."""
@@ -119,8 +116,8 @@ class StoredPosition:
             await wait_for_event(self.is_urgent, seconds)
         self.is_urgent.clear()
 
-    def _is_worth_storing(self, flush_lsn: Lsn, visible_time: datetime | None) -> bool:
-        if flush_lsn <= self.stored_lsn and visible_time == self._visible_time:
+    def _is_worth_storing(self, flush_lsn: Lsn, visible_at: float | None) -> bool:
+        if flush_lsn <= self.stored_lsn and visible_at == self._visible_at:
             return False
         is_due = time.monotonic() - self.stored_at >= STORE_SECONDS
         is_asked = time.monotonic() < self._asked_until

@@ -42,6 +42,7 @@ from streamer.progress.relations import (
 from streamer.progress.tracker import ProgressTracker
 from streamer.remedies import Remedy, run
 from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.lag import Lag
 from streamer.runtime.relations import Relations
 from streamer.runtime.services import Health, Services
 from streamer.sync.states import State
@@ -71,6 +72,7 @@ class TableEvents:
         self.claim = claim
         self.tracker = ProgressTracker(NOTHING)
         self.relations = Relations(source.label, services, self, health)
+        self.lag = Lag(self.tracker, self.relations.clock)
         self.advanced = asyncio.Event()
         """Set when the durable position may have moved."""
         self.has_progress = False

@@ -180,7 +180,7 @@ class Verification:
         return is_quiet(
             is_copying=any(each.is_copying for each in supervisors),
             is_throttling=its.guard.is_throttling,
-            lag_seconds=its.pipeline.lag_seconds(datetime.now(UTC)),
+            lag_seconds=its.pipeline.lag_seconds(),
         )
 
     # ---- the work ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 A process with 200 sources has 100 looks a second, so each is one statement.
 """
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +11,7 @@ from typing import Final
 from streamer.lsn import Lsn
 from streamer.mapping.names import RelationName
 from streamer.mapping.rules import SourceMapping
+from streamer.source.clock import CLOCK_SQL, SourceClock
 from streamer.source.connection import Connection, fetch_one
 from streamer.source.guarded_identities import IDENTITIES_SQL
 from streamer.source.publication import publications_sql
@@ -23,6 +25,7 @@ select pg_catalog.md5(
     coalesce((select pg_catalog.string_agg(p::text, ';' order by p.mark)
                 from ({publications}) p), '')) as digest,
     ({flush_lsn})::text as flush_lsn,
+    {clock} as clock_seconds,
     (select pg_catalog.to_jsonb(s) from pg_catalog.pg_replication_slots s
       where s.slot_name = %s) as slot
 """
@@ -33,12 +36,13 @@ class GuardFacts:
     """What one look of a guard sees.
 
     ``digest`` changes with the identities of the tables or with our publications. ``flush_lsn``:
-    the end of the WAL that the source has flushed.
+    the end of the WAL that the source has flushed. ``clock_seconds``: the time of its clock.
     """
 
     slot: Slot | None
     flush_lsn: Lsn
     digest: str
+    clock_seconds: float
 
 
 async def read_guard_facts(
@@ -50,6 +54,7 @@ async def read_guard_facts(
         identities=IDENTITIES_SQL,
         publications=publications_sql(version),
         flush_lsn=FLUSH_LSN_SQL,
+        clock=CLOCK_SQL,
     )
     row = await fetch_one(
         connection,
@@ -60,4 +65,11 @@ async def read_guard_facts(
         source.slot,
     )
     slot = None if row["slot"] is None else Slot.from_view(row["slot"])
-    return GuardFacts(slot, Lsn.parse(row["flush_lsn"]), str(row["digest"]))
+    return GuardFacts(slot, Lsn.parse(row["flush_lsn"]), str(row["digest"]), row["clock_seconds"])
+
+
+async def measure(connection: Connection, clock: SourceClock) -> None:
+    """Measure the clock of the server of *connection*."""
+    began = time.monotonic()
+    row = await fetch_one(connection, f"select {CLOCK_SQL} as seconds")
+    clock.measured(row["seconds"], began, time.monotonic())

@@ -3,12 +3,15 @@
 PostgreSQL documentation, "Replication Slot Synchronization"; view pg_replication_slots.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from streamer.errors import SourceError
+from streamer.errors import SourceError, StandbyWaitError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.conninfo import hosts_of
+from streamer.postgres.quoting import quote_literal
+from streamer.remedies import Remedy, at_source
 from streamer.source.connection import Connection, connection, fetch_all, is_standby
 from streamer.source.primaries import HOST_SECONDS, host_name
 from streamer.source.slot import Slot, read_slot
@@ -17,6 +20,16 @@ _SETTINGS_SQL: Final = """
 select name, setting from pg_catalog.pg_settings
 where name in ('hot_standby_feedback', 'primary_slot_name', 'sync_replication_slots',
                'synchronized_standby_slots')
+"""
+
+
+_WAIT_SQL: Final = """
+select coalesce(pg_catalog.current_setting('synchronized_standby_slots', true), '') as listed,
+       array(select p.slot_name::text from pg_catalog.pg_replication_slots p
+              where p.slot_type = 'physical' and p.active) as active
+from pg_catalog.pg_replication_slots s
+join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
+where s.slot_name = %s and a.wait_event = 'WaitForStandbyConfirmation'
 """
 
 
@@ -54,3 +67,34 @@ async def look_at_standbys(source: SourceMapping) -> list[StandbyLook]:
         except SourceError as exc:
             looks.append(StandbyLook(name, error=exc.message))
     return looks
+
+
+async def find_standby_wait(plain: Connection, source: SourceMapping) -> StandbyWaitError | None:
+    """Return an error if the server holds changes back until its standbys have them."""
+    rows = await fetch_all(plain, _WAIT_SQL, source.slot)
+    return judge_standby_wait(source, rows[0]["listed"], rows[0]["active"]) if rows else None
+
+
+def judge_standby_wait(
+    source: SourceMapping, listed: str, active: Collection[str]
+) -> StandbyWaitError:
+    """Return the error, with the slots in the setting that no standby uses. Pure."""
+    names = [name.strip(' "') for name in listed.split(",")]
+    missing = [name for name in names if name not in active]
+    if not missing:
+        return StandbyWaitError(
+            f'source "{source.label}": its server sends changes only after the standbys of '
+            f"synchronized_standby_slots ({listed}) have them, and these are behind",
+            hint="see pg_stat_replication there",
+        )
+    left = quote_literal(", ".join(name for name in names if name in active))
+    slots = ", ".join(f'"{name}"' for name in missing)
+    setting = f"alter system set synchronized_standby_slots = {left}"
+    return StandbyWaitError(
+        f'source "{source.label}": its server sends no changes, because no standby uses slot '
+        f"{slots} of synchronized_standby_slots",
+        hint=Remedy.of(
+            "start that standby, or correct the name; to go on without it, run at the source: ",
+            at_source(setting, "select pg_reload_conf()"),
+        ),
+    )

@@ -18,7 +18,7 @@ class Source:
     """A supervisor's outside."""
 
     def __init__(self, label: str) -> None:
-        self.pipeline = SimpleNamespace(lag_bytes=7, lag_seconds=lambda now: 0.5)
+        self.pipeline = SimpleNamespace(lag_bytes=7, lag_seconds=lambda: 0.5)
         self.source = SimpleNamespace(label=label)
         self.health = Health("streaming")
         self.retained_wal_bytes = 56

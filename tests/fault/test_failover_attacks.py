@@ -395,3 +395,50 @@ async def test_a_snapshot_that_a_standby_took_while_it_switched_is_taken_again(
         await streamer.caught_up(SECONDS)
         assert target.value(KEYS) == "1"
     assert looks == [None, None]
+
+
+async def test_a_standby_that_holds_changes_back_is_named_and_the_sql_lets_them_go(
+    target: Database, tmp_path: Path, server_directory: Path
+) -> None:
+    """The server sends keepalives with its clock all the while."""
+    target.execute(DDL)
+    with running(server_directory / tmp_path.name / "held", versions()["18"]) as server:
+        server.execute(f"create database {target.name}")
+        source = Database(server, target.name)
+        source.execute(DDL)
+        streamer = configured(tmp_path, source, target)
+        streamer.start()
+        try:
+            await streamer.caught_up(SECONDS)
+            source.execute("select pg_create_physical_replication_slot('standby', true)")
+            source.execute("alter system set synchronized_standby_slots = 'standby'")
+            source.execute("select pg_reload_conf()")
+            source.execute("insert into t values (1)")
+
+            async def is_named() -> bool:
+                return str((await streamer.status())["error_code"]) == "standby_wait"
+
+            await streamer.eventually(is_named, SECONDS)
+            status = await streamer.status()
+            assert status["lag_seconds"] > 3
+            (reason,) = streamer.engine.readiness()
+            assert 'no standby uses slot "standby"' in reason["error"]
+            metrics = streamer.engine.metrics.registry
+            lag = metrics.get_sample_value("streamer_lag_seconds", {"database": "shop", "sid": ""})
+            assert lag is not None
+            assert lag > 3
+            report = streamer.engine.supervisors[0].condition[1]
+            assert report is not None
+            assert report.remedy is not None
+            for statement in report.remedy.sql[0].statements:
+                source.execute(statement)
+            await streamer.caught_up(SECONDS)
+            assert target.value(KEYS) == "1"
+
+            async def streams() -> bool:
+                status = await streamer.status()
+                return bool(status["state"] == "streaming" and status["error"] is None)
+
+            await streamer.eventually(streams, SECONDS)
+        finally:
+            await streamer.stop()

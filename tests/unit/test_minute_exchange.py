@@ -64,7 +64,7 @@ class OneProcess:
 
         class Fake:
             source = SimpleNamespace(label=label)
-            pipeline = SimpleNamespace(lag_seconds=lambda now: 0.25)
+            pipeline = SimpleNamespace(lag_seconds=lambda: 0.25)
             retained_wal_bytes = 7
 
             @property

@@ -97,7 +97,7 @@ class Engine:
     def __init__(self) -> None:
         self.metrics: Any = SimpleNamespace(changes_of_sources={"shop": 0})
         self.bookkeeping: Any = None
-        pipeline = SimpleNamespace(lag_seconds=lambda now: 0.25)
+        pipeline = SimpleNamespace(lag_seconds=lambda: 0.25)
         source = SimpleNamespace(label="shop")
         self.supervisors: list[Any] = [
             SimpleNamespace(

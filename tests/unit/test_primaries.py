@@ -1,4 +1,4 @@
-"""Which of several primaries a source's connections try first, and which server is refused."""
+"""The primary that the connections of a source try first, and the server that streamer refuses."""
 
 from dataclasses import replace
 

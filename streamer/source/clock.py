@@ -1,0 +1,30 @@
+"""The clock of a source's server, measured against that of this process.
+
+A commit time is a time of its server, which may be an hour off. The age of a commit needs the
+difference of the clocks. Steps of this machine's clock change no age: `time.monotonic` measures.
+
+Pure.
+"""
+
+from typing import Final
+
+from streamer.decode.pgoutput import to_datetime
+
+CLOCK_SQL: Final = "extract(epoch from pg_catalog.clock_timestamp())::float8"
+
+
+class SourceClock:
+    """Tells when a commit was, in `time.monotonic`'s terms."""
+
+    def __init__(self) -> None:
+        self._ahead_seconds: float | None = None
+
+    def measured(self, server_seconds: float, began: float, ended: float) -> None:
+        """The server's clock was at *server_seconds* at some moment between the other two."""
+        self._ahead_seconds = server_seconds - (began + ended) / 2
+
+    def moment_of(self, commit_time: int) -> float | None:
+        """Return the moment of a protocol time; None for no time, or before a measurement."""
+        if not commit_time or self._ahead_seconds is None:
+            return None
+        return to_datetime(commit_time).timestamp() - self._ahead_seconds
