@@ -134,7 +134,7 @@ create table streamer.relation (
     -- The replicated partitions of a partitioned source table, by their oids there; null before
     -- streamer has read them. Rows that a partition has at its ATTACH never travel.
     leaves int8[],
-    -- The identity of old rows as published: 'full', 'key …' or 'none'; null before the first time.
+    -- The identity of old rows as published: 'full', 'key ...' or 'none'; null before the first time.
     identity text,
     -- Changes are missing for good, and an operator decides about the next copy.
     needs_resync boolean not null default false,

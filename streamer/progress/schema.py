@@ -9,7 +9,7 @@ from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.progress.audit import prune_acts
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.target.connection import TargetAddress, transaction
+from streamer.target.connection import TargetAddress, TargetConnection, transaction
 
 TABLES: Final = (
     "audit",
@@ -40,6 +40,7 @@ TABLES: Final = (
 FUNCTIONS: Final = ("name_values", "pass_creation_on", "require_types", "set_progress")
 """All that is ours in the schema: `TABLES` and these."""
 
+REHEARSAL_LOCK_SECONDS: Final = 5
 _MIGRATION_LOCK: Final = 0x73747265616D  # "stream"
 _DROP_SCHEMA_SQL: Final = """
 do $$ begin
@@ -54,32 +55,50 @@ async def migrate(bookkeeping: Bookkeeping) -> None:
     """Bring the bookkeeping schema up to date. Raises TargetError for one that is newer than we
     are.
     """
-    migrations = read_migrations("target")
     # All or none: other readers of the bookkeeping must not find it half created.
     async with bookkeeping.connection() as connection, transaction(connection):
-        await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
-        await connection.execute(
-            "create schema if not exists streamer;"
-            " create table if not exists streamer.migration (number integer primary key,"
-            " name text not null, applied_at timestamptz not null default now())"
-        )
-        rows = await connection.fetch("select number from streamer.migration")
-        applied = {int(row["number"]) for row in rows}
-        if applied and max(applied) > migrations[-1].number:
-            raise TargetError(
-                "the bookkeeping in the target was made by a newer streamer "
-                f"(migration {max(applied)})",
-                hint="run that version or a later one",
-            )
-        for migration in migrations:
-            if migration.number not in applied:
-                await connection.execute(migration.sql)
-                await connection.execute(
-                    "insert into streamer.migration (number, name) values ($1, $2)",
-                    migration.number,
-                    migration.name,
-                )
+        await _apply(connection)
         await prune_acts(connection)
+
+
+async def rehearse(connection: TargetConnection) -> None:
+    """Bring the bookkeeping schema up to date in a transaction that is rolled back.
+
+    Raises the error that `migrate` would meet, and TargetContentionError while a process makes it.
+    """
+    await connection.execute("begin")
+    try:
+        await connection.execute(f"set local lock_timeout = '{REHEARSAL_LOCK_SECONDS}s'")
+        await _apply(connection)
+    finally:
+        if not connection.is_closed:
+            await connection.execute("rollback")
+
+
+async def _apply(connection: TargetConnection) -> None:
+    migrations = read_migrations("target")
+    await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+    await connection.execute(
+        "create schema if not exists streamer;"
+        " create table if not exists streamer.migration (number integer primary key,"
+        " name text not null, applied_at timestamptz not null default now())"
+    )
+    rows = await connection.fetch("select number from streamer.migration")
+    applied = {int(row["number"]) for row in rows}
+    if applied and max(applied) > migrations[-1].number:
+        raise TargetError(
+            "the bookkeeping in the target was made by a newer streamer "
+            f"(migration {max(applied)})",
+            hint="run that version or a later one",
+        )
+    for migration in migrations:
+        if migration.number not in applied:
+            await connection.execute(migration.sql)
+            await connection.execute(
+                "insert into streamer.migration (number, name) values ($1, $2)",
+                migration.number,
+                migration.name,
+            )
 
 
 async def is_installed(bookkeeping: Bookkeeping) -> bool:

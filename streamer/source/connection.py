@@ -37,6 +37,7 @@ from streamer.postgres.credentials import (
     has_password_source,
     job_url,
 )
+from streamer.postgres.limits import limit_hint
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_literal
 from streamer.postgres.row_values import quoted_unless_known
@@ -93,9 +94,8 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
             f"{message}: a row is larger than the source can send, which is 1 GB"
         )
     if state == "53400":  # configuration_limit_exceeded
-        return SourceUnreadyError(
-            message, hint="raise max_replication_slots and max_wal_senders on that server"
-        )
+        hint = limit_hint(f"{message} {error.diag.message_hint or ''}")
+        return SourceUnreadyError(message, hint=hint)
     if is_catalog_race(state, first_line(error)):
         return SourceContentionError(message)
     means = meaning(state, error.diag.severity_nonlocalized)

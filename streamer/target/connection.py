@@ -46,6 +46,7 @@ from streamer.postgres.credentials import (
     job_url,
     password_generation,
 )
+from streamer.postgres.limits import limit_hint
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.row_values import quoted_unless_known
@@ -223,7 +224,8 @@ def _translate(error: BaseException) -> StreamerError:
         case Meaning.LOST:
             return TargetConnectionError(message)
         case Meaning.BUSY:
-            return TargetContentionError(message)
+            hint = limit_hint(f"{message} {getattr(error, 'hint', None) or ''}")
+            return TargetContentionError(message, hint=hint)
         case Meaning.REJECTED if state == "42501":
             hint = "grant the role the missing privilege, or make it the owner"
             return TargetRejectedError(message, hint=hint)

@@ -142,3 +142,22 @@ async def test_foreign_keys_and_triggers_that_cannot_be_switched_off(
     await checker.finds(WARNING, "public.lines", "triggers", "(audit)")
     await checker.mends(ERROR, "public.lines", "foreign keys", "session_replication_role")
     assert await checker.findings() == []
+
+
+async def test_a_target_that_refuses_the_bookkeeping(checker: Checker) -> None:
+    """What `run` would meet, `check` meets before, and leaves nothing behind."""
+    both(checker, ITEMS)
+    checker.configure("items:")
+    target = checker.target
+    target.execute("drop schema streamer cascade")
+    assert not matching(await checker.findings(), ERROR)
+    assert not target.value("select count(*) from pg_namespace where nspname = 'streamer'")
+    target.execute(
+        "create function forbid() returns event_trigger language plpgsql as"
+        " $$begin raise 'no tables here'; end$$;"
+        "create event trigger forbid on ddl_command_start when tag in ('CREATE TABLE')"
+        " execute function forbid()"
+    )
+    await checker.finds(ERROR, 'schema "streamer"', "refuses to make it", "no tables here")
+    target.execute("drop event trigger forbid")
+    assert not matching(await checker.findings(), ERROR)

@@ -23,8 +23,9 @@ from streamer.commands.check.source import (
 )
 from streamer.commands.check.source_facts import SourceFacts, read_server_again, read_source
 from streamer.commands.check.spark import check_java, check_spark
-from streamer.commands.check.target import VERSION_MIN, check_server, check_target
+from streamer.commands.check.target import check_server, check_target
 from streamer.commands.check.target_facts import (
+    VERSION_MIN,
     TargetFacts,
     read_records,
     read_server,

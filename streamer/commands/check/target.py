@@ -8,6 +8,7 @@ from streamer.apply.shared_targets import same_rows
 from streamer.commands.check.findings import (
     TARGET,
     Finding,
+    Fix,
     Place,
     at_target,
     error,
@@ -18,6 +19,8 @@ from streamer.commands.check.findings import (
 )
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import (
+    OUR_TABLES,
+    VERSION_MIN,
     BookkeepingFacts,
     TargetFacts,
     TargetServer,
@@ -31,11 +34,7 @@ from streamer.postgres.quoting import quote_columns, quote_identifier, quote_lit
 from streamer.source.catalog import SourceRelation
 from streamer.target.conventions import SID
 
-VERSION_MIN: Final = 12_00_00
 VERSION_TESTED: Final = 18
-_OUR_TABLES: Final = frozenset(
-    ["source", "relation", "sync_partition", "deferred_index", "request"]
-)
 
 
 def check_target(
@@ -45,6 +44,11 @@ def check_target(
     yield from check_server(facts.server)
     yield from check_origins(facts.server, connections)
     yield from check_bookkeeping(facts.server, facts.bookkeeping)
+    if facts.refusal is not None:
+        problem = f"the target refuses to make it: {facts.refusal.message}"
+        remedy = facts.refusal.remedy
+        fix = None if remedy is None else Fix.of(remedy)
+        yield error(Place(None, 'schema "streamer"'), problem, fix)
     yield from check_namespaces(facts, sources, create_tables=create_tables)
     yield from check_collisions(facts, sources)
     yield from check_loops(facts, sources)
@@ -130,7 +134,7 @@ def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> It
     if not bookkeeping.may_use:
         grant = at_target(f"grant usage, create on schema streamer to {role}")
         yield error(place, f'role "{server.role}" may not use it', grant)
-    if taken := _OUR_TABLES.intersection(bookkeeping.tables):
+    if taken := OUR_TABLES.intersection(bookkeeping.tables):
         if "migration" not in bookkeeping.tables:
             problem = f"does not belong to streamer, but has a table {min(taken)}"
             fix = at_target("alter schema streamer rename to streamer_other")

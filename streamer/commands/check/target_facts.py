@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamer.commands.check.source_facts import CONNECTIONS_SQL, SourceFacts
-from streamer.errors import StreamerError, TargetSchemaError
+from streamer.errors import StreamerError, TargetContentionError, TargetSchemaError
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
@@ -13,7 +13,7 @@ from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.schema import is_installed, read_installation
+from streamer.progress.schema import is_installed, read_installation, rehearse
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.source.catalog import SourceRelation
 from streamer.sync.states import State, needs_copy
@@ -24,6 +24,8 @@ from streamer.target.conventions import SID
 from streamer.target.deferred_indexes import read_deferred_targets
 from streamer.target.sequences import TargetSequence, find_sequences
 
+VERSION_MIN: Final = 12_00_00
+OUR_TABLES: Final = frozenset(["source", "relation", "sync_partition", "deferred_index", "request"])
 STATEMENT_SECONDS: Final = 20
 """How long looking for rows may take: a table may be large, or locked."""
 
@@ -102,6 +104,8 @@ class TargetFacts:
 
     server: TargetServer
     bookkeeping: BookkeepingFacts
+    refusal: StreamerError | None = None
+    """Why the target refuses the bookkeeping that `run` would make."""
     installation: str = ""
     """The id of this installation; empty before the first start."""
     sources: dict[str, SourceRecord] = field(default_factory=dict)
@@ -159,7 +163,28 @@ async def read_server(connection: TargetConnection) -> TargetFacts:
     row = dict((await connection.fetch(_SERVER_SQL))[0])
     row["may_replace_role"] = await may_replace_role(connection)
     row |= dict((await connection.fetch(origin.CAPACITY_SQL))[0])
-    return TargetFacts(TargetServer(**row), await _read_bookkeeping(connection))
+    facts = TargetFacts(TargetServer(**row), await _read_bookkeeping(connection))
+    if facts.server.version >= VERSION_MIN and _would_make(facts):
+        try:
+            await rehearse(connection)
+        except TargetContentionError:
+            pass  # a process makes it now
+        except StreamerError as exc:
+            if connection.is_closed:
+                raise
+            facts.refusal = exc
+    return facts
+
+
+def _would_make(facts: TargetFacts) -> bool:
+    """Whether `run` would make or alter the bookkeeping, as far as the catalogs tell."""
+    server, bookkeeping = facts.server, facts.bookkeeping
+    if server.in_recovery or not (server.may_create and server.may_use_plpgsql):
+        return False
+    if bookkeeping.migration is None:
+        return bookkeeping.may_use and OUR_TABLES.isdisjoint(bookkeeping.tables)
+    is_older = bookkeeping.migration < read_migrations("target")[-1].number
+    return is_older and not bookkeeping.forbidden_tables
 
 
 _SERVER_SQL: Final = f"""

@@ -1,0 +1,22 @@
+"""Advice for SQLSTATE 53400: a setting of the server limits what a session may use. Pure."""
+
+import re
+from typing import Final
+
+_ADVICE: Final = {
+    "max_replication_slots": "raise max_replication_slots on that server, and restart it",
+    "max_active_replication_origins": "raise max_active_replication_origins on that server, and "
+    "restart it",
+    "temp_file_limit": "let an administrator of that server raise temp_file_limit for streamer's "
+    "role",
+}
+_NAME: Final = re.compile("|".join(map(re.escape, _ADVICE)))
+
+
+def limit_hint(text: str) -> str | None:
+    """Return the advice for the setting that *text*, a message and its hint, names.
+
+    The server names settings in each language alike.
+    """
+    name = _NAME.search(text)
+    return None if name is None else _ADVICE[name[0]]
