@@ -32,6 +32,9 @@ class ErrorReport:
         message, separator, notes = self.text.rpartition(f"; {self.hint}")
         return message + notes if self.remedy is not None and separator else self.text
 
+    def __str__(self) -> str:
+        return self.text
+
     @property
     def log_fields(self) -> dict[str, str]:
         """As `StreamerError.log_fields`."""

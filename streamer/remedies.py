@@ -129,7 +129,9 @@ def at_target(*statements: str) -> Sql:
     return Sql("target", statements)
 
 
-def resync_source(tables: Iterable[object], *, database: str, sid: str | None) -> Remedy:
+def resync_source(
+    tables: Iterable[object], *options: str, database: str, sid: str | None
+) -> Remedy:
     """Return the remedy of an error that costs *tables*, all of one source, their changes."""
-    again = run("resync", "*.*", database=database, sid=sid)
+    again = run("resync", "*.*", *options, database=database, sid=sid)
     return Remedy.of(f"{need_resync(tables)}; run: ", again)

@@ -280,17 +280,26 @@ class ResyncBody(ActionBody):
     """``mode``: write all rows again, or only those that differ. ``force``: leave out columns that
     the target lacks. ``where``: bring only rows for which this SQL over the source's columns is
     true. ``columns``: bring only these columns of the existing rows, by the target's names.
+    ``skip_changes``: leave out the changes before the copy, so the past of a history or append
+    table gets a gap.
     """
 
     mode: Mode = Mode.RELOAD
     force: bool = False
+    skip_changes: bool = False
     where: Condition | None = None
     columns: Annotated[list[Name], Field(min_length=1, max_length=TABLE_COLUMNS_MAX)] | None = None
 
     def resync(self) -> Resync:
         """Return the resync, checked as that of the command line. Raises InvalidError."""
         try:
-            return parse_resync(self.mode, force=self.force, where=self.where, columns=self.columns)
+            return parse_resync(
+                self.mode,
+                force=self.force,
+                where=self.where,
+                columns=self.columns,
+                skips_changes=self.skip_changes,
+            )
         except MappingError as exc:
             raise InvalidError(exc.message, hint=exc.hint) from None
 
@@ -313,10 +322,11 @@ class BulkBody(_Body):
 
 
 class BulkResyncBody(BulkBody):
-    """``mode`` and ``force``: see the resync of one table."""
+    """``mode``, ``force`` and ``skip_changes``: see the resync of one table."""
 
     mode: Mode = Mode.RELOAD
     force: bool = False
+    skip_changes: bool = False
 
 
 class BulkOutcome(BaseModel):

@@ -59,6 +59,7 @@ from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.tracker import LanePending
+from streamer.remedies import Remedy
 from streamer.source.catalog import SourceRelation
 from streamer.target.claim import Claim
 from streamer.waiting import wait_for_event
@@ -133,6 +134,7 @@ class MappedRelation:
         "size_bytes",
         "skip_through_lsn",
         "source",
+        "way_past_changes",
     )
 
     def __init__(
@@ -183,6 +185,9 @@ class MappedRelation:
         self._confirmed: list[Relation] = []
         """RELATION messages that repeat the definition of ``plan``, newest last."""
         self.quarantine = Quarantine()
+        self.way_past_changes: Remedy | None = None
+        """How a copy leaves out the changes that the target refuses: an operator has asked for one.
+        """
         self.conflict_watch = 0
         """Windows to come in which a writer looks for missing rows before it changes them."""
 

@@ -36,6 +36,7 @@ from streamer.errors import (
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import OnColumnAdded, TableType
+from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import RelationMapping, SourceLabel
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.definition_changes import read_definition
@@ -328,7 +329,13 @@ class Planner:
             before = {column.name: column.type for column in stored.columns}
             source = mapped.source
             table = str(mapped.mapping.source)
-            resync = run("resync", table, database=source.database, sid=source.sid)
+            resync = run(
+                "resync",
+                table,
+                *after_loss([mapped.mapping.type]),
+                database=source.database,
+                sid=source.sid,
+            )
             check_input_types(mapped.mapping, before, now, resync)
 
     async def _store_columns(
@@ -407,7 +414,8 @@ class Planner:
         now = await self._ask_columns(source.database, source.sid, mapped.mapping.source)
         if traded := traded_names(names, known, now):
             listed = ", ".join(f'"{name}"' for name in traded)
-            resync = run("resync", table, database=source.database, sid=source.sid)
+            options = after_loss([mapped.mapping.type])
+            resync = run("resync", table, *options, database=source.database, sid=source.sid)
             raise ColumnsRenamedError(
                 f'columns {listed} of table "{table}" had names of each other at the source, so '
                 "the names in its changes may be those of other columns",

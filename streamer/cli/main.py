@@ -60,7 +60,7 @@ from streamer.compiled import choice
 from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
-from streamer.mapping.resync import Mode
+from streamer.mapping.resync import SKIP_CHANGES, Mode
 from streamer.observability import logs
 from streamer.target.connection import TargetAddress
 
@@ -566,6 +566,14 @@ def resync(
     force: Annotated[
         bool, typer.Option("--force", help="Leave out columns that the target lacks.")
     ] = False,
+    skip_changes: Annotated[
+        bool,
+        typer.Option(
+            SKIP_CHANGES,
+            help="Leave out the changes before the copy. A history or append table, or one that "
+            "marks deleted rows, gets a gap in its past.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Copy a table again while other tables keep streaming.
@@ -577,7 +585,9 @@ def resync(
 
     try:
         names = None if columns is None else read_names(columns)
-        wanted = parse_resync(mode, force=force, where=where, columns=names)
+        wanted = parse_resync(
+            mode, force=force, where=where, columns=names, skips_changes=skip_changes
+        )
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)
     _request("resync", table, database, sid, as_json, wanted.to_json())

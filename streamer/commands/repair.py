@@ -136,7 +136,7 @@ def is_repaired(before: RelationRecord, now: RelationRecord | None) -> bool:
     has_ended = now.state in ("ready", "catching_up") and now.snapshot_lsn is not None
     if now.error is not None and (now.state == "error" or has_ended):
         raise ComparisonError(
-            f'the repair of "{now.source}" failed: {now.error}',
+            f'the repair of "{now.source}" failed: {now.error.text}',
             hint="correct that, and repair again",
         )
     return has_ended

@@ -12,6 +12,7 @@ from streamer.commands.scope import Scope
 from streamer.errors import MappingError, StreamerError, TargetError
 from streamer.hints import command
 from streamer.mapping.names import parse_name, parse_relation
+from streamer.mapping.resync import SKIP_CHANGES, Resync, has_own_past
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.progress.bookkeeping import Bookkeeping
@@ -19,6 +20,7 @@ from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_requests
 from streamer.progress.schema import installed
 from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.remedies import Remedy, run
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress
 
@@ -71,6 +73,8 @@ async def request(
             raise MappingError(
                 f'no table "{table}" is streamed', hint="`streamer status` lists the tables"
             )
+        by_key = [(SourceKey(each.database, each.sid), relation) for each, relation in found]
+        _check_gaps(by_key, action, options)
         await _check_columns(bookkeeping, found, (options or {}).get("columns") or ())
         await make_requests(
             bookkeeping,
@@ -103,10 +107,6 @@ async def _check_columns(
             )
 
 
-RESUMABLE = ("error", "paused")
-"""The states of tables that a request to resume changes."""
-
-
 @dataclass(frozen=True, slots=True)
 class SourceKey:
     """The name of a source."""
@@ -117,6 +117,46 @@ class SourceKey:
     @property
     def label(self) -> str:
         return SourceLabel(self.database, self.sid)
+
+
+def find_gap(source: SourceKey, record: RelationRecord, resync: Resync) -> MappingError | None:
+    """Return the reason why a copy needs consent: the past of the table gets a gap. Pure."""
+    if not has_own_past(record.type) or resync.skips_changes or resync.is_partial:
+        return None
+    table = f'{record.type} table "{record.source}"'
+    again = run("resync", record.source, SKIP_CHANGES, database=source.database, sid=source.sid)
+    accept = Remedy.of("to accept a gap in its past, run: ", again)
+    if record.needs_resync:
+        at = record.changed_at
+        since = "" if at is None else f" ({at:%Y-%m-%d %H:%M:%S%z})"
+        return MappingError(
+            f"changes of {table} are missing for good, from position {record.end_lsn}{since} up to "
+            "the next copy",
+            hint=accept,
+        )
+    if record.quarantined:
+        return MappingError(
+            f"changes of {table} are in quarantine, {record.quarantined} of them, and a copy would "
+            "drop them",
+            hint=Remedy.of("retry or drop them with `streamer quarantine`; ", accept),
+        )
+    return None
+
+
+def _check_gaps(
+    asked: Iterable[tuple[SourceKey, RelationRecord]], action: str, options: dict[str, Any] | None
+) -> None:
+    """Refuse a resync for which a table needs consent. Raises MappingError."""
+    if action != "resync":
+        return
+    resync = Resync.from_json(options)
+    for key, relation in asked:
+        if (gap := find_gap(key, relation, resync)) is not None:
+            raise gap
+
+
+RESUMABLE = ("error", "paused")
+"""The states of tables that a request to resume changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +216,8 @@ async def request_each(
                     found.append(outcome)
                     continue
                 ids, left_out = outcome
+                asked = [(key, relation) for relation in chosen if relation.relation_id in ids]
+                _check_gaps(asked, action, options)
                 await make_requests(
                     bookkeeping, ids, action, options, actor=actor or command_actor()
                 )

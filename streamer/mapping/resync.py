@@ -4,8 +4,24 @@ The bookkeeping keeps them as JSON until the resync ends. Pure.
 """
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
+
+from streamer.mapping.options import TableType
+
+SKIP_CHANGES: Final = "--skip-changes"
+"""The option of `streamer resync` with which a copy passes over changes before its snapshot."""
+
+
+def has_own_past(kind: TableType | str) -> bool:
+    """Whether lost changes of a table of this type leave a gap that no copy closes."""
+    return TableType(kind) is not TableType.CLONE
+
+
+def after_loss(kinds: Iterable[TableType | str]) -> tuple[str, ...]:
+    """Return the options of `streamer resync` for tables of these types that lost changes."""
+    return (SKIP_CHANGES,) if any(map(has_own_past, kinds)) else ()
 
 
 class Mode(enum.StrEnum):
@@ -88,12 +104,14 @@ class RowScope:
 class Resync:
     """``force``: leave out columns that the target lacks. ``scope``: bring only these rows.
     ``columns``: bring only these columns, by the target's names, of the rows that it has.
+    ``skips_changes``: pass over changes before the snapshot, also where they are part of the rows.
     """
 
     mode: Mode = Mode.RELOAD
     force: bool = False
     scope: RowScope | None = None
     columns: tuple[str, ...] | None = None
+    skips_changes: bool = False
 
     @property
     def is_partial(self) -> bool:
@@ -123,6 +141,8 @@ class Resync:
             options["scope"] = self.scope.to_json()
         if self.columns is not None:
             options["columns"] = list(self.columns)
+        if self.skips_changes:
+            options["skip_changes"] = True
         return options
 
     @classmethod
@@ -134,4 +154,5 @@ class Resync:
             bool(options.get("force", False)),
             None if scope is None else RowScope.from_json(scope),
             None if columns is None else tuple(columns),
+            bool(options.get("skip_changes", False)),
         )

@@ -111,6 +111,14 @@ class TableRule:
         return dict(self.metadata)[MetadataKind.DELETED_AT]
 
     @property
+    def keeps_past(self) -> bool:
+        """Whether rows of the target show earlier changes, so that no copy makes up for a change.
+
+        A clone without marks shows the present rows of the source alone.
+        """
+        return self.type is not TableType.CLONE or self.on_delete is OnDelete.MARK
+
+    @property
     def expressions(self) -> tuple[Expression, ...]:
         own = () if self.filter is None else (self.filter,)
         return (*own, *(expression for _, expression in self.set))
@@ -165,6 +173,18 @@ class RelationMapping:
             if source_column == column:
                 return target_column
         return None if any(taken == column for _, taken in listed) else column
+
+    def columns_from(self, names: frozenset[str]) -> list[str] | None:
+        """Return the target's columns that need the source's columns *names*.
+
+        None if these decide which rows the target has.
+        """
+        rule = self.rule
+        if rule.filter is not None and not names.isdisjoint(rule.filter.names):
+            return None
+        own = [there for name in names if (there := self.target_column(name)) is not None]
+        computed = [name for name, value in rule.set if not names.isdisjoint(value.names)]
+        return sorted({*own, *computed})
 
     def expression_inputs(self, names: Sequence[str]) -> list[str]:
         """Return those of the source's columns, *names*, that expressions use.

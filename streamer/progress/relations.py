@@ -1,8 +1,9 @@
 """The rows of streamer.relation: state, definition and progress of each mapped table."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -14,13 +15,13 @@ from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import Initial
 from streamer.mapping.recomputed import recomputed
-from streamer.mapping.resync import Resync
+from streamer.mapping.resync import Mode, Resync
 from streamer.mapping.rules import RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.unmapped_relations import bring_back, keep_former
 from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.unfilled_columns import request_unfilled
+from streamer.target.unfilled_columns import request_automatic, request_unfilled
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class RelationRecord:
     """The rows that a copy in chunks has brought, while that is under way."""
     has_returned: bool = False
     """It was mapped before, not all the time, and is mapped again as of now."""
+    changed_at: datetime | None = None
+    """When its state changed last."""
 
     @property
     def is_bare(self) -> bool:
@@ -83,7 +86,7 @@ select id as relation_id, source_id, source, target, type, state,
        visible_lsn::text as visible_lsn, target_created,
        declared, owns_rows, resync, publication_mark, source_oid, identity,
        transport, transport_reason, needs_resync, expressions, truncates_skipped, brake,
-       outlives, chunks,
+       outlives, chunks, changed_at,
        (select count(*) from streamer.quarantine q where q.relation_id = relation.id) as quarantined
 from streamer.relation
 """
@@ -148,14 +151,22 @@ on conflict (source_id, source) do nothing
 _CHANGED_SQL: Final = """
 update streamer.relation r
 set type = w.type, expressions = w.expressions,
-    state = case when w.is_copied then 'init' else r.state end,
-    snapshot_lsn = case when w.is_copied then null else r.snapshot_lsn end, chunks = null,
-    error = null, error_code = null, error_remedy = null, needs_resync = false, brake = null,
-    outlives = false
-from unnest($2::text[], $3::text[], $4::text[], $5::boolean[])
-     w (source, type, expressions, is_copied)
-where r.source_id = $1 and r.source = w.source
-  and (r.type <> w.type or r.expressions is distinct from w.expressions)
+    state = case when p.lacks_changes then r.state when p.is_in_step then 'copying'
+                 when w.is_copied then 'init' else r.state end,
+    snapshot_lsn = case when w.is_copied and not p.is_in_step then null else r.snapshot_lsn end,
+    resync = case when p.is_in_step then $7::text::jsonb else r.resync end, chunks = null,
+    error = case when p.lacks_changes then r.error end,
+    error_code = case when p.lacks_changes then r.error_code end,
+    error_remedy = case when p.lacks_changes then r.error_remedy end,
+    needs_resync = p.lacks_changes, brake = null, outlives = false
+from unnest($2::text[], $3::text[], $4::text[], $5::boolean[], $6::boolean[])
+     w (source, type, expressions, is_copied, keeps_past)
+join streamer.relation o on o.source_id = $1 and o.source = w.source,
+     lateral (select w.keeps_past and w.is_copied and o.type = w.type
+                     and o.snapshot_lsn is not null and not o.needs_resync,
+                     w.type <> 'clone' and o.type = w.type and o.needs_resync)
+             p (is_in_step, lacks_changes)
+where r.id = o.id and (r.type <> w.type or r.expressions is distinct from w.expressions)
 """
 
 
@@ -189,7 +200,8 @@ async def register_relations(
     A copy replaces the rows of a relation that was in the mapping before. With *may_resume*, when
     the stream is about to begin at the acknowledged position, the relation continues if that
     position has not moved since. A relation with another target is new. With another type, or other
-    expressions, a copy fills the same target again, unless the mapping says `initial: none`. Where
+    expressions, a copy fills the same target again, unless the mapping says `initial: none`. If the
+    relation keeps its past, it takes its changes up to the point of that copy. Where
     only `set` differs, this requests the columns that it changes, if `brings_columns` allows that.
     *found*: the source's definitions, as far as it has them.
 
@@ -201,12 +213,22 @@ async def register_relations(
     sources, types = list(targets), [mapping.type.value for mapping in wanted]
     marks = [mapping.rule.expressions_mark for mapping in wanted]
     are_copied = [mapping.rule.initial is not Initial.NONE for mapping in wanted]
+    keep_past = [mapping.rule.keeps_past for mapping in wanted]
     async with bookkeeping.connection() as connection, transaction(connection):
         await connection.execute(_MOVED_SQL, source_id, sources, list(targets.values()))
         returned = await bring_back(connection, source_id, targets, may_resume=may_resume)
         await connection.execute(_NEW_SQL, source_id, sources, list(targets.values()), types, marks)
         has_requested = await _request_recomputed(connection, source_id, wanted, found)
-        await connection.execute(_CHANGED_SQL, source_id, sources, types, marks, are_copied)
+        await connection.execute(
+            _CHANGED_SQL,
+            source_id,
+            sources,
+            types,
+            marks,
+            are_copied,
+            keep_past,
+            json.dumps(Resync(Mode.DIFF).to_json()),
+        )
         rows = await connection.fetch(
             f"{_RELATIONS_SQL} where source_id = $1 and source = any ($2::text[])",
             source_id,
@@ -357,6 +379,20 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
             relation_id,
             json.dumps(resync.to_json()),
         )
+
+
+async def demand_copy_at_point(
+    bookkeeping: Bookkeeping, relation_id: int, columns: Sequence[str] | None
+) -> None:
+    """Require rows of a relation in sync, whose changes up to the copy's point count, too.
+
+    *columns*: those of the target to bring, if not all.
+    """
+    async with bookkeeping.connection() as connection, transaction(connection):
+        if columns is None:
+            await request_automatic(connection, relation_id, Resync(Mode.DIFF))
+        elif columns:
+            await request_unfilled(connection, relation_id, columns)
 
 
 async def fail_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:

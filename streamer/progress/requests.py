@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from streamer.mapping.mass_delete import MassDelete
-from streamer.mapping.resync import Mode, Resync
+from streamer.mapping.names import parse_name
+from streamer.mapping.resync import Mode, Resync, has_own_past
+from streamer.mapping.rules import SourceMapping, find_rules
 from streamer.progress.audit import write_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.target.connection import TargetConnection, transaction
@@ -32,6 +34,8 @@ class Request:
     options: dict[str, Any]
     is_to_point: bool = False
     """A resync of a table in sync, which applies changes up to the copy's point."""
+    stays_paused: bool = False
+    """No operator has asked for this resync: it begins when one resumes the table."""
 
     @property
     def resync(self) -> Resync:
@@ -63,12 +67,17 @@ where id = $1 returning resync::text
 # A table in sync follows the stream up to the point of the copy.
 _TO_POINT_SQL: Final = """
 update streamer.relation set
-    state = 'copying', error = null, error_code = null, error_remedy = null, waiting_for = null,
-    changed_at = now(),
+    state = case when $4 then state else 'copying' end,
+    error = null, error_code = null, error_remedy = null, waiting_for = null, changed_at = now(),
     resync = $2::text::jsonb, attempt = attempt + 1
 where id = $1 and snapshot_lsn is not null and not needs_resync
   and ($3 or state in ('ready', 'catching_up', 'copying'))
 returning resync::text
+"""
+_TABLE_SQL: Final = """
+select source, type, state, snapshot_lsn, needs_resync, resync::text as resync,
+       exists (select from streamer.quarantine q where q.relation_id = r.id) as has_quarantined
+from streamer.relation r where id = $1 for update
 """
 _PAUSE_SQL: Final = (
     "update streamer.relation set state = 'paused', changed_at = now() where id = $1"
@@ -144,13 +153,15 @@ async def has_requests(connection: TargetConnection) -> bool:
 async def take_requests(
     bookkeeping: Bookkeeping,
     source_id: int,
+    source: SourceMapping,
     pause: Callable[[int], None] = lambda _: None,
     *,
     begins: bool = False,
 ) -> list[Request]:
     """Take the requests for a source's relations, in order, storing the requested states.
 
-    A start, *begins*, and a request to resume bring columns that existing rows still lack.
+    A start, *begins*, and a request to resume bring columns that existing rows still lack. The
+    rules of *source* tell which tables keep their past.
 
     *pause* is called with each relation to pause before readers can see that it is paused. Requests
     about rows in quarantine stay, see `quarantine_requests`.
@@ -166,7 +177,7 @@ async def take_requests(
         requests = []
         for request in sorted(map(_request, rows), key=lambda request: request.request_id):
             if request.action == "resync":
-                if (taken := await _take_resync(connection, request)) is not None:
+                if (taken := await _take_resync(connection, request, source)) is not None:
                     requests.append(taken)
                 continue
             if request.action == "resume":
@@ -228,47 +239,72 @@ def _request(row: Any) -> Request:
     return Request(row["request_id"], row["relation_id"], row["action"], json.loads(row["options"]))
 
 
-async def _take_resync(connection: TargetConnection, request: Request) -> Request | None:
+async def _take_resync(
+    connection: TargetConnection, request: Request, source: SourceMapping
+) -> Request | None:
     """Store the request for a resync; return its effect.
 
-    None: it is limited to some rows of a table of which a copy has to bring all. Or it is one of
-    streamer itself and the table is paused: `resume` will bring the columns.
+    None: it is limited to some rows of a table of which a copy has to bring all. Or streamer itself
+    asks for columns of a table that is paused: `resume` will bring them. Or changes are lost, the
+    table has a past of its own, and the operator has not consented (`refuse_gap`).
     """
     resync = request.resync
-    if request.options.get(AUTOMATIC) and await connection.fetch_value(
-        "select state = 'paused' from streamer.relation where id = $1 for update",
-        request.relation_id,
-    ):
+    (table,) = await connection.fetch(_TABLE_SQL, request.relation_id)
+    is_automatic = bool(request.options.get(AUTOMATIC))
+    stays_paused = is_automatic and table["state"] == "paused"
+    if stays_paused and resync.columns is not None:
         return None
     if resync.is_partial:
-        before = await connection.fetch_value(
-            "select resync::text from streamer.relation where id = $1 and snapshot_lsn is not null",
-            request.relation_id,
-        )
-        if before is not None:
-            resync = resync.union(Resync.from_json(json.loads(before)))
+        if table["snapshot_lsn"] is not None and table["resync"] is not None:
+            resync = resync.union(Resync.from_json(json.loads(table["resync"])))
         return await _store_to_point(connection, request, resync)
-    if resync.compares and not resync.force:
-        taken = await _store_to_point(connection, request, resync)
-        if taken is not None:
-            return taken
+    if not resync.skips_changes:
+        if has_own_past(table["type"]) and (table["needs_resync"] or table["has_quarantined"]):
+            return None
+        keeps_past = _keeps_past(source, table["source"])
+        if keeps_past or (resync.compares and not resync.force):
+            # Such a copy compares, so that it follows the stream after a restart, too.
+            wanted = replace(resync, mode=Mode.DIFF)
+            taken = await _store_to_point(
+                connection, request, wanted, stays_paused=stays_paused, is_sure=keeps_past
+            )
+            if taken is not None:
+                return taken
     stored = await connection.fetch_value(
         _RESYNC_SQL, request.relation_id, json.dumps(resync.to_json())
     )
     return replace(request, options=json.loads(stored))
 
 
+def _keeps_past(source: SourceMapping, table: str) -> bool:
+    name = parse_name(table)
+    rule = find_rules(source, [name]).get(name)
+    return rule is not None and rule.keeps_past
+
+
 async def _store_to_point(
-    connection: TargetConnection, request: Request, resync: Resync
+    connection: TargetConnection,
+    request: Request,
+    resync: Resync,
+    *,
+    stays_paused: bool = False,
+    is_sure: bool = False,
 ) -> Request | None:
+    """*is_sure*: the table goes to the point from any state. Otherwise one that is paused or in
+    error gets a copy of all rows, which does without its changes.
+    """
     if resync.columns is not None:  # they stay wanted if the copy fails
         await remember_unfilled(connection, request.relation_id, resync.columns)
         # So this copy brings them, too, if one that failed was to bring others.
         wanted = await read_unfilled(connection, request.relation_id)
         resync = replace(resync, columns=tuple(wanted))
     stored = await connection.fetch_value(
-        _TO_POINT_SQL, request.relation_id, json.dumps(resync.to_json()), resync.is_partial
+        _TO_POINT_SQL,
+        request.relation_id,
+        json.dumps(resync.to_json()),
+        is_sure or resync.is_partial,
+        stays_paused,
     )
     if stored is None:
         return None
-    return replace(request, options=json.loads(stored), is_to_point=True)
+    return replace(request, options=json.loads(stored), is_to_point=True, stays_paused=stays_paused)

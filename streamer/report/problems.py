@@ -11,6 +11,7 @@ from typing import Any, Final, final
 
 from streamer.error_reports import ErrorReport, runbook_address
 from streamer.errors import RUNBOOKS, ComparisonError
+from streamer.mapping.resync import SKIP_CHANGES
 from streamer.mapping.rules import SourceLabel
 from streamer.quantities import format_bytes, format_latency
 from streamer.remedies import Remedy, at_target, run
@@ -332,6 +333,11 @@ def _of_wal(source: ReportedSource) -> Iterator[Problem]:
         )
 
 
+def _accepts_gap(remedy: Remedy | None) -> bool:
+    """Whether a command of the remedy accepts a gap in the past, which no button does."""
+    return remedy is not None and any(SKIP_CHANGES in each.line for each in remedy.commands)
+
+
 class _TableRules:
     """The rules about one table."""
 
@@ -406,7 +412,7 @@ class _TableRules:
         remedy = given
         actions: tuple[Action, ...] = (Action.RESUME, Action.RESYNC)
         if self._table.needs_resync or (given is not None and given.has("resync")):
-            actions = (Action.RESYNC,)
+            actions = () if _accepts_gap(given) else (Action.RESYNC,)
             if given is None or not given.has("resync"):
                 remedy = Remedy.of(given, "; " if given else "", "run: ", self._resync)
         elif given is None or not given.steps:

@@ -8,7 +8,7 @@ streaming, the guard compares them with the catalogs. The comparison has one of 
 - *copy*: the table can become ready again, but only after a copy. It gained a replica identity, or
   identities of partitions changed, whose order is unknown.
 - *copy*, too: the application dropped and re-created the table during its copy, or its column
-  list lacked a column.
+  list lacked a column. A table that keeps its past takes its changes up to that copy's point.
 - *stop*: changes are missing, or will be. The table waits in state ``error`` for an operator. A
   table whose updates can no longer be published leaves the publication of updates first, so that
   the application's own statements work.
@@ -34,13 +34,14 @@ from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import OnTableDropped
-from streamer.mapping.resync import Resync
+from streamer.mapping.resync import Resync, after_loss, has_own_past
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import (
     RelationRecord,
     demand_copy,
+    demand_copy_at_point,
     read_bare,
     require_resync,
     set_published,
@@ -78,6 +79,10 @@ class Verdicts:
     stopped: dict[MappedRelation, ErrorReport] = field(default_factory=dict)
     copied: dict[MappedRelation, str] = field(default_factory=dict)
     """With the reason, for the log."""
+    copied_at_point: dict[MappedRelation, tuple[str, list[str] | None]] = field(
+        default_factory=dict
+    )
+    """Tables that keep their past: the reason, and the target's columns to bring, if not all."""
     blocked: dict[MappedRelation, ErrorReport] = field(default_factory=dict)
     renamed: dict[MappedRelation, RelationName] = field(default_factory=dict)
     """Tables with other names at the source now, if it captures renames."""
@@ -195,7 +200,7 @@ class Publishing:
                     continue
                 if mapped.relation_id in self._returned:
                     verdicts.copied[mapped] = "it was not published while the mapping lacked it"
-                elif self._is_of_former_table(mapped, identity):
+                elif self._is_of_former_table(mapped, identity) and not self._has_past(mapped):
                     verdicts.copied[mapped] = "the application replaced it during its copy"
                 else:
                     verdicts.stopped[mapped] = self._with_resync(mapped, reason)
@@ -220,7 +225,7 @@ class Publishing:
         ]
         expected = {m: mark for m, mark in relisted.items() if m not in verdicts.copied}
         await self._set_marks(dict.fromkeys(expected))
-        if len(expected) < len(relisted):
+        if len(expected) < len(relisted) or verdicts.copied_at_point:
             # Once the list is complete, nothing else shows that the stream lacked the column.
             await self._store_verdicts(verdicts)
         # A table stops before its updates leave the publication. It may have an identity again by
@@ -316,8 +321,29 @@ class Publishing:
             relisted[mapped] = self._known.get(mapped.relation_id, Known()).mark
             if lacking and mapped not in verdicts.copied:
                 names = ", ".join(f'"{name}"' for name in sorted(lacking))
-                verdicts.copied[mapped] = f"its publication did not send column {names}"
+                reason = f"its publication did not send column {names}"
+                self._copy(verdicts, mapped, reason, mapped.mapping.columns_from(lacking))
         return relisted
+
+    def _copy(
+        self,
+        verdicts: Verdicts,
+        mapped: MappedRelation,
+        reason: str,
+        columns: list[str] | None = None,
+    ) -> None:
+        """Have *mapped* copied, or only *columns* of the target if it keeps its past."""
+        if self._has_past(mapped):
+            verdicts.copied_at_point[mapped] = reason, columns
+        else:
+            verdicts.copied[mapped] = reason
+
+    def _has_past(self, mapped: MappedRelation) -> bool:
+        """Whether the target has a past of *mapped* that a copy of all rows would break off."""
+        is_first = self.is_being_copied(mapped) and (
+            not mapped.is_held_to_point or mapped.chunks is not None
+        )
+        return mapped.mapping.rule.keeps_past and _is_in_step(mapped) and not is_first
 
     async def _set_marks(self, marks: Mapping[MappedRelation, str | None]) -> None:
         """Store fingerprints of memberships. None accepts any: streamer itself changes it now, and
@@ -353,6 +379,8 @@ class Publishing:
             if not self.is_being_copied(mapped) or mapped.is_held_to_point:
                 mapped.resync = Resync()
             await demand_copy(self._bookkeeping, mapped.relation_id, mapped.resync)
+        for mapped, (_, columns) in verdicts.copied_at_point.items():
+            await demand_copy_at_point(self._bookkeeping, mapped.relation_id, columns)
 
     async def _read(
         self, plain: Connection, relations: list[MappedRelation]
@@ -379,7 +407,12 @@ class Publishing:
             raise SourceDivergedError(
                 f'publications of source "{self._source.label}" were dropped by another session, '
                 "so changes may be missing",
-                hint=resync_source(tables, database=self._source.database, sid=self._source.sid),
+                hint=resync_source(
+                    tables,
+                    *after_loss(mapped.mapping.type for mapped in lost),
+                    database=self._source.database,
+                    sid=self._source.sid,
+                ),
             )
 
     def _find_renamed(
@@ -545,20 +578,22 @@ class Publishing:
             before = self._known.get(mapped.relation_id, Known()).identity
             if _is_in_step(mapped):
                 if before not in (None, NONE) and not identity.is_usable:
+                    again = self._resync_command(mapped)
+                    then = "` prints; streamer then copies the table again. "
+                    then += "To continue with inserts only, run: "
+                    if has_own_past(mapped.mapping.type):
+                        then = "` prints; then run: "
+                    hint = Remedy.of("run the statements that `", run("check"), then, again)
                     lost = IdentityLostError(
                         f'table "{mapped.mapping.source}": {identity.obstacle}, so its updates and '
                         "deletes are no longer published",
-                        hint=Remedy.of(
-                            "run the statements that `",
-                            run("check"),
-                            "` prints; streamer then copies the table again. To continue with "
-                            "inserts only, run: ",
-                            self._resync_command(mapped),
-                        ),
+                        hint=hint,
                     )
                     verdicts.stopped[mapped] = ErrorReport.of(lost)
                 elif needs_copy(before, identity):
-                    verdicts.copied[mapped] = "its replica identity has changed"
+                    self._copy(verdicts, mapped, "its replica identity has changed")
+            elif has_own_past(mapped.mapping.type):
+                pass  # an operator decides on the gap
             elif mapped.is_set_aside and before == NONE and identity.is_usable:
                 verdicts.copied[mapped] = "it has a replica identity again"
 
@@ -610,7 +645,8 @@ class Publishing:
 
     def _resync_command(self, mapped: MappedRelation) -> Command:
         name = str(mapped.mapping.source)
-        return run("resync", name, database=self._source.database, sid=self._source.sid)
+        options, source = after_loss([mapped.mapping.type]), self._source
+        return run("resync", name, *options, database=source.database, sid=source.sid)
 
 
 def _root(identities: dict[RelationName, RelationIdentity], mapped: MappedRelation) -> int | None:

@@ -70,6 +70,11 @@ class Relations:
         """The obstacles of tables at the target, by the source's name of the table."""
         return self._health.table_waits
 
+    @property
+    def source(self) -> SourceMapping:
+        """The source, with the rules that hold now."""
+        return self._owner.source
+
     def __iter__(self) -> Iterator[MappedRelation]:
         return iter(list(self._by_id.values()))
 

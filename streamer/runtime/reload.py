@@ -122,18 +122,23 @@ def _may_change(
     """Return whether the running stream can switch to *wanted*; *gone* leave, or get a new copy.
 
     One relation cannot leave a lane that several share, and a copy continues by the rule with which
-    it began with. A table without a new copy would lose the changes that its lane holds.
+    it began with. A table without a new copy, or one that keeps its past, would lose the changes
+    that its lane holds.
     """
     changed = [m for m in relations if not _is_alike(m.mapping, wanted.get(m.mapping.source))]
     return not (
         any(relations.shares_home(mapped) for mapped in gone)
         or any(is_copied(mapped) for mapped in changed)
         or any(
-            mapped.mapping.source in wanted
-            and wanted[mapped.mapping.source].rule.initial is Initial.NONE
+            mapped.mapping.source in wanted and _needs_its_changes(wanted[mapped.mapping.source])
             for mapped in gone
         )
     )
+
+
+def _needs_its_changes(mapping: RelationMapping) -> bool:
+    """Whether no copy makes up for the changes that the lane of a relation holds."""
+    return mapping.rule.initial is Initial.NONE or mapping.rule.keeps_past
 
 
 def _is_alike(one: RelationMapping, other: RelationMapping | None) -> bool:

@@ -40,7 +40,9 @@ class Requests:
         while True:
             await arrived.wait()
             arrived.clear()
-            requests = await take_requests(self._bookkeeping, self._source_id, self._pause)
+            requests = await take_requests(
+                self._bookkeeping, self._source_id, self._relations.source, self._pause
+            )
             failpoint("requests.taken")
             for request in requests:
                 if (mapped := self._relations.get(request.relation_id)) is None:
@@ -94,13 +96,19 @@ class Requests:
         self._end_pause(lane)
 
     def _resync_to_point(self, mapped: MappedRelation, request: Request) -> None:
-        """Copy some rows of a relation that stays in sync meanwhile."""
+        """Copy some rows of a relation that stays in sync meanwhile, or of one that keeps its
+        past.
+        """
         if mapped.skip_through_lsn == EVERYTHING:
             return  # it has stopped meanwhile, and only a copy of all rows helps
         self._coordinator.give_up(mapped)  # the new copy does for the one under way, too
         mapped.resync = request.resync
-        self._relations.set_state(mapped, State.COPYING)
         before = self._relations.lane(mapped)
+        if request.stays_paused:
+            self._relations.hold_to_point(mapped, self._tracker.newest_lsn)
+            self._relations.lane(mapped).keep(Hold.PAUSED)
+            return
+        self._relations.set_state(mapped, State.COPYING)
         self._relations.hold_to_point(mapped, self._tracker.newest_lsn)
         self._relations.lane(mapped).release(Hold.PAUSED | Hold.ERROR)
         self._end_pause(before)

@@ -217,7 +217,7 @@ class _Opening:
         source, bookkeeping = self._source, self._bookkeeping
         record = await read_source_record(bookkeeping, self._source_id)
         await set_source_state(bookkeeping, self._source_id, "starting")
-        await take_requests(bookkeeping, self._source_id, begins=True)
+        await take_requests(bookkeeping, self._source_id, source, begins=True)
         known = record.known_place
         await prefer_newest(source, known)
         replication = await connect(source, replication=True)

@@ -24,6 +24,7 @@ from streamer.errors import (
 )
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import require_resync_of_source
@@ -315,8 +316,13 @@ class SlotCheck:
         )
 
     def _resync_hint(self, relations: Iterable[MappedRelation]) -> Remedy:
-        tables = [mapped.mapping.source for mapped in relations]
-        return resync_source(tables, database=self._source.database, sid=self._source.sid)
+        lost = list(relations)
+        return resync_source(
+            [mapped.mapping.source for mapped in lost],
+            *after_loss(mapped.mapping.type for mapped in lost),
+            database=self._source.database,
+            sid=self._source.sid,
+        )
 
     async def _report_wait(self, awaited: str) -> None:
         what = f"making a slot waits for {awaited}"

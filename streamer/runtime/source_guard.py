@@ -321,6 +321,8 @@ class SourceWatch:
         for mapped, reason in verdicts.copied.items():
             self._log_copy(mapped, reason)
             await self._copy_again(mapped, may_begin=mapped not in verdicts.blocked)
+        for mapped, (reason, _) in verdicts.copied_at_point.items():
+            self._log_copy(mapped, reason)
         if verdicts.contention is not None:
             log.warning("waiting", source=self._source.label, reason=str(verdicts.contention))
             return verdicts

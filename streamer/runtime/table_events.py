@@ -17,6 +17,7 @@ from streamer.apply.conflicts import Conflict, note_conflicts
 from streamer.apply.lane import Hold, Lane, MappedRelation, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.backoff import Backoff
+from streamer.decode.pgoutput import to_datetime
 from streamer.error_reports import ErrorReport, TableWait
 from streamer.errors import (
     RIGHT_LOST,
@@ -31,7 +32,7 @@ from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.names import RelationName
-from streamer.mapping.resync import Resync
+from streamer.mapping.resync import Resync, after_loss, has_own_past
 from streamer.mapping.rules import RelationMapping, SourceMapping, find_rules, target_of
 from streamer.progress.relations import (
     request_still_unfilled,
@@ -156,6 +157,8 @@ class TableEvents:
                     **error.log_fields,
                     **({} if error.lsn is None else {"lsn": error.lsn}),
                 )
+            if (way := mapped.way_past_changes) is not None:
+                error.remedy = Remedy.of(error.remedy, "; " if error.remedy else "", way)
             await self._store_streaming_state(mapped, State.ERROR, error)
             if mapped.is_held_to_point:  # the state is that of the copy
                 await self.lane_waits(lane, error.message)
@@ -203,6 +206,7 @@ class TableEvents:
 
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
+            mapped.way_past_changes = None
             if mapped.is_held_to_point:
                 await self.lane_waits(lane, None)
             if self.relations.state(mapped) is State.ERROR:
@@ -299,7 +303,7 @@ class TableEvents:
             before = self.relations.followed(mapped)
             for each in (lane, before):
                 if each is not None and Hold.ERROR in each.hold:
-                    raise SyncError(f"changes before the copy cannot be applied: {each.error}")
+                    raise self._cannot_reach(mapped, each)
             if Hold.PAUSED in lane.hold:
                 again = "resume it" if mapped.resync.columns else "resume it, and ask again"
                 raise SyncError("the table was paused", hint=again)
@@ -309,6 +313,29 @@ class TableEvents:
             if before is None and is_there and self.has_delivered(point):
                 return
             await until_changed(lane, REACH_SECONDS)
+
+    def _cannot_reach(self, mapped: MappedRelation, lane: Lane) -> SyncError:
+        """Return the error of a copy up to whose point the target refuses a change."""
+        count, _ = lane.held(mapped)
+        oldest = lane.pending.oldest_time
+        since = f" since {to_datetime(oldest):%Y-%m-%d %H:%M:%S} UTC" if oldest else ""
+        source, kind = mapped.source, mapped.mapping.type
+        again = run(
+            "resync",
+            str(mapped.mapping.source),
+            *after_loss([kind]),
+            database=source.database,
+            sid=source.sid,
+        )
+        lost = ", with a gap in its past" if has_own_past(kind) else ""
+        waiting = f"{count} changes{since}"
+        mapped.way_past_changes = Remedy.of(
+            f"to copy the table without its {waiting}{lost}, run: ", again
+        )
+        return SyncError(
+            f"{waiting} from before the copy cannot be applied: {lane.error}",
+            hint=Remedy.of("remove the cause; ", mapped.way_past_changes),
+        )
 
     def may_copy_in_chunks(self, mapped: MappedRelation) -> bool:
         return self.relations.may_follow_chunks(mapped)
@@ -364,6 +391,7 @@ class TableEvents:
             self.relations.release_point(mapped)
             self.relations.lane(mapped).release(Hold.CHUNKS)
         mapped.handed_over(consistent_point)
+        mapped.way_past_changes = None
         if self.relations.state(mapped) is not State.PAUSED:
             self.relations.set_state(mapped, State.CATCHING_UP)
         self.relations.quarantine_changed(mapped)

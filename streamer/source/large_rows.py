@@ -11,6 +11,7 @@ from typing import Final
 import psycopg
 
 from streamer.errors import SourceError, SourceLimitError
+from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.remedies import Remedy, run
@@ -41,16 +42,18 @@ async def name_large_row(
     source: SourceMapping, mappings: Iterable[RelationMapping], error: SourceLimitError
 ) -> SourceLimitError:
     """Return *error* with the table, key and size of the row that is probably at fault."""
+    wanted = list(mappings)
+    options = after_loss(mapping.type for mapping in wanted)
     error.remedy = Remedy.of(
         "make the row smaller there or exclude its column, then run: ",
-        run("resync", "*.*", database=source.database, sid=source.sid),
+        run("resync", "*.*", *options, database=source.database, sid=source.sid),
         "; in binary transport a bytea takes half the room",
     )
     largest: tuple[int, str] | None = None
     try:
         async with connection(source) as plain:
             await plain.execute(f"set statement_timeout = {SCAN_SECONDS * 1000}")
-            for mapping in mappings:
+            for mapping in wanted:
                 found = await _largest_row(plain, mapping)
                 if found is not None and (largest is None or found > largest):
                     largest = found

@@ -38,7 +38,12 @@ def parse_condition(text: str) -> Expression:
 
 
 def parse_resync(
-    mode: Mode, *, force: bool, where: str | None, columns: Sequence[str] | None
+    mode: Mode,
+    *,
+    force: bool,
+    where: str | None,
+    columns: Sequence[str] | None,
+    skips_changes: bool = False,
 ) -> Resync:
     """Return the resync that an operator asks for, from the command line, the API or the page.
 
@@ -49,8 +54,11 @@ def parse_resync(
         raise MappingError("where: a resync is limited to rows or to columns, not to both")
     if columns is not None and not all(columns):
         raise MappingError("columns: expected the names of columns of the target")
+    if skips_changes and (where is not None or columns is not None):
+        raise MappingError("skip_changes: a resync of some rows or columns skips no change")
     scope = None if where is None else RowScope((parse_condition(where).text,))
-    return Resync(mode, force, scope, None if columns is None else tuple(columns))
+    names = None if columns is None else tuple(columns)
+    return Resync(mode, force, scope, names, skips_changes)
 
 
 def read_names(text: str) -> tuple[str, ...]:

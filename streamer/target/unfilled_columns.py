@@ -43,6 +43,11 @@ async def request_unfilled(
 ) -> None:
     """Remember the same and request the values, in the transaction that *connection* is in."""
     await remember_unfilled(connection, relation_id, columns)
-    options = Resync(Mode.DIFF, columns=tuple(columns)).to_json() | {AUTOMATIC: True}
+    await request_automatic(connection, relation_id, Resync(Mode.DIFF, columns=tuple(columns)))
+
+
+async def request_automatic(connection: TargetConnection, relation_id: int, resync: Resync) -> None:
+    """Make a request that no operator has made."""
+    options = resync.to_json() | {AUTOMATIC: True}
     await connection.execute(_REQUEST_SQL, relation_id, json.dumps(options))
     await connection.execute("notify streamer")

@@ -110,5 +110,5 @@ def _add_actions(router: APIRouter, service: AdminService, status: StatusReader)
     )
     async def resync_sources(request: Request, values: models.BulkResyncBody) -> Any:
         """Copy tables of many sources again."""
-        options = Resync(values.mode, values.force).to_json()
-        return await act(request, "resync", values, options)
+        resync = Resync(values.mode, values.force, skips_changes=values.skip_changes)
+        return await act(request, "resync", values, resync.to_json())

@@ -124,6 +124,7 @@ def _resync(form: FormData) -> Resync:
     given: Row = {
         "mode": form_text(form, "mode") or Mode.RELOAD,
         "force": form_text(form, "force") == "on",
+        "skip_changes": form_text(form, "skip_changes") == "on",
         "where": form_text(form, "where").strip() or None,
     }
     if columns := form_text(form, "columns").strip():

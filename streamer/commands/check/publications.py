@@ -16,6 +16,7 @@ from streamer.commands.check.findings import (
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.hints import command
+from streamer.mapping.resync import after_loss
 from streamer.postgres.quoting import quote_identifier
 from streamer.report.problems import Severity
 from streamer.source.column_lists import LISTS_SINCE, ColumnLists, column_lists, sent_columns
@@ -209,7 +210,8 @@ def _check_marks(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
         mark = membership_fingerprint(facts.publications.values(), relation.identity)
         if record.publication_mark not in (None, mark):
             table, source = str(mapping.source), facts.source
-            resync = command("resync", table, database=source.database, sid=source.sid)
+            options = after_loss([mapping.type])
+            resync = command("resync", table, *options, database=source.database, sid=source.sid)
             yield error(
                 Place(facts.label, table),
                 "a session changed its publication, or re-created the table, so changes may be "

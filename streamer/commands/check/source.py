@@ -35,6 +35,7 @@ from streamer.errors import (
 from streamer.hints import command, need_resync
 from streamer.lsn import NOTHING
 from streamer.mapping.options import Initial, OnError
+from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.progress.sources import SourceRecord
@@ -245,11 +246,12 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
             reads = slot is not None and slot.active_pid and not facts.found.installations
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
             yield error(place, problem, at_source(sql, words=str(hint)) if sql else Fix.of(hint))
-    synced = [
-        str(mapping.source)
+    in_sync = [
+        mapping
         for mapping in facts.mappings
         if target.record(source, mapping) is not None and not target.needs_copy(source, mapping)
     ]
+    synced = [str(mapping.source) for mapping in in_sync]
     if slot is None and not synced:
         return
     try:
@@ -257,7 +259,8 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
     except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
         if synced:
             problem = f"{exc.message}; {need_resync([some_of(synced)])}"
-            resync = command("resync", "*.*", database=source.database, sid=source.sid)
+            options = after_loss(mapping.type for mapping in in_sync)
+            resync = command("resync", "*.*", *options, database=source.database, sid=source.sid)
             yield error(place, problem, run_here(resync))
         else:
             yield warning(place, f"{exc.message}; nothing depends on it, so `run` re-creates it")

@@ -1,0 +1,312 @@
+"""Resyncs of tables whose value is their past: no version and no row that comes and goes is lost."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from streamer.commands.requests import request
+from streamer.config import static
+from streamer.errors import MappingError
+from streamer.postgres.secret import Secret
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database, contents
+from tests.support.shared import Shared, streams
+from tests.support.streamer import MakeStreamer, write_config
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+KEYED = "create table t (id int primary key, v int); insert into t values (1, 0), (2, 0);"
+
+
+@contextlib.contextmanager
+def held_back(target: Database, table: str = "t") -> Iterator[None]:
+    """Keep the target from taking changes of a table meanwhile."""
+    with target.connect() as connection, connection.transaction():
+        connection.execute(f"lock table {table} in share mode".encode())
+        yield
+
+
+def count_up(source: Database, first: int, last: int) -> None:
+    """Give row 1 each value in turn, each in a transaction of its own."""
+    for value in range(first, last + 1):
+        source.execute(f"update t set v = {value} where id = 1")
+
+
+def versions(target: Database, key: int = 1) -> list[Any]:
+    return [v for (v,) in target.execute(f"select v from t where id = {key} order by kvsz_id")]
+
+
+@pytest.mark.parametrize("mode", ["reload", "diff"])
+@streams("t: {type: history}", source=KEYED)
+async def test_a_resync_keeps_the_versions_that_the_target_has_not_taken_yet(
+    shared: Shared, mode: str
+) -> None:
+    await shared.caught_up()
+    with held_back(shared.target):
+        count_up(shared.source, 1, 9)
+        await shared.ask("resync", mode=mode)
+        count_up(shared.source, 10, 12)
+    await shared.caught_up()
+    assert versions(shared.target) == list(range(13))
+
+
+@pytest.mark.parametrize("mode", ["reload", "diff"])
+@streams("t: {type: history}", source=KEYED)
+async def test_a_resync_keeps_the_versions_of_a_pause(shared: Shared, mode: str) -> None:
+    await shared.caught_up()
+    await shared.ask("pause")
+    await shared.table_state("t", "paused")
+    count_up(shared.source, 1, 9)
+    await shared.ask("resync", mode=mode)
+    await shared.caught_up()
+    assert versions(shared.target) == list(range(10))
+
+
+@pytest.mark.parametrize("mode", ["reload", "diff"])
+@streams("t: {type: history}", source=KEYED)
+async def test_a_resync_keeps_the_versions_that_an_error_held_back(
+    shared: Shared, mode: str
+) -> None:
+    await shared.caught_up()
+    shared.target.execute("alter table t add constraint few check (v < 5)")
+    count_up(shared.source, 1, 9)
+    await shared.table_state("t", "error")
+    shared.target.execute("alter table t drop constraint few")
+    await shared.ask("resync", mode=mode)
+    await shared.caught_up()
+    assert versions(shared.target) == list(range(10))
+
+
+@streams("t: {type: append}", source=KEYED)
+async def test_a_row_that_comes_and_goes_before_the_snapshot_arrives(shared: Shared) -> None:
+    await shared.caught_up()
+    await shared.ask("pause")
+    shared.source.execute("insert into t values (3, 3)")
+    shared.source.execute("delete from t where id = 3")
+    await shared.ask("resync")
+    await shared.caught_up()
+    assert contents(shared.target, "t") == [("(1,0)",), ("(2,0)",), ("(3,3)",)]
+
+
+@streams(
+    "t: {metadata: {deleted_at: gone}, on_delete: mark}",
+    source=KEYED,
+)
+async def test_a_marked_row_that_comes_and_goes_before_the_snapshot_arrives(
+    shared: Shared,
+) -> None:
+    await shared.caught_up()
+    await shared.ask("pause")
+    shared.source.execute("insert into t values (3, 3)")
+    shared.source.execute("delete from t where id = 3")
+    await shared.ask("resync")
+    await shared.caught_up()
+    rows = shared.target.execute("select id, gone is not null from t order by 1")
+    assert rows == [(1, False), (2, False), (3, True)]
+
+
+async def test_a_stopped_process_resyncs_without_a_loss(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(KEYED)
+    async with stream("t: {type: history}") as streamer:
+        await streamer.caught_up()
+        await streamer.stop()
+        count_up(source, 1, 9)
+        target.execute(
+            "insert into streamer.request (relation_id, action, options)"
+            " select id, 'resync', '{}' from streamer.relation"
+        )
+        streamer.start()
+        await streamer.caught_up()
+        assert versions(target) == list(range(10))
+
+
+async def test_a_column_that_joins_a_column_list_costs_no_version(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key, v int, secret int)")
+    source.execute("insert into t values (1, 0), (2, 0)")
+    rule = "t: {type: history, column_list: true, exclude: [secret], on_column_added: add}"
+
+    async def is_copied() -> bool:
+        return (await streamer.table("public.t"))["state"] in ("init", "copying")
+
+    async with stream(rule) as streamer:
+        await streamer.caught_up()
+        with held_back(target):
+            count_up(source, 1, 9)
+            source.execute("alter table t add column w int default 7")
+            count_up(source, 10, 12)
+            await streamer.eventually(is_copied)
+        count_up(source, 13, 15)
+
+        async def is_filled() -> bool:
+            return bool(target.value("select bool_and(w = 7) from t where kvsz_end > '9000-01-01'"))
+
+        async def has_column() -> bool:
+            return "w" in [
+                name
+                for (name,) in target.execute(
+                    "select attname from pg_attribute where attrelid = 't'::regclass"
+                )
+            ]
+
+        await streamer.eventually(has_column)
+        await streamer.eventually(is_filled)
+        await streamer.caught_up()
+        assert versions(target) == list(range(16))
+
+
+@streams("t: {type: history}", source=KEYED)
+async def test_a_copy_names_the_changes_that_the_target_refuses_and_leaves_them_out_with_consent(
+    shared: Shared,
+) -> None:
+    await shared.caught_up()
+    shared.target.execute("alter table t add constraint few check (v < 5)")
+    count_up(shared.source, 1, 9)
+    await shared.table_state("t", "error")
+    await shared.ask("resync")
+
+    async def is_refused() -> bool:
+        error = str((await shared.table("t"))["error"])
+        return "without its 5 changes since" in error and "--skip-changes" in error
+
+    await shared.eventually(is_refused)
+    await shared.table_state("t", "error")
+    assert versions(shared.target) == list(range(5))
+    shared.target.execute("alter table t drop constraint few")
+    await shared.ask("resync", skip_changes=True)
+    await shared.caught_up()
+    assert versions(shared.target)[0] == 0
+    assert versions(shared.target)[-1] == 9
+
+
+async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(KEYED)
+    async with stream("t: {type: history}") as streamer:
+        await streamer.caught_up()
+        publication = source.value(
+            "select pubname from pg_publication_tables where tablename = 't'"
+        )
+        source.execute(f"alter publication {publication} drop table t")
+        await streamer.table_state("public.t", "error")
+        count_up(source, 1, 3)
+        error = str((await streamer.table("public.t"))["error"])
+        remedy = "streamer resync public.t --database shop --skip-changes"
+        assert remedy in error
+        address = TargetAddress.parse(Secret(target.url))
+
+        async def resync(**options: Any) -> None:
+            await request(
+                address, "resync", "t", database="shop", sid=None, options=options or None
+            )
+
+        with pytest.raises(MappingError, match="are missing for good, from position") as refused:
+            await resync()
+        assert remedy in str(refused.value.hint)
+        # A request from elsewhere changes nothing either.
+        await streamer.ask("resync")
+        assert (await streamer.table("public.t"))["state"] == "error"
+        await resync(skip_changes=True)
+        await streamer.caught_up()
+        assert versions(target) == [0, 3]
+        count_up(source, 4, 6)
+        await streamer.caught_up()
+        assert versions(target) == [0, 3, 4, 5, 6]
+
+
+@streams("t: {type: history, on_error: quarantine}", source=KEYED)
+async def test_changes_in_quarantine_are_dropped_with_consent_only(shared: Shared) -> None:
+    await shared.caught_up()
+    shared.target.execute("alter table t add constraint few check (v <> 2)")
+    count_up(shared.source, 1, 3)
+
+    async def is_quarantined() -> bool:
+        return int((await shared.table("t"))["quarantined"]) > 0
+
+    await shared.eventually(is_quarantined)
+    shared.target.execute("alter table t drop constraint few")
+    await shared.ask("resync")
+    assert await is_quarantined()
+    await shared.ask("quarantine_retry")
+    await shared.caught_up()
+    assert versions(shared.target) == [0, 1, 2, 3]
+    await shared.ask("resync")
+    await shared.caught_up()
+    assert versions(shared.target) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("by", ["start", "reload"])
+async def test_another_filter_costs_no_version(
+    source: Database, target: Database, stream: MakeStreamer, by: str
+) -> None:
+    source.execute(KEYED)
+    async with stream('t: {type: history, filter: "v >= 0"}') as streamer:
+        await streamer.caught_up()
+        if by == "start":
+            await streamer.stop()
+        with held_back(target):
+            count_up(source, 1, 9)
+            write_config(streamer.path, source, target, 't: {type: history, filter: "v > -1"}')
+            if by == "reload":
+                applying = asyncio.create_task(streamer.apply())
+            else:
+                streamer.settings, streamer.mapping = static.load(streamer.path)
+                streamer.start()
+            count_up(source, 10, 12)
+        if by == "reload":
+            await applying
+        await streamer.caught_up()
+        assert versions(target) == list(range(13))
+
+
+@streams(
+    "t: {type: history}",
+    source="create table t (id int, v int); alter table t replica identity nothing;"
+    " insert into t values (1, 0)",
+)
+async def test_an_identity_that_comes_costs_no_inserted_version(shared: Shared) -> None:
+    await shared.caught_up()
+    with held_back(shared.target):
+        shared.source.execute("insert into t values (2, 1); delete from t where id = 2")
+        shared.source.execute("alter table t replica identity full")
+
+        async def is_copied() -> bool:
+            return bool((await shared.table("t"))["state"] != "ready")
+
+        await shared.eventually(is_copied)
+    await shared.caught_up()
+    rows = shared.target.execute("select id, v, kvsz_deleted from t order by 1")
+    assert rows == [(1, 0, False), (2, 1, True)]
+
+
+async def test_the_remedy_for_a_lost_slot_copies_a_history_with_a_gap(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(KEYED)
+    async with stream("t: {type: history}") as streamer:
+        await streamer.caught_up()
+        await streamer.stop()
+        source.execute("select pg_drop_replication_slot('streamer_shop')")
+        count_up(source, 1, 3)
+        streamer.start()
+        await streamer.source_state("error")
+        remedy = "streamer resync '*.*' --database shop --skip-changes"
+        assert remedy in str((await streamer.status())["error"])
+        address = TargetAddress.parse(Secret(target.url))
+        # Without consent, the source stays stopped, and says what to do again.
+        await request(address, "resync", "*.*", database="shop", sid=None)
+        await streamer.stop()
+        streamer.start()
+        await streamer.source_state("error")
+        assert remedy in str((await streamer.status())["error"])
+        options = {"skip_changes": True}
+        await request(address, "resync", "*.*", database="shop", sid=None, options=options)
+        await streamer.caught_up()
+        assert versions(target) == [0, 3]
