@@ -45,6 +45,7 @@ from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.ctid_ranges import CopyPart, cut
+from streamer.sync.point import reach_with_snapshot
 from streamer.sync.prepare import TableCopy, add_parts, exchange_of
 from streamer.sync.resync_scope import cut_keys, source_condition
 from streamer.sync.staging_tables import LOCK_SECONDS, drop_stages, exchange_rows
@@ -200,7 +201,10 @@ class Finisher:
                 self._leave(copy.mapped, f'a type of "{copy.name}" was altered during its copy')
                 return
             if copy.is_to_point:
-                await self._context.events.reach(copy.mapped, copy.consistent_point)
+                if copy.awaits_strays:
+                    await reach_with_snapshot(self._context.events, copy)
+                else:
+                    await self._context.events.reach(copy.mapped, copy.consistent_point)
                 failpoint("sync.at_point")
             async with _using(kept) as target:
                 if copy.is_to_point and await self._plan_strays(target, copy):
@@ -345,13 +349,16 @@ class Finisher:
 
     async def _plan_strays(self, target: TargetConnection, copy: TableCopy) -> bool:
         """Add parts for rows of the target that moved out of the scope at the source, if any."""
-        scope, exchange = copy.resync.scope, exchange_of(copy)
+        exchange = exchange_of(copy)
         if copy.resync.is_partial and copy.mapped.quarantine.count:
             raise SyncError(
                 f'rows of "{copy.name}" are in quarantine, and may be among those to bring',
                 hint="retry or drop them with `streamer quarantine`, or resync the whole table",
             )
-        if copy.has_strays or scope is None or not scope.conditions or not exchange.key:
+        if not copy.awaits_strays:
+            return False
+        copy.has_strays = not exchange.key
+        if copy.has_strays:
             return False
         rows = await target.fetch(exchange.stray_keys_sql())
         keys = KeySet(

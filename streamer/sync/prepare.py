@@ -84,6 +84,8 @@ class TableCopy:
     attempt: int = 0
     consistent_point: Lsn = NOTHING
     source_time: str = ""
+    snapshot_taken_at: float = 0.0
+    """On the clock of `time.monotonic`."""
     columns: tuple[str, ...] = ()
     heaps: tuple[Heap, ...] = ()
     can_split: bool = False
@@ -155,6 +157,13 @@ class TableCopy:
     def scope(self) -> RowScope | None:
         """The rows that it brings; None for all."""
         return self.found if self.resync.scope is None else self.resync.scope
+
+    @property
+    def awaits_strays(self) -> bool:
+        """Whether it may get parts for rows that only the target finds by the conditions."""
+        scope = self.scope
+        has_conditions = scope is not None and bool(scope.conditions)
+        return self.is_to_point and has_conditions and not self.has_strays
 
     @property
     def filled(self) -> tuple[str, ...] | None:

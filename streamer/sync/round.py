@@ -33,6 +33,7 @@ from streamer.errors import (
     SourceContentionError,
     SparkJobError,
     StreamerError,
+    SyncAgainError,
     SyncError,
     TargetContentionError,
     TargetFencedError,
@@ -79,6 +80,7 @@ from streamer.sync.gap_reports import know_leaves, read_present
 from streamer.sync.hand_over import Finisher
 from streamer.sync.leave_round import Leaving
 from streamer.sync.parallel_hand_over import Finishing
+from streamer.sync.point import reach_with_snapshot
 from streamer.sync.prepare import Pair, Preparation, TableCopy, store_parts
 from streamer.sync.refused_values import way_for_values
 from streamer.sync.snapshot import HeldSnapshot, TableSeen, is_same, look, look_together
@@ -339,6 +341,7 @@ class Round:
         for copy in self._unfinished:
             copy.consistent_point = self._snapshot.consistent_point
             copy.source_time = self._snapshot.source_time
+            copy.snapshot_taken_at = self._snapshot.taken_at
             self._context.events.copy_began(copy.mapped, self._snapshot.consistent_point)
         self._reports.begin_round(copy.mapped for copy in self._unfinished)
         await self._look()
@@ -448,6 +451,8 @@ class Round:
                     await self._plan_one(target, copy)
                     if not copy.is_done:
                         planned.append(copy)
+                except SyncAgainError as exc:
+                    await self._leave_to_next_round(copy, exc.message)
                 except StreamerError as exc:
                     await self._refuse_unless_timed(copy, exc)
             try:
@@ -523,7 +528,7 @@ class Round:
                     copy.mapped, "its storage, its columns or their mapping changed"
                 )
                 return True
-            await self._context.events.reach(copy.mapped, copy.consistent_point)
+            await reach_with_snapshot(self._context.events, copy)
             failpoint("sync.at_point")
         else:
             limit = self._context.settings.resumable_above
@@ -572,7 +577,7 @@ class Round:
     async def _find_differences(self, copy: TableCopy) -> None:
         """Compare the table at the consistent point, so that the copy brings what differs only."""
         self._context.launcher.prepare()  # Spark starts meanwhile
-        await self._context.events.reach(copy.mapped, copy.consistent_point)
+        await reach_with_snapshot(self._context.events, copy)
         found = await self._context.find_differences(self._context, copy, self._snapshot)
         failpoint("sync.compared")
         if found is not None:
@@ -588,6 +593,8 @@ class Round:
                 await self._finishing.wait()
                 return
             if not remaining:
+                if not any(copy.awaits_strays for copy in self._unfinished):
+                    await self._snapshot.close()  # what is left is work at the target
                 await self._finishing.wait(POLL_SECONDS)
                 continue
             if remaining == submitted:

@@ -11,6 +11,7 @@ table still has the same storage and the same columns (`streamer.sync.copy_parts
 application's DDL waits for the parts under way, not for the copy.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
@@ -70,6 +71,7 @@ class HeldSnapshot:
         self.snapshot_name = snapshot_name
         self.consistent_point = consistent_point
         self.source_time = source_time
+        self.taken_at = time.monotonic()
 
     @classmethod
     async def take_over(
