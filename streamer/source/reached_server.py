@@ -9,6 +9,12 @@ from typing import Final
 STARTED_SQL: Final = "(extract(epoch from pg_catalog.pg_postmaster_start_time()) * 1000000)::int8"
 """When the server was started. It tells a standby from its primary, and from other standbys."""
 
+TIMELINE_SQL: Final = """case when pg_catalog.pg_is_in_recovery()
+    then (select timeline_id from pg_catalog.pg_control_checkpoint())
+    else ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)
+         )::bit(32)::int4 end"""
+"""The timeline of the server; that of a standby's last restart point."""
+
 PLACE_SQL: Final = f"""
 select c.system_identifier::text as systemid,
        case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_walfile_name(

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from streamer.commands.check.command import examine
 from streamer.commands.embedded import Server
+from streamer.config import static
 from streamer.progress.lock import SourceLock
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
@@ -144,3 +146,21 @@ async def test_connections_to_two_servers_never_pass_for_one(
                 return
             await streamer.caught_up(SECONDS)
             assert servers.rows(servers.second) == [1, 2]
+
+
+async def test_check_takes_a_promoted_standby_for_another_server_than_its_origin(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """Its system identifier, database and tables are those of the origin."""
+    origin = Database(servers.first, "dw")
+
+    async def own_targets(server: Server) -> int:
+        path = tmp_path / "check.yaml"
+        write_config(path, origin, Database(server, "dw"), "t: {truncate_target: true}")
+        findings = (await examine(*static.load(path))).report.findings
+        return sum("is its own target" in finding.problem for finding in findings)
+
+    assert await own_targets(servers.first) == 1
+    await asyncio.to_thread(servers.second.cut)
+    await asyncio.to_thread(servers.second.promote)
+    assert await own_targets(servers.second) == 0

@@ -30,8 +30,8 @@ SERVER = TargetServer(
     version=18_00_00, version_text="18.0", database="dw", encoding="UTF8", locale="C", role="me",
     is_superuser=False, may_create=True, may_use_temporary=True, may_use_plpgsql=True,
     has_plpgsql=True, may_replace_role=True, may_set_origin=True, origins_max=10, free_origins=10,
-    is_source=False, in_recovery=False, system_identifier="9", synchronous_commit="on", fsync="on",
-    max_connections=100, connections_reserved=3, connections_used=0,
+    is_source=False, in_recovery=False, system_identifier="9", timeline=1, started=5,
+    synchronous_commit="on", fsync="on", max_connections=100, connections_reserved=3, connections_used=0,
 )  # fmt: skip
 NEWEST = read_migrations("target")[-1].number
 OURS = BookkeepingFacts(True, True, ("migration", "relation", "source"), (), NEWEST)
@@ -127,11 +127,14 @@ def test_schemas_that_tables_cannot_be_written_or_made_in() -> None:
 
 def test_a_table_that_would_be_written_to_itself() -> None:
     source = facts_of()
+    source.server = replace(SOURCE, started=SERVER.started)
     same = replace(SERVER, system_identifier=SOURCE.system_identifier, database=SOURCE.database)
     for server, count in (
         (same, 1),
         (replace(same, database="other"), 0),
         (replace(same, system_identifier="2"), 0),
+        (replace(same, timeline=2), 0),  # a promoted standby, or a restored copy
+        (replace(same, started=6), 0),  # a copied data directory
     ):
         assert len(list(check_loops(TargetFacts(server, NOTHING), [source]))) == count
     source.mappings = [

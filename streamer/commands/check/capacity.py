@@ -79,11 +79,10 @@ def check_capacity(
 
     A source that a process streams has its slot and walsender already.
     """
-    servers: dict[tuple[str, bool], list[SourceFacts]] = defaultdict(list)
+    servers: dict[tuple[str, int, int], list[SourceFacts]] = defaultdict(list)
     for facts in sources:
         if facts.server is not None and facts.is_complete:
-            key = (facts.server.system_identifier, facts.server.in_recovery)
-            servers[key].append(facts)
+            servers[facts.server.place].append(facts)
     for group in servers.values():
         yield from _check_server(group, target, settings)
 

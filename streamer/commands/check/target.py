@@ -31,7 +31,7 @@ from streamer.mapping.rules import RelationMapping
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
-from streamer.source.catalog import SourceRelation
+from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.target.conventions import SID
 
 VERSION_TESTED: Final = 18
@@ -279,12 +279,21 @@ def _check_keys(
         yield warning(Place(labels, str(writers[0][1].source)), problem, fix)
 
 
+def _is_same_database(source: SourceServer, target: TargetServer) -> bool:
+    """Whether writes to the target become changes of the source.
+
+    A promoted standby and a restored copy have the system identifier of their origin, on another
+    timeline. A copied data directory has its timeline, too, and was started by itself.
+    """
+    here = source.system_identifier, source.timeline, source.database
+    is_one_server = source.in_recovery or source.started in (0, target.started)
+    return here == (target.system_identifier, target.timeline, target.database) and is_one_server
+
+
 def check_loops(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[Finding]:
     """Tables that are their own target."""
-    here = (facts.server.system_identifier, facts.server.database)
     for source in sources:
-        server = source.server
-        if server is None or (server.system_identifier, server.database) != here:
+        if source.server is None or not _is_same_database(source.server, facts.server):
             continue
         for mapping in source.mappings:
             if mapping.source == mapping.target:

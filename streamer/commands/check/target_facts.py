@@ -16,6 +16,7 @@ from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import is_installed, read_installation, rehearse
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.source.catalog import SourceRelation
+from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
 from streamer.sync.states import State, needs_copy
 from streamer.target.add_columns import read_known
 from streamer.target.catalog import TargetRelation, holds_rows, read_relation
@@ -52,6 +53,9 @@ class TargetServer:
     is_source: bool
     in_recovery: bool
     system_identifier: str
+    timeline: int
+    started: int
+    """When the server was started, as `SourceServer.started`."""
     synchronous_commit: str
     fsync: str
     max_connections: int
@@ -203,6 +207,7 @@ select current_setting('server_version_num')::int4 as version,
                  and has_language_privilege(oid, 'usage')) as may_use_plpgsql,
        pg_is_in_recovery() as in_recovery,
        (select system_identifier::text from pg_control_system()) as system_identifier,
+       {TIMELINE_SQL} as timeline, {STARTED_SQL} as started,
        (select reset_val from pg_settings where name = 'synchronous_commit') as synchronous_commit,
        current_setting('fsync') as fsync,
        {CONNECTIONS_SQL}
