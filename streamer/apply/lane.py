@@ -59,13 +59,13 @@ from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.progress.tracker import LanePending
-from streamer.remedies import Remedy
 from streamer.source.catalog import SourceRelation
 from streamer.target.claim import Claim
 from streamer.waiting import wait_for_event
 
 if TYPE_CHECKING:
     from streamer.mapping.chunks import ChunkedCopy
+    from streamer.remedies import Remedy
 
 CONFIRMED_MAX: Final = 4
 """RELATION messages remembered for a plan: streamed transactions have one each."""

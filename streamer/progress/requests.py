@@ -53,12 +53,13 @@ select q.id as request_id, q.relation_id, q.action, q.options
 from streamer.request q join streamer.relation r on r.id = q.relation_id
 where r.source_id = $1 and q.action like 'quarantine%' order by q.id
 """
-# A copy that is under way will do.
+# A copy that is under way will do. Rows that `initial: none` declared to be those of the source are
+# its to replace once an operator asks for a copy.
 _RESYNC_SQL: Final = """
 update streamer.relation set
     state = 'init', error = null, error_code = null, error_remedy = null, waiting_for = null,
     needs_resync = false,
-    changed_at = now(), brake = null, outlives = false,
+    changed_at = now(), brake = null, outlives = false, owns_rows = owns_rows or (declared and $3),
     resync = $2::text::jsonb,
     attempt = case when snapshot_lsn is null then attempt else attempt + 1 end,
     snapshot_lsn = null, chunks = null
@@ -69,7 +70,8 @@ _TO_POINT_SQL: Final = """
 update streamer.relation set
     state = case when $4 then state else 'copying' end,
     error = null, error_code = null, error_remedy = null, waiting_for = null, changed_at = now(),
-    resync = $2::text::jsonb, attempt = attempt + 1
+    resync = $2::text::jsonb, attempt = attempt + 1,
+    owns_rows = owns_rows or (declared and $5)
 where id = $1 and snapshot_lsn is not null and not needs_resync
   and ($3 or state in ('ready', 'catching_up', 'copying'))
 returning resync::text
@@ -271,7 +273,7 @@ async def _take_resync(
             if taken is not None:
                 return taken
     stored = await connection.fetch_value(
-        _RESYNC_SQL, request.relation_id, json.dumps(resync.to_json())
+        _RESYNC_SQL, request.relation_id, json.dumps(resync.to_json()), not is_automatic
     )
     return replace(request, options=json.loads(stored))
 
@@ -304,6 +306,7 @@ async def _store_to_point(
         json.dumps(resync.to_json()),
         is_sure or resync.is_partial,
         stays_paused,
+        not request.options.get(AUTOMATIC) and resync.columns is None,
     )
     if stored is None:
         return None

@@ -130,15 +130,17 @@ def _may_change(
         any(relations.shares_home(mapped) for mapped in gone)
         or any(is_copied(mapped) for mapped in changed)
         or any(
-            mapped.mapping.source in wanted and _needs_its_changes(wanted[mapped.mapping.source])
+            mapped.mapping.source in wanted
+            and _needs_its_changes(mapped.mapping, wanted[mapped.mapping.source])
             for mapped in gone
         )
     )
 
 
-def _needs_its_changes(mapping: RelationMapping) -> bool:
+def _needs_its_changes(now: RelationMapping, wanted: RelationMapping) -> bool:
     """Whether no copy makes up for the changes that the lane of a relation holds."""
-    return mapping.rule.initial is Initial.NONE or mapping.rule.keeps_past
+    has_past = wanted.rule.keeps_past and wanted.type is now.type
+    return wanted.rule.initial is Initial.NONE or has_past
 
 
 def _is_alike(one: RelationMapping, other: RelationMapping | None) -> bool:

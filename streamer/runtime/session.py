@@ -60,7 +60,7 @@ from streamer.source.ddl_capture import (
 from streamer.source.feedback import Feedback, FeedbackTimes
 from streamer.source.guard_query import measure
 from streamer.source.history_check import HistoryCheck
-from streamer.source.ownership import mark_publications
+from streamer.source.ownership import mark_publications, unproven_rows
 from streamer.source.primaries import prefer_newest, require_successor
 from streamer.source.primary import writable
 from streamer.source.slot import ExportedSnapshot
@@ -312,14 +312,14 @@ class _Opening:
         source, bookkeeping, guard = self._source, self._bookkeeping, self._attempt.guard
         relations = self._tables.relations
         installation = await read_installation(bookkeeping)
-        await guard.owner.claim(
+        is_known = record.acknowledged_lsn != NOTHING
+        taken = await guard.owner.claim(
             plain,
             source,
             installation,
-            is_known=record.acknowledged_lsn != NOTHING,
+            is_known=is_known,
             is_taken_over=source.label in self._services.take_over,
         )
-        self._services.take_over.discard(source.label)
         ddl_token = None
         if source.ddl is DdlCapture.CAPTURE:
             async with writable(source, plain) as writing:
@@ -382,6 +382,11 @@ class _Opening:
             found,
             may_resume=True,
         )
+        declared = [mapped.mapping.source for mapped in relations if mapped.is_to_declare]
+        unproven = unproven_rows(taken, source, installation, declared, is_known=is_known)
+        if unproven is not None:
+            raise unproven
+        self._services.take_over.discard(source.label)
         if any(
             relations.awaits_copy(mapped) and not mapped.is_to_declare and not mapped.is_set_aside
             for mapped in relations

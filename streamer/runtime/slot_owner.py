@@ -37,8 +37,10 @@ class SlotOwner:
         *,
         is_known: bool,
         is_taken_over: bool,
-    ) -> None:
+    ) -> Found:
         """Refuse slot and publications of another installation, without an order to take them over.
+
+        Return the objects that were there.
 
         *is_known*: the target has a position of the slot. Raises SourceTakenError.
         """
@@ -48,6 +50,7 @@ class SlotOwner:
         if not is_taken_over:
             check_owner(found, source, installation, is_known=is_known)
         self._tolerated = found.installations
+        return found
 
     async def prove(self, plain: Connection, source: SourceMapping) -> None:
         """Raise SourceTakenError unless the slot is proven to be ours."""

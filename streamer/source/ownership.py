@@ -6,15 +6,17 @@ writes its id into a comment on its publications. streamer accepts a slot withou
 one that an administrator created, if no client has read from it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import psycopg
 
 from streamer.errors import SourceTakenError
+from streamer.mapping.names import RelationName
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
-from streamer.remedies import Remedy, run
+from streamer.remedies import Remedy, at_source, run
 from streamer.source.connection import Connection, fetch_all
 from streamer.source.primary import writable
 
@@ -95,6 +97,36 @@ def obstacle(found: Found, source: SourceMapping, installation: str, *, is_known
     if found.is_used:
         return f'replication slot "{source.slot}" was read from, and not for this target'
     return ""
+
+
+def unproven_rows(
+    found: Found,
+    source: SourceMapping,
+    installation: str,
+    declared: Iterable[RelationName],
+    *,
+    is_known: bool,
+) -> SourceTakenError | None:
+    """Return why the slot's position proves nothing about *declared*, tables with `initial: none`.
+
+    Another target has read from the slot, so this one lacks the changes from before. Pure.
+    """
+    others = [other for other in found.installations if other != installation]
+    is_own = installation in found.installations and found.is_used is None
+    is_fresh = not found.has_slot or is_own or found.is_used is False
+    tables = [str(name) for name in declared]
+    if is_known or not tables or (is_fresh and not others):
+        return None
+    drop = f"select pg_drop_replication_slot({quote_literal(source.slot)})"
+    return SourceTakenError(
+        f'replication slot "{source.slot}" is older than the bookkeeping of this target, so '
+        f"nothing proves that it has the rows of tables with `initial: none`: {', '.join(tables)}",
+        hint=Remedy.of(
+            "give them `initial: copy`; if the target has all their rows and nothing writes at the "
+            "source, run at the source: ",
+            at_source(drop),
+        ),
+    )
 
 
 def check_owner(found: Found, source: SourceMapping, installation: str, *, is_known: bool) -> None:

@@ -36,7 +36,7 @@ from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.progress.copies import begin_chunk, begin_copies, begin_part, read_filling
-from streamer.remedies import Remedy, at_source
+from streamer.remedies import Remedy, at_source, run
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_condition, describe_expressions
@@ -559,10 +559,16 @@ def _choose_mode(copy: TableCopy, *, owns_rows: bool) -> WriteMode:
     if not owns_rows and not _may_remove(copy):
         if mapping.rule.initial is Initial.KEEP:
             return WriteMode.KEEP
+        hint = Remedy.of(
+            "empty it, or set `truncate_target: true`, or `initial: keep` to keep rows that the "
+            "source lacks, or `initial: none` if it is in sync with the source"
+        )
+        if mapping.rule.initial is Initial.NONE:
+            source = copy.mapped.source
+            again = run("resync", copy.name, database=source.database, sid=source.sid)
+            hint = Remedy.of("to replace these rows, run: ", again)
         raise SyncError(
-            f'target table "{mapping.target}" already holds rows of this source',
-            hint="empty it, or set `truncate_target: true`, or `initial: keep` to keep rows that "
-            "the source lacks, or `initial: none` if it is in sync with the source",
+            f'target table "{mapping.target}" already holds rows of this source', hint=hint
         )
     match mapping.type:
         case TableType.CLONE:

@@ -76,16 +76,35 @@ async def test_the_slot_and_publications_of_the_first_stay_its_own(
             await first.caught_up(SECONDS)
             assert target.execute("select id from t order by 1") == [(1,), (2,)]
             assert target.execute("select id from u order by 1") == [(1,), (2,)]
-        second = Streamer(path)
-        second.engine = Engine(second.settings, second.mapping, StopCondition(), take_over=["shop"])
-        second.start()
+        # The other target lacks the rows that the slot has passed on.
+        second = taking_over(path)
+        try:
+            error = await refused(second)
+            assert "nothing proves that it has the rows of tables with `initial: none`" in error
+            findings = (await check(second.settings, second.mapping)).findings
+            assert any("nothing proves" in finding.problem for finding in findings)
+        finally:
+            await second.stop()
+        write_config(path, source, other, "t: {initial: copy}")  # as the hint says
+        second = taking_over(path)
         try:
             await second.caught_up(SECONDS)
             source.execute("insert into t values (3)")
             await second.caught_up(SECONDS)
-            assert other.execute("select id from t") == [(3,)]
+            assert other.execute("select id from t order by 1") == [(1,), (2,), (3,)]
         finally:
             await second.stop()
+
+
+def taking_over(path: Path) -> Streamer:
+    """Start an engine with the slot and publications of another installation."""
+    streamer = Streamer(path)
+    take_over = ["shop"]
+    streamer.engine = Engine(
+        streamer.settings, streamer.mapping, StopCondition(), take_over=take_over
+    )
+    streamer.start()
+    return streamer
 
 
 LIMIT = "max_retained_wal: 1MB\non_max_retained_wal: "

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from streamer.commands.requests import request
+from streamer.postgres.secret import Secret
 from streamer.sync import hand_over
 from streamer.sync.snapshot import HeldSnapshot
 from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target import connection as target_module
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
@@ -555,3 +558,41 @@ async def test_a_resync_during_a_copy_that_fails_begins_another(
         await streamer.ask("resync")
         await streamer.caught_up()
         assert contents(target, "t") == [("(1,good)",)]
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "diff"}, {"scope": {"where": ["id < 50"]}}])
+@streams(
+    "t: {initial: none}",
+    source="create table t (id int primary key, v int);"
+    " insert into t select g, g from generate_series(1, 9) g",
+    target="create table t (id int primary key, v int);"
+    " insert into t select g, g from generate_series(1, 9) g",
+)
+async def test_a_resync_replaces_rows_that_were_declared_to_be_those_of_the_source(
+    shared: Shared, options: Any
+) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    target.execute("update t set v = -v where id = 1; delete from t where id = 2")
+    target.execute("insert into t values (42, 42)")
+    await resync(shared, **options)
+    assert_same(source, target, "t")
+
+
+async def test_a_lost_slot_is_no_dead_end_for_a_table_that_began_with_the_changes(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key); insert into t values (1)")
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        await streamer.stop()
+        source.execute("select pg_drop_replication_slot('streamer_shop')")
+        source.execute("insert into t values (2)")
+        streamer.start()
+        await streamer.source_state("error")
+        assert "streamer resync '*.*' --database shop" in str((await streamer.status())["error"])
+        address = TargetAddress.parse(Secret(target.url))
+        await request(address, "resync", "*.*", database="shop", sid=None)
+        await streamer.caught_up()
+        assert_same(source, target, "t")

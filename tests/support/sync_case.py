@@ -106,9 +106,10 @@ class Case:
         self.assert_equal()
         self.assert_nothing_left()
 
-    def ask_for_resync(self) -> None:
+    def ask_for_resync(self, options: str = "{}") -> None:
         self.target.execute(
-            "insert into streamer.request (relation_id, action) select id, 'resync' from streamer.relation"
+            "insert into streamer.request (relation_id, action, options)"
+            f" select id, 'resync', '{options}' from streamer.relation"
         )
 
     def spoil(self) -> None:

@@ -41,7 +41,7 @@ from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.progress.sources import SourceRecord
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
 from streamer.source.connection import names_several_hosts
-from streamer.source.ownership import obstacle, take_over_hint
+from streamer.source.ownership import obstacle, take_over_hint, unproven_rows
 from streamer.source.primaries import require_successor
 from streamer.source.slot import ahead_of_target, check_slot
 
@@ -246,6 +246,12 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
             reads = slot is not None and slot.active_pid and not facts.found.installations
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
             yield error(place, problem, at_source(sql, words=str(hint)) if sql else Fix.of(hint))
+        declared = [m.source for m in facts.mappings if m.rule.initial is Initial.NONE]
+        unproven = unproven_rows(
+            facts.found, source, target.installation, declared, is_known=is_known
+        )
+        if unproven is not None:
+            yield from_error(place, unproven)
     in_sync = [
         mapping
         for mapping in facts.mappings
