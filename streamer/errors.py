@@ -167,6 +167,18 @@ class SourceOldPrimaryError(SourceConnectionError):
     runbook = "failover"
 
 
+class SourceDatabaseError(SourceError):
+    """The url of a source leads to another database of its server.
+
+    Neither a copy nor another slot helps, so the hint names the url alone.
+    """
+
+    code = "source_database"
+    exit_code = 3
+    advice = "Correct the url: the urls of two sources may be swapped."
+    runbook = "source-unreachable"
+
+
 class SourcePasswordError(SourceConnectionError):
     """The password of a source cannot be read from its file or command, or the source rejects it.
 

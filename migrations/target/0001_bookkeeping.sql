@@ -8,6 +8,8 @@ create table streamer.source (
     timeline integer,
     -- Where each ancestor of the timeline ended, as in its history file: 'timeline LSN' in a line.
     timeline_history text,
+    -- The OID of the source's database: the databases of a server share its system identifier.
+    database_oid bigint,
     slot text not null,
     publication text not null,
     state text not null default 'starting'

@@ -32,7 +32,7 @@ from streamer.progress.scripts import (
 )
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.runtime.missed_scripts import missed
-from streamer.source.catalog import read_relation_names, read_relations
+from streamer.source.catalog import check_same_database, read_relation_names, read_relations
 from streamer.source.connection import Connection, connection, translating
 from streamer.source.scripts import (
     ScriptOrigin,
@@ -125,7 +125,7 @@ async def execute(
     try:
         for source in sources:
             stored = await _source_record(bookkeeping, source)
-            one = _Execution(bookkeeping, source, stored.source_id, script, target_namespace)
+            one = _Execution(bookkeeping, source, stored, script, target_namespace)
             is_new = await one.run()
             record = await one.until_ended(seconds)
             results.append(ScriptResult(source.database, source.sid, source.label, record, is_new))
@@ -201,13 +201,14 @@ class _Execution:
         self,
         bookkeeping: Bookkeeping,
         source: SourceMapping,
-        source_id: int,
+        of_source: SourceRecord,
         script: Script,
         target_namespace: str,
     ) -> None:
         self._bookkeeping = bookkeeping
         self._source = source
-        self._source_id = source_id
+        self._source_id = of_source.source_id
+        self._known = of_source.known_place
         self._script = script
         self._target_namespace = target_namespace
 
@@ -222,6 +223,7 @@ class _Execution:
         if record.has_ended or record.state is ScriptState.MISSED:
             return False
         async with connection(source) as plain:
+            await check_same_database(source, plain, self._known)
             self._check_version(plain)
             origin = await read_origin(plain)
             await begin_script(plain, script.id)

@@ -49,7 +49,12 @@ from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import require_installed
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.progress.verifications import VerificationRecord, store_verifications
-from streamer.source.catalog import SourceRelation, flush_wal, read_relations
+from streamer.source.catalog import (
+    SourceRelation,
+    check_same_database,
+    flush_wal,
+    read_relations,
+)
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one, login_of_source
 from streamer.sync.create_tables import published_relation
 from streamer.sync.ctid_ranges import task_rate
@@ -310,6 +315,7 @@ class Comparison:
         place = (record.system_identifier or "", record.timeline or 0, 0)
         self._sources[record.source_id] = (url, place)
         async with connection(source) as plain:
+            await check_same_database(source, plain, record.known_place)
             relations = await read_relations(plain, [parse_name(f.record.source) for f in found])
             rules = _rules(source, relations, self._mapping.target_namespace)
             self._lsns[record.source_id] = await flush_wal(plain)

@@ -30,6 +30,7 @@ class SourceRecord:
     system_identifier: str | None
     timeline: int | None
     timeline_history: str | None
+    database_oid: int | None
     slot: str
     publication: str
     state: str
@@ -59,7 +60,7 @@ class SourceRecord:
         branch = None
         if self.timeline is not None:
             branch = Branch.parse(self.timeline, self.timeline_history or "")
-        return KnownPlace(self.system_identifier, branch)
+        return KnownPlace(self.system_identifier, branch, self.database_oid)
 
 
 _IS_LOCKED_SQL: Final = """exists (
@@ -70,7 +71,7 @@ _IS_LOCKED_SQL: Final = """exists (
       and l.classid = {class_}::int8::oid and l.objid = {id}::int8::oid)"""
 _SOURCES_SQL: Final = f"""
 select id as source_id, database, sid, system_identifier, timeline, timeline_history,
-       slot, publication, state, error,
+       database_oid, slot, publication, state, error,
        error_code, error_remedy, waiting_for, acknowledged_lsn::text as acknowledged_lsn,
        extract(epoch from clock_timestamp() - visible_time)::float8 as visible_seconds,
        last_transaction, backlog,
@@ -143,15 +144,17 @@ async def set_source_identity(
     system_identifier: str,
     timeline: int,
     timeline_history: str,
+    database_oid: int,
 ) -> None:
     async with bookkeeping.connection() as connection:
         await connection.execute(
-            "update streamer.source"
-            " set system_identifier = $2, timeline = $3, timeline_history = $4 where id = $1",
+            "update streamer.source set system_identifier = $2, timeline = $3,"
+            " timeline_history = $4, database_oid = $5 where id = $1",
             source_id,
             system_identifier,
             timeline,
             timeline_history,
+            database_oid,
         )
 
 

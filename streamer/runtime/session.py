@@ -64,6 +64,7 @@ from streamer.source.ownership import mark_publications, unproven_rows
 from streamer.source.primaries import prefer_newest, require_successor
 from streamer.source.primary import writable
 from streamer.source.slot import ExportedSnapshot
+from streamer.source.source_database import require_same_database
 from streamer.source.stream import ReplicationStream
 from streamer.source.timeline import check_same_server_plainly, read_branch
 from streamer.source.timeline_branches import Branch
@@ -229,6 +230,9 @@ class _Opening:
                 require_successor(source, server, known)
             if not server.in_recovery:
                 await replication.close()
+            names = server.database_names
+            place = server.system_identifier, server.database_oid
+            require_same_database(source, known, *place, names)
             check_ready(server, source)
             if record.acknowledged_lsn == NOTHING:
                 await self._take_turn()

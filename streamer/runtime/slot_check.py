@@ -222,12 +222,13 @@ class SlotCheck:
 
     async def _store_identity(self) -> None:
         record, branch = self._record, self._branch
+        oid = self._server.database_oid
         stored = record.system_identifier, record.timeline, record.timeline_history
         identity = self._server.system_identifier, branch.timeline, branch.text
-        if not branch.is_known and stored[:2] == identity[:2]:
+        if not branch.is_known and stored[:2] == identity[:2] and record.database_oid == oid:
             return
-        if stored != identity:
-            await set_source_identity(self._bookkeeping, record.source_id, *identity)
+        if (*stored, record.database_oid) != (*identity, oid):
+            await set_source_identity(self._bookkeeping, record.source_id, *identity, oid)
 
     async def open_stream(
         self,

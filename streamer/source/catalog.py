@@ -30,6 +30,8 @@ from streamer.source.connection import Connection, fetch_all, fetch_one, is_stan
 from streamer.source.guarded_identities import read_identities
 from streamer.source.reached_server import STARTED_SQL, Place
 from streamer.source.replica_identity import RelationIdentity
+from streamer.source.source_database import require_same_database
+from streamer.source.timeline_branches import KnownPlace
 from streamer.source.wal_end import (
     COMMIT_LATER_SQL,
     COMMIT_SQL,
@@ -65,6 +67,9 @@ class SourceServer:
     settings: dict[str, str]
     started: int = 0
     """When the server was started, in microseconds of the epoch; 0 if that is not known."""
+    database_oid: int = 0
+    database_names: dict[str, str] = field(default_factory=dict)
+    """The databases of the server, by OID as text."""
 
     @property
     def major(self) -> int:
@@ -184,6 +189,10 @@ _SERVER_SQL: Final = f"""
 select current_setting('server_version_num')::int as version,
        current_setting('server_version') as version_text,
        pg_catalog.current_database() as database,
+       (select oid::int8 from pg_catalog.pg_database where datname = pg_catalog.current_database())
+         as database_oid,
+       (select pg_catalog.jsonb_object_agg(oid, datname) from pg_catalog.pg_database)
+         as database_names,
        current_setting('wal_level') as wal_level,
        (select setting::float8 / 1000 from pg_catalog.pg_settings
          where name = 'wal_sender_timeout') as wal_sender_timeout_seconds,
@@ -214,6 +223,29 @@ async def read_server(connection: Connection) -> SourceServer:
     Raises SourceUnreadyError for a server that is too old.
     """
     return await _read_server(connection, "IDENTIFY_SYSTEM")
+
+
+_DATABASE_SQL: Final = """
+select c.system_identifier::text as system_identifier,
+       (select oid::int8 from pg_catalog.pg_database where datname = pg_catalog.current_database())
+         as database_oid,
+       (select pg_catalog.jsonb_object_agg(oid, datname) from pg_catalog.pg_database) as names
+from pg_catalog.pg_control_system() c
+"""
+
+
+async def check_same_database(
+    source: SourceMapping, connection: Connection, known: KnownPlace
+) -> None:
+    """Refuse another database of the same server, for a command. Raises SourceDatabaseError.
+
+    Without the privilege to read the system identifier, the process that streams decides alone.
+    """
+    try:
+        row = await fetch_one(connection, _DATABASE_SQL)
+    except psycopg.errors.InsufficientPrivilege:
+        return
+    require_same_database(source, known, **row)
 
 
 async def read_server_plainly(connection: Connection) -> SourceServer:

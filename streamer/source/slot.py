@@ -20,6 +20,7 @@ from streamer.errors import (
     SlotInvalidatedError,
     SlotMissingError,
     SlotWaitError,
+    SourceDatabaseError,
     SourceDivergedError,
     SourceStandbyError,
 )
@@ -84,6 +85,10 @@ class Slot:
             safe_wal_bytes=row.get("safe_wal_size"),
         )
 
+    def is_elsewhere(self, database: str) -> bool:
+        """Whether this may be a slot of streamer, for another database of the server."""
+        return self.plugin == "pgoutput" and self.database not in (None, database)
+
     def is_foreign(self, database: str) -> bool:
         """Whether this slot cannot be one of streamer's, despite its name."""
         return self.misfit(database) is not None
@@ -94,6 +99,11 @@ class Slot:
             "; if another program needs that slot, give this `database` of the configuration "
             "another name instead"
         )
+        if self.is_elsewhere(database):
+            return Misfit(
+                f'is one of database "{self.database}", and the url leads to database "{database}"',
+                Remedy.of("correct the url, or give this `database` another name"),
+            )
         if self.plugin != "pgoutput" or self.database != database:
             return Misfit(
                 f'belongs to plugin "{self.plugin}" and database "{self.database}"',
@@ -183,7 +193,8 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
             + (f" ({why})" if why else "")
         )
     if (misfit := slot.misfit(database)) is not None:
-        raise SourceDivergedError(
+        kind = SourceDatabaseError if slot.is_elsewhere(database) else SourceDivergedError
+        raise kind(
             f'replication slot "{name}" {misfit.problem}',
             hint=misfit.remedy,
         )

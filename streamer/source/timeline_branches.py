@@ -47,6 +47,7 @@ class KnownPlace:
 
     system_identifier: str | None = None
     branch: Branch | None = None
+    database_oid: int | None = None
 
 
 def common_end(known: Branch, now: Branch) -> Lsn | None:

@@ -184,11 +184,11 @@ def info(place: Place, problem: str, fix: Fix | None = None) -> Finding:
 def from_error(place: Place, exc: StreamerError) -> Finding:
     """Return a finding for the error that stopped the check of *place*."""
     side = f'source "{place.source}"' if place.source else "target"
-    hint = exc.hint
-    if hint is None and isinstance(exc, SourceConnectionError | TargetConnectionError):
-        hint = "check its url, and that its server is running and reachable from here"
+    remedy = exc.remedy
+    if remedy is None and isinstance(exc, SourceConnectionError | TargetConnectionError):
+        remedy = Remedy.of("check its url, and that its server is running and reachable from here")
     problem = exc.message.removeprefix(f"{side}: ")
-    return error(place, problem, in_words(hint) if hint else None, exc.code)
+    return error(place, problem, Fix.of(remedy) if remedy else None, exc.code)
 
 
 def from_problem(problem: Problem) -> Finding:

@@ -29,6 +29,7 @@ from streamer.commands.check.target_facts import TargetFacts
 from streamer.errors import (
     SlotInvalidatedError,
     SlotMissingError,
+    SourceDatabaseError,
     SourceDivergedError,
     SourceOldPrimaryError,
 )
@@ -44,6 +45,7 @@ from streamer.source.connection import names_several_hosts
 from streamer.source.ownership import obstacle, take_over_hint, unproven_rows
 from streamer.source.primaries import require_successor
 from streamer.source.slot import ahead_of_target, check_slot
+from streamer.source.source_database import require_same_database
 
 VERSION_TESTED: Final = 18
 TIMEOUT_MILLISECONDS_LOW: Final = 10_000
@@ -59,6 +61,14 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
         findings.append(from_error(place, facts.error))
     if facts.server is None or facts.usage is None:
         return findings
+    record = None if target is None else target.sources.get(facts.source.label)
+    if record is not None:
+        server = facts.server
+        reached = server.system_identifier, server.database_oid, server.database_names
+        try:
+            require_same_database(facts.source, record.known_place, *reached)
+        except SourceDatabaseError as exc:
+            return [from_error(place, exc)]  # all else would be about another database
     findings += check_server(place, facts.server)
     findings += check_settings(place, facts.server, streams=facts.source.streaming)
     findings += check_backlog(place, facts.server, facts.source)

@@ -1,0 +1,34 @@
+"""The database to which a source's url leads: urls of databases of one server may be swapped.
+
+System identifier, timeline and WAL are those of the server, so they do not tell its databases
+apart. Another database under the url is no reason for a copy or for another slot. Pure.
+"""
+
+from collections.abc import Mapping
+
+from streamer.errors import SourceDatabaseError
+from streamer.mapping.rules import SourceMapping
+from streamer.source.timeline_branches import KnownPlace
+
+
+def require_same_database(
+    source: SourceMapping,
+    known: KnownPlace,
+    system_identifier: str,
+    database_oid: int,
+    names: Mapping[str, str],
+) -> None:
+    """Refuse another database of the same server. Raises SourceDatabaseError.
+
+    *names*: those of the databases of the server, by OID as text. A database that is no longer
+    there was dropped, and the slot with it.
+    """
+    before = str(known.database_oid)
+    if system_identifier != known.system_identifier or before not in names:
+        return
+    if database_oid != known.database_oid:
+        raise SourceDatabaseError(
+            f"the url of {source.label} leads to database {names[str(database_oid)]}, "
+            f"until now {names[before]}",
+            hint="correct the url",
+        )
