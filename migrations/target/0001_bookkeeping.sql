@@ -538,6 +538,7 @@ create table streamer.ddl (
 -- transaction that forgets the source writes the rows; `streamer tenants purge` works on them.
 create table streamer.purge (
     database text not null,
+    -- Empty for a source without one: no purge tells its rows from others, but streamer remembers them.
     sid text not null,
     target text not null,
     rows_deleted bigint not null default 0,

@@ -4,13 +4,16 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from streamer.errors import GapError
+from streamer.mapping.rules import SourceLabel
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.remedies import Remedy, run
 from streamer.target.connection import TargetConnection
 
 _READ_SQL: Final = """
 select database, sid, target, rows_deleted, next_block, blocks, began_at is not null as has_begun,
        finished_at is not null as is_finished
-from streamer.purge order by database, sid, target
+from streamer.purge where sid <> '' order by database, sid, target
 """
 _TARGETS_SQL: Final = """
 select distinct r.target from streamer.relation r join streamer.source s on s.id = r.source_id
@@ -37,12 +40,12 @@ update streamer.purge p set columns = array(
      where r.source_id = s.id and r.target = p.target and c.value::int > 0
     union select pg_catalog.unnest(p.columns))
 from streamer.source s
-where s.id = $1 and (p.database, p.sid) = (s.database, s.sid)
+where s.id = $1 and (p.database, p.sid) = (s.database, coalesce(s.sid, ''))
   and exists (select from streamer.relation r where r.source_id = s.id and r.target = p.target)
 """
 _LEFT_COLUMNS_SQL: Final = """
 select p.target, c.name, pg_catalog.min(p.database) as database,
-       pg_catalog.min(p.sid) filter (where p.finished_at is null) as unpurged_sid
+       nullif(pg_catalog.min(p.sid) filter (where p.finished_at is null), '') as unpurged_sid
 from streamer.purge p, unnest(p.columns) c (name)
 where exists (select from streamer.relation r where r.target = p.target)
   and not exists (select from streamer.relation r
@@ -50,6 +53,60 @@ where exists (select from streamer.relation r where r.target = p.target)
                      and (r.columns is null or coalesce((r.columns ->> c.name)::int, 0) > 0))
 group by 1, 2 order by 1, 2
 """
+
+
+_LEFT_ROWS_SQL: Final = """
+select r.id as relation_id, r.source, r.target, s.database, s.sid,
+       p.began_at is not null as is_partly_purged
+from streamer.relation r join streamer.source s on s.id = r.source_id
+join streamer.purge p
+  on (p.database, p.sid, p.target) = (s.database, coalesce(s.sid, ''), r.target)
+where s.id = $1 and r.source = any ($2::text[]) and p.finished_at is null
+  and not r.declared and r.snapshot_lsn is null and r.state = 'init'
+"""
+_UNPURGED_SQL: Final = """
+select database, nullif(sid, '') as sid, target, began_at is not null as is_partly_purged
+from streamer.purge where finished_at is null
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftRows:
+    """A table that streams again, with rows from before its source was removed."""
+
+    relation_id: int
+    source: str
+    target: str
+    database: str
+    sid: str | None
+    is_partly_purged: bool
+
+    @property
+    def error(self) -> GapError:
+        """Why the table is not in sync, whatever `initial: none` says."""
+        return left_rows_error(
+            self.source,
+            self.target,
+            self.database,
+            self.sid,
+            is_partly_purged=self.is_partly_purged,
+        )
+
+
+def left_rows_error(
+    source: str, target: str, database: str, sid: str | None, *, is_partly_purged: bool
+) -> GapError:
+    """Return the error of a table whose source was removed and has come back. Pure."""
+    label = SourceLabel(database, sid)
+    lack = (
+        "rows, because a purge has deleted some" if is_partly_purged else "the changes since then"
+    )
+    again = run("resync", source, database=database, sid=sid)
+    return GapError(
+        f'"{label}" was removed from the mapping, and {target} lacks {lack}; `initial: none` says '
+        "that the table is in sync",
+        hint=Remedy.of("to replace its rows, run: ", again),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +165,25 @@ async def keep_columns(connection: TargetConnection, source_id: int) -> None:
 async def read_left_columns(connection: TargetConnection) -> list[LeftColumn]:
     """Return the columns that removed sources had, and no other source of the target table has."""
     return [LeftColumn(**dict(row)) for row in await connection.fetch(_LEFT_COLUMNS_SQL)]
+
+
+async def read_left_rows(
+    connection: TargetConnection, source_id: int, sources: Collection[str]
+) -> list[LeftRows]:
+    """Return the tables among *sources* that are new to the mapping, and have rows from before."""
+    rows = await connection.fetch(_LEFT_ROWS_SQL, source_id, list(sources))
+    return [LeftRows(**dict(row)) for row in rows]
+
+
+async def read_unpurged(connection: TargetConnection) -> dict[tuple[str, str], bool]:
+    """Return the tables with rows of removed sources, by the source's label and the target.
+
+    The value tells whether a purge has deleted some of the rows.
+    """
+    return {
+        (SourceLabel(row["database"], row["sid"]), row["target"]): row["is_partly_purged"]
+        for row in await connection.fetch(_UNPURGED_SQL)
+    }
 
 
 async def find_other_writer(

@@ -18,6 +18,7 @@ from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Mode, Resync
 from streamer.mapping.rules import RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.purges import read_left_rows
 from streamer.progress.unmapped_relations import bring_back, keep_former
 from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection, transaction
@@ -218,6 +219,7 @@ async def register_relations(
         await connection.execute(_MOVED_SQL, source_id, sources, list(targets.values()))
         returned = await bring_back(connection, source_id, targets, may_resume=may_resume)
         await connection.execute(_NEW_SQL, source_id, sources, list(targets.values()), types, marks)
+        await _refuse_left_rows(connection, source_id, wanted)
         has_requested = await _request_recomputed(connection, source_id, wanted, found)
         await connection.execute(
             _CHANGED_SQL,
@@ -241,6 +243,27 @@ async def register_relations(
         for record in map(_relation_record, rows)
     }
     return [records[source] for source in sources]
+
+
+async def _refuse_left_rows(
+    connection: TargetConnection, source_id: int, wanted: Iterable[RelationMapping]
+) -> None:
+    """Let new relations with `initial: none` wait for a resync where rows or changes are missing.
+
+    Their rows in the target are those that streamer wrote before their source was removed.
+    """
+    declared = [str(mapping.source) for mapping in wanted if mapping.rule.initial is Initial.NONE]
+    for rows in await read_left_rows(connection, source_id, declared) if declared else ():
+        report = ErrorReport.of(rows.error)
+        await connection.execute(
+            "update streamer.relation set state = 'error', declared = true, owns_rows = true,"
+            " needs_resync = true, error = $2, error_code = $3, error_remedy = $4::text::jsonb,"
+            " changed_at = now() where id = $1",
+            rows.relation_id,
+            report.text,
+            report.code,
+            report.stored_remedy,
+        )
 
 
 def brings_columns(mapping: RelationMapping, relation: SourceRelation | None) -> bool:

@@ -90,9 +90,8 @@ where r.target = $1 and {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="s.id")}
 """
 _KEEP_TARGETS_SQL: Final = """
 insert into streamer.purge (database, sid, target)
-select distinct s.database, s.sid, r.target
-from streamer.source s join streamer.relation r on r.source_id = s.id
-where s.id = $1 and s.sid is not null
+select distinct s.database, coalesce(s.sid, ''), r.target
+from streamer.source s join streamer.relation r on r.source_id = s.id where s.id = $1
 on conflict (database, sid, target) do update set
     rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
 """

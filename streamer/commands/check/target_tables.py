@@ -18,6 +18,7 @@ from streamer.commands.check.findings import (
     Place,
     at_target,
     error,
+    from_error,
     in_words,
     info,
     quote_relation,
@@ -41,6 +42,7 @@ from streamer.postgres.quoting import (
     quote_identifier,
     quote_literal,
 )
+from streamer.progress.purges import left_rows_error
 from streamer.source.catalog import SourceColumn
 from streamer.source.user_defined_types import FIRST_USER_OID, SourceType
 from streamer.sync.create_tables import check_can_be_made, create_table_sql, published_relation
@@ -206,6 +208,7 @@ def check_table(
     if shared is None:
         yield from check_columns(pair, relation)
     yield from check_triggers(pair, table)
+    yield from check_left_rows(pair)
     yield from check_occupied(pair, relation)
 
 
@@ -423,6 +426,17 @@ def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
         listed = ", ".join(table.triggers)
         problem = f"triggers of target table {pair.name} would fire ({listed}), {reason}"
         yield warning(pair.place, problem, fix)
+
+
+def check_left_rows(pair: Pair) -> Iterable[Finding]:
+    """Rows of a source that was removed, in a table that `initial: none` declares in sync."""
+    facts, mapping = pair.facts, pair.mapping
+    is_partly_purged = pair.target.unpurged.get((facts.label, str(mapping.target)))
+    record = pair.target.record(facts.source, mapping)
+    if mapping.rule.initial is Initial.NONE and record is None and is_partly_purged is not None:
+        source = facts.source
+        names = str(mapping.source), str(mapping.target), source.database, source.sid
+        yield from_error(pair.place, left_rows_error(*names, is_partly_purged=is_partly_purged))
 
 
 def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
