@@ -1,31 +1,89 @@
-"""A directory of one process: it goes with the process, or as the next one starts.
+"""Directories and files that only this user can change, and the directory of one process.
 
-A file in it stays locked while its process lives. A killed process cannot remove its directory, in
-which there may be connection strings, so the next process that makes one removes it.
+Other users can make a directory before this process does, in a temporary directory or on a shared
+disk. Whoever owns a directory can replace each file in it. So this process uses a directory only if
+it belongs to this user alone, and reads jobs and secrets only from such files.
+
+The directory of one process goes with the process, or as the next one starts. A file in it stays
+locked while its process lives. A killed process cannot remove its directory, in which there may be
+connection strings, so the next process that makes one removes it.
 """
 
+import errno
 import fcntl
 import os
+import shlex
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import Final
 
 _LOCK: Final = "lock"
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class NotPrivateError(OSError):
+    """Other users can change a directory or file. ``remedy``: the command that changes this."""
+
+    def __init__(self, path: Path, problem: str, remedy: str | None = None) -> None:
+        super().__init__(errno.EPERM, problem, str(path))
+        self.remedy = remedy
+
+
+def make_private(directory: Path) -> None:
+    """Make *directory* with mode 0700, or check that it belongs to this user alone.
+
+    Raises OSError: a NotPrivateError for a directory of another user or with another mode.
+    """
+    for path in (*reversed(directory.parents), directory):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
+    os.close(open_private(directory))
+
+
+def open_private(directory: Path) -> int:
+    """Open a directory that belongs to this user alone; return its descriptor. Raises OSError."""
+    if directory.is_symlink():
+        raise NotPrivateError(directory, "it is a symbolic link")
+    descriptor = os.open(directory, _DIRECTORY)
+    try:
+        _require_private(descriptor, directory, "700")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_private(path: Path) -> str:
+    """Return the text of a file that belongs to this user alone. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        _require_private(descriptor, path, "600")
+        return file.read()
+
+
+def _require_private(descriptor: int, path: Path, mode: str) -> None:
+    facts = os.fstat(descriptor)
+    if facts.st_uid != os.geteuid():
+        raise NotPrivateError(path, f"it belongs to another user, with the id {facts.st_uid}")
+    if facts.st_mode & _OTHERS:
+        problem = f"its mode is {stat.S_IMODE(facts.st_mode):04o}, so other users may use it"
+        raise NotPrivateError(path, problem, shlex.join(["chmod", mode, str(path)]))
 
 
 class OwnedDirectory:
     """A new directory in *parent* that only this user can read. Raises OSError."""
 
     def __init__(self, parent: Path, prefix: str) -> None:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_stale(parent, prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         self._lock = self._take_lock()
 
     def make_again(self) -> None:
         """Make the directory after a cleaner has removed it. Raises OSError."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.path)
         os.close(self._lock)
         self._lock = self._take_lock()
 
@@ -43,9 +101,9 @@ class OwnedDirectory:
     def _take_lock(self) -> int:
         """Lock the file, again if another process removed it as that of a dead one meanwhile."""
         while True:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.path)
             try:
-                lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+                lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
             except FileNotFoundError:
                 continue
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -55,12 +113,18 @@ class OwnedDirectory:
 
 
 def remove_stale(parent: Path, prefix: str) -> None:
-    """Remove directories whose processes have ended."""
+    """Remove directories of this user whose processes have ended."""
     for directory in parent.glob(f"{prefix}*"):
         try:
-            lock = os.open(directory / _LOCK, os.O_RDWR)
+            opened = open_private(directory)
         except OSError:
             continue
+        try:
+            lock = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW, dir_fd=opened)
+        except OSError:
+            continue
+        finally:
+            os.close(opened)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -28,7 +28,7 @@ from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import SpoolError
 from streamer.lsn import Lsn
-from streamer.owned_directory import OwnedDirectory
+from streamer.owned_directory import NotPrivateError, OwnedDirectory, make_private
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
@@ -84,17 +84,33 @@ def _unpack_block(data: bytes, begin: int) -> list[bytes]:
     return slices(data, list(accumulate(lengths, initial=begin)))
 
 
+def claim_parent(parent: Path) -> None:
+    """Make the configured directory of spools, or check that it belongs to this user alone.
+
+    It holds journals, jobs of Spark and the id of the installation. Raises SpoolError.
+    """
+    try:
+        make_private(parent)
+    except OSError as exc:
+        raise _unusable(parent, exc) from exc
+
+
+def _unusable(parent: Path, error: OSError) -> SpoolError:
+    hint = "set spool.directory to a writable directory with room"
+    if isinstance(error, NotPrivateError):
+        hint = error.remedy or "set spool.directory to a directory of streamer's own user"
+    return SpoolError(f"cannot use {parent} for held changes: {error.strerror}", hint=hint)
+
+
 class SpoolDirectory:
     """The directory that one process keeps its spools in."""
 
     def __init__(self, parent: Path) -> None:
+        claim_parent(parent)
         try:
             self._directory = OwnedDirectory(parent, "streamer-")
         except OSError as exc:
-            raise SpoolError(
-                f"cannot use {parent} for held changes: {exc.strerror}",
-                hint="set spool.directory to a writable directory with room",
-            ) from exc
+            raise _unusable(parent, exc) from exc
         self.path = self._directory.path
         self._count = 0
 
@@ -111,6 +127,7 @@ class SpoolDirectory:
     def _make_again(self) -> None:
         """A cleaner has removed the directory. Files that are open stay usable without it."""
         log.warning("the spool directory disappeared; creating it again", path=str(self.path))
+        claim_parent(self.path.parent)
         try:
             self._directory.make_again()
         except OSError as exc:

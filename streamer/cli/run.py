@@ -12,6 +12,7 @@ import structlog
 from streamer import __version__
 from streamer.admin.events import Events
 from streamer.admin.server import AdminServer, opened_admin
+from streamer.apply.spool import claim_parent
 from streamer.cli.processes import make_parent, obeying, serving_as
 from streamer.compiled import choice
 from streamer.config import static
@@ -72,6 +73,7 @@ async def run(
     stop = stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
     settings, mapping = _load(path, overrides, membership)
     count = settings.processes if condition.lsn is None else 1
+    claim_parent(settings.spool.path)
     if membership is None and settings.spool.directory is not None:
         gather_journals(settings.spool.directory, count)
     if membership is not None:

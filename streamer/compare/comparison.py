@@ -32,6 +32,7 @@ from streamer.mapping.names import RelationName, parse_name, parse_relation
 from streamer.mapping.options import TableType
 from streamer.mapping.resync import KeySet
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, resolve
+from streamer.postgres.credentials import passwords_kept
 from streamer.postgres.key_ranges import KeyRange
 from streamer.postgres.quoting import quote_qualified
 from streamer.postgres.secret import Secret
@@ -212,6 +213,7 @@ class Comparison:
         self._runner = runner
         self._options = options
         self._sources: dict[int, tuple[str, Place]] = {}
+        self._source_urls: list[Secret] = []
         self._lsns: dict[int, Lsn] = {}
         self._began_at: datetime | None = None
         self._comparison_id: int | None = None
@@ -314,6 +316,7 @@ class Comparison:
         url = await login_of_source(source)
         place = (record.system_identifier or "", record.timeline or 0, 0)
         self._sources[record.source_id] = (url, place)
+        self._source_urls.append(source.url)
         async with connection(source) as plain:
             await check_same_database(source, plain, record.known_place)
             relations = await read_relations(plain, [parse_name(f.record.source) for f in found])
@@ -391,7 +394,8 @@ class Comparison:
                 done=len(record.ranges) - len(left),
             )
         size_bytes = sum(one.size_bytes for one in found)
-        results = await self._run_job(tables, record, left, size_bytes)
+        async with passwords_kept(self._target_url, *self._source_urls):
+            results = await self._run_job(tables, record, left, size_bytes)
         by_id = {one.record.relation_id: one.result for one in found}
         for one in found:
             assert one.table is not None

@@ -34,6 +34,7 @@ from streamer.compare.ranges import count_parts, split_range, whole_rate
 from streamer.compare.tables import ComparedTable
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
+from streamer.owned_directory import read_private
 from streamer.postgres.key_ranges import Key, KeyRange
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
@@ -92,9 +93,7 @@ class ComparisonEnds:
     @classmethod
     def read(cls, ends: dict[str, Any] | str) -> Self:
         """Take what a job hands to its tasks: the ends, or the file that holds them."""
-        found = (
-            json.loads(Path(ends).read_text(encoding="utf-8")) if isinstance(ends, str) else ends
-        )
+        found = json.loads(read_private(Path(ends))) if isinstance(ends, str) else ends
         sources = {number: (url, (*place,)) for number, url, *place in found["sources"]}
         return cls(found["target_url"], sources)
 

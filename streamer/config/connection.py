@@ -77,7 +77,7 @@ class ConnectionSettings(Strict):
         default=None,
         title="Password command",
         description="Command that prints the password, such as a cloud provider's token, if "
-        "the url has none. streamer runs it without a shell. Its environment has "
+        "the url has none. streamer runs it without a shell, for at most 10 s. Its environment has "
         "PGHOST, PGPORT, PGUSER and "
         "PGDATABASE of the url. Only a configuration file can name a command.",
     )

@@ -7,12 +7,8 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 
 from streamer.config.connection import CommandLine, SecretText, Strict
-from streamer.postgres.password_source import (
-    PASSWORD_BYTES_MAX,
-    PasswordUnavailableError,
-    command_output,
-)
 from streamer.postgres.secret import Secret
+from streamer.postgres.secret_command import OUTPUT_BYTES_MAX, CommandError, run_secret_command
 
 KEY_CHARACTERS_MIN: Final = 32
 
@@ -67,9 +63,9 @@ def read_key(settings: HashKeySettings) -> Secret:
         assert settings.key_command is not None
         place = "key_command"
         try:
-            content = command_output(settings.key_command, place, {})
-        except PasswordUnavailableError as exc:
-            raise HashKeyError(str(exc)) from None
+            content = run_secret_command(settings.key_command, {})
+        except CommandError as exc:
+            raise HashKeyError(f"{place}: {exc}") from None
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -85,7 +81,7 @@ def read_key(settings: HashKeySettings) -> Secret:
 def _read_file(path: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            return file.read(PASSWORD_BYTES_MAX)
+            return file.read(OUTPUT_BYTES_MAX)
     except OSError as exc:
         raise HashKeyError(f"key_file {path}: {exc.strerror}") from None
 

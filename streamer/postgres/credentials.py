@@ -6,23 +6,115 @@ reports the passwords that have changed, and the owners of their connections rec
 """
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from streamer.postgres.conninfo import parse_conninfo, with_host_first, with_password_of
 from streamer.postgres.password_source import (
     KnownPassword,
     PasswordSource,
+    PasswordUnavailableError,
+    keep_in_file,
     known_password,
     read_password_of,
     write_job_url,
 )
 from streamer.postgres.secret import Secret
+from streamer.waiting import in_thread
 
-# Commands of a slow vault would occupy the threads that write spool files.
-_threads: Final = ThreadPoolExecutor(8, thread_name_prefix="password")
+_FILES_AT_ONCE: Final = 8
+_COMMANDS_AT_ONCE: Final = 8
+_SLOW_COMMANDS_AT_ONCE: Final = 2
+_TARGETS_AT_ONCE: Final = 4
+_threads: Final = ThreadPoolExecutor(
+    _FILES_AT_ONCE + _COMMANDS_AT_ONCE + _SLOW_COMMANDS_AT_ONCE + _TARGETS_AT_ONCE,
+    thread_name_prefix="password",
+)
+_RETRY_SECONDS: Final = 5.0
+_ABANDONED_SECONDS: Final = 1.0
+
+
+class _Reading:
+    """The reading of one login's password. All connections that begin meanwhile await its end."""
+
+    def __init__(self, url: Secret, source: PasswordSource, turn: asyncio.Semaphore) -> None:
+        self._url = url
+        self._source = source
+        self._turn = turn
+        self.has_begun = False
+        self.task = asyncio.create_task(self._run(), name="password")
+
+    async def _run(self) -> str:
+        async with self._turn:
+            self.has_begun = True
+            return await self._read()
+
+    async def _read(self) -> str:
+        loop, abandoned = asyncio.get_running_loop(), threading.Event()
+        ended = loop.run_in_executor(
+            _threads, read_password_of, self._url.reveal(), self._source, abandoned
+        )
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            abandoned.set()  # the command ends with its processes
+            await asyncio.wait([ended], timeout=_ABANDONED_SECONDS)
+            _retrieve(ended)
+            raise
+
+
+def _retrieve(ended: asyncio.Future[str]) -> None:
+    """Let asyncio not report a failure that no connection awaits."""
+    if ended.done() and not ended.cancelled():
+        ended.exception()
+
+
+class _Readings:
+    """The readings of one event loop, by login.
+
+    A command that hangs makes only its own login wait. Files and the target have turns of their
+    own, and so have the commands that hung when they ran last.
+    """
+
+    def __init__(self) -> None:
+        self._files = asyncio.Semaphore(_FILES_AT_ONCE)
+        self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
+        self._slow_commands = asyncio.Semaphore(_SLOW_COMMANDS_AT_ONCE)
+        self._targets = asyncio.Semaphore(_TARGETS_AT_ONCE)
+        self._by_login: dict[int, _Reading] = {}
+
+    def of(self, url: Secret) -> _Reading | None:
+        """Return the reading that goes on."""
+        return self._by_login.get(id(_known(url)))
+
+    def begin(self, url: Secret, source: PasswordSource, known: KnownPassword) -> _Reading:
+        """Return the reading that goes on, or a new one."""
+        if (reading := self._by_login.get(id(known))) is None:
+            reading = self._by_login[id(known)] = _Reading(url, source, self._turn(source, known))
+            reading.task.add_done_callback(lambda _: self._by_login.pop(id(known)))
+            reading.task.add_done_callback(_retrieve)  # its connections may all be cancelled
+        return reading
+
+    def _turn(self, source: PasswordSource, known: KnownPassword) -> asyncio.Semaphore:
+        if known.goes_first:
+            return self._targets
+        if source.file is not None:
+            return self._files
+        return self._slow_commands if known.is_slow else self._commands
+
+
+_readings: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Readings]] = WeakKeyDictionary()
+
+
+def _readings_here() -> _Readings:
+    return _readings.setdefault(asyncio.get_running_loop(), _Readings())
 
 
 class ConnectionUrl(Secret):
@@ -58,16 +150,31 @@ def has_password_source(url: Secret) -> bool:
     return isinstance(url, ConnectionUrl)
 
 
-async def current_password(url: Secret) -> str | None:
+async def current_password(url: Secret, *, goes_first: bool = False) -> str | None:
     """Return the current password; None if *url* itself or libpq has it.
 
-    Raises PasswordUnavailableError.
+    *goes_first*: this login waits for no other one, from now on. Raises PasswordUnavailableError.
     """
-    source = _source(url)
+    source, known = _source(url), _known(url)
     if source is None:
-        return _known(url).replacement
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_threads, read_password_of, url.reveal(), source)
+        return known.replacement
+    known.goes_first |= goes_first
+    if known.kept is not None:
+        return known.kept
+    reading = _readings_here().begin(url, source, known)
+    return await asyncio.shield(reading.task)
+
+
+def awaited_password(url: Secret) -> str | None:
+    """Return what a connection by *url* waits for, if that is its password."""
+    source, reading = _source(url), _readings_here().of(url)
+    if source is None or reading is None:
+        return None
+    if source.file is not None:
+        return f"password_file {source.file}"
+    if reading.has_begun:
+        return "the output of its password_command"
+    return "the end of other password commands, before its own runs"
 
 
 def forget_password(url: Secret) -> bool:
@@ -144,4 +251,35 @@ async def job_url(
         text = with_host_first(text, first_host)
     if password is None:
         return with_password_of(os.environ if environment is None else environment, text)
-    return write_job_url(text, password, _source(url))
+    source, kept = _source(url), None
+    if source is not None and source.command is not None:
+        kept = await in_thread(keep_in_file, url.reveal(), source)
+    return write_job_url(text, password, source, kept)
+
+
+@asynccontextmanager
+async def passwords_kept(*urls: Secret) -> AsyncIterator[None]:
+    """Run the commands of *urls* again before their outputs expire, for the length of a block.
+
+    The tasks of a job read the outputs from files (`job_url`).
+    """
+    tasks = [
+        asyncio.create_task(_keep(url, source), name="password of a job")
+        for url in urls
+        if (source := _source(url)) is not None and source.command is not None
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _keep(url: Secret, source: PasswordSource) -> None:
+    known = _known(url)
+    while True:
+        left = known.expires_at - time.monotonic() if known.expires_at else source.seconds
+        await asyncio.sleep(max(left, min(_RETRY_SECONDS, source.seconds)))
+        # The next round runs it again; until then tasks have the last output.
+        with contextlib.suppress(PasswordUnavailableError):
+            await current_password(url)

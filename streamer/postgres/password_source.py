@@ -4,22 +4,29 @@ Tasks of Spark import this module too. They read the password themselves, becaus
 a token.
 """
 
+import atexit
+import itertools
 import json
 import os
-import shlex
-import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from streamer.owned_directory import OwnedDirectory, read_private
 from streamer.postgres.conninfo import add_password, parse_conninfo
+from streamer.postgres.secret_command import (
+    COMMAND_SECONDS,
+    OUTPUT_BYTES_MAX,
+    CommandError,
+    run_secret_command,
+)
 
-COMMAND_SECONDS: Final = 10.0
-PASSWORD_BYTES_MAX: Final = 65536
-"""A token of a cloud has up to 2 kB; larger files are no password files."""
+COMMAND_VARIABLE: Final = "STREAMER_PASSWORD_COMMAND"
+"""Names the password command of a worker in a cluster, in the environment of its executor."""
 _VARIABLES: Final = {
     "host": "PGHOST",
     "port": "PGPORT",
@@ -56,6 +63,22 @@ class KnownPassword:
     """A password that the url has got since the process began."""
     generation: int = 0
     """How often an operator has had the password renewed to another one."""
+    command_seconds: float = 0.0
+    """The time that the command took when it ran last."""
+    goes_first: bool = False
+    """Whether this login waits for no other one."""
+    file: Path | None = None
+    """A file with the last output of the command, for tasks of jobs."""
+
+    @property
+    def kept(self) -> str | None:
+        """The output of a command that is still valid."""
+        return self.last if time.monotonic() < self.expires_at else None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the command hung, or almost did, when it ran last."""
+        return self.command_seconds >= COMMAND_SECONDS / 2
 
 
 _known: Final[dict[tuple[PasswordSource | None, tuple[str | None, ...]], KnownPassword]] = {}
@@ -73,19 +96,28 @@ def known_password(url: str, source: PasswordSource | None) -> KnownPassword:
         return _known.setdefault(key, KnownPassword())
 
 
-def read_password_of(url: str, source: PasswordSource) -> str:
+def read_password_of(
+    url: str, source: PasswordSource, abandoned: threading.Event | None = None
+) -> str:
     """Return the current password for *url*. Blocks while a command runs.
 
-    Raises PasswordUnavailableError.
+    *abandoned*: see `run_secret_command`. Raises PasswordUnavailableError.
     """
     known = known_password(url, source)
     with known.lock:
         if source.file is not None:
             known.last = _read_file(Path(source.file))
-        elif known.last is None or time.monotonic() >= known.expires_at:
+        elif known.kept is None:
             assert source.command is not None
-            known.last = _run(source.command, url)
+            began = time.monotonic()
+            try:
+                known.last = _run(source.command, url, abandoned)
+            finally:
+                known.command_seconds = time.monotonic() - began
             known.expires_at = time.monotonic() + source.seconds
+            if known.file is not None:
+                _write_file(known.file, known.last)
+        assert known.last is not None
         if known.renewed is None:
             known.renewed = known.last
         return known.last
@@ -94,43 +126,20 @@ def read_password_of(url: str, source: PasswordSource) -> str:
 def _read_file(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(PASSWORD_BYTES_MAX + 1)
+            content = file.read(OUTPUT_BYTES_MAX + 1)
     except OSError as exc:
         raise PasswordUnavailableError(f"password_file {path}: {exc.strerror}") from None
     return _single_line(content, f"password_file {path}")
 
 
-def _run(command: str, url: str) -> str:
+def _run(command: str, url: str, abandoned: threading.Event | None) -> str:
     given = parse_conninfo(url)
     variables = {variable: given[name] for name, variable in _VARIABLES.items() if name in given}
-    return _single_line(command_output(command, "password_command", variables), "password_command")
-
-
-def command_output(command: str, setting: str, variables: Mapping[str, str]) -> bytes:
-    """Return the output of a command, which runs without a shell. Blocks.
-
-    *setting*: its name, for errors. *variables*: of its environment, beside streamer's own. Raises
-    PasswordUnavailableError.
-    """
     try:
-        done = subprocess.run(
-            shlex.split(command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=COMMAND_SECONDS,
-            check=False,
-            env=os.environ | variables,
-        )
-    except subprocess.TimeoutExpired:
-        problem = f"streamer ended it after {COMMAND_SECONDS:g} s"
-        raise PasswordUnavailableError(f"{setting}: {problem}") from None
-    except OSError as exc:
-        raise PasswordUnavailableError(f"{setting}: {exc.strerror}") from None
-    if done.returncode != 0:
-        # Its messages may repeat a secret.
-        problem = f"it ended with exit status {done.returncode}"
-        raise PasswordUnavailableError(f"{setting}: {problem}")
-    return done.stdout
+        output = run_secret_command(command, variables, abandoned)
+    except CommandError as exc:
+        raise PasswordUnavailableError(f"password_command: {exc}") from None
+    return _single_line(output, "password_command")
 
 
 def _single_line(content: bytes, place: str) -> str:
@@ -140,7 +149,7 @@ def _single_line(content: bytes, place: str) -> str:
     except UnicodeDecodeError:
         raise PasswordUnavailableError(f"{place}: the password is not UTF-8") from None
     lines = text.splitlines()
-    if len(content) > PASSWORD_BYTES_MAX or len(lines) != 1 or not lines[0] or "\0" in text:
+    if len(content) > OUTPUT_BYTES_MAX or len(lines) != 1 or not lines[0] or "\0" in text:
         raise PasswordUnavailableError(f"{place}: expected one line with the password")
     return lines[0]
 
@@ -148,22 +157,60 @@ def _single_line(content: bytes, place: str) -> str:
 # ---- jobs of Spark -------------------------------------------------------------------------------
 
 
-def write_job_url(url: str, password: str, source: PasswordSource | None) -> str:
+_files: OwnedDirectory | None = None
+_numbers: Final = itertools.count(1)
+
+
+def keep_in_file(url: str, source: PasswordSource) -> Path:
+    """Keep the output of the command for *url* in a file from now on; return the file.
+
+    Only this user can read the file. Raises OSError.
+    """
+    global _files  # the directory lives as long as the process
+    known = known_password(url, source)
+    with known.lock:
+        if known.file is None:
+            with _known_lock:
+                if _files is None:
+                    parent = Path(tempfile.gettempdir())
+                    _files = OwnedDirectory(parent, "streamer-passwords-")
+                    atexit.register(_files.close)
+                known.file = _files.path / str(next(_numbers))
+        if known.last is not None:
+            _write_file(known.file, known.last)
+    return known.file
+
+
+def _write_file(path: Path, password: str) -> None:
+    """Replace the file at once: a task reads the old password or the new one.
+
+    A disk without room ends no connection. The tasks then have the password of the job's start.
+    """
+    with suppress(OSError):
+        if _files is not None and not path.parent.exists():  # a cleaner has removed it
+            _files.make_again()
+        descriptor, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(password)
+        os.replace(name, path)
+
+
+def write_job_url(
+    url: str, password: str, source: PasswordSource | None, kept: Path | None = None
+) -> str:
     """Return a secret text for the file of a Spark job, which `open_job_url` reads.
 
-    It has the password of now, and the place of the next ones.
+    It has the password of now, and the file of the next ones: that of *source*, or *kept* (see
+    `keep_in_file`). It names no command: a process that could change the job's file would choose a
+    program for this user.
     """
     now = add_password(url, password)
     if source is None:
         return now
-    found: dict[str, Any] = {
-        "url": url,
-        "now": now,
-        "file": source.file,
-        "command": source.command,
-        "seconds": source.seconds,
-    }
-    return json.dumps(found)
+    job: dict[str, Any] = {"url": url, "now": now, "file": source.file, "kept": None}
+    if kept is not None:
+        job |= {"kept": str(kept), "seconds": source.seconds}
+    return json.dumps(job)
 
 
 def open_job_url(text: str) -> str:
@@ -173,10 +220,22 @@ def open_job_url(text: str) -> str:
     """
     if not text.startswith("{"):
         return text
-    found = json.loads(text)
-    source = PasswordSource(found["file"], found["command"], found["seconds"])
+    job = json.loads(text)
     try:
-        password = read_password_of(found["url"], source)
-    except PasswordUnavailableError:
-        return str(found["now"])
-    return add_password(found["url"], password)
+        password = _read_job_password(job)
+    except (PasswordUnavailableError, OSError):
+        return str(job["now"])
+    return str(job["now"]) if password is None else add_password(job["url"], password)
+
+
+def _read_job_password(job: dict[str, Any]) -> str | None:
+    if job["file"] is not None:
+        return read_password_of(job["url"], PasswordSource(job["file"]))
+    if job["kept"] is None:
+        return None
+    if os.path.exists(job["kept"]):
+        return read_private(Path(job["kept"]))
+    command = os.environ.get(COMMAND_VARIABLE)
+    if command is None:
+        return None
+    return read_password_of(job["url"], PasswordSource(None, command, job["seconds"]))

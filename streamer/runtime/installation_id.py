@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from streamer.owned_directory import make_private, read_private
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.waiting import in_thread
 
@@ -42,7 +43,7 @@ class Installation:
 
     def _read(self) -> str | None:
         try:
-            text = self._path.read_text(encoding="ascii").strip()
+            text = read_private(self._path).strip()
         except (OSError, ValueError):
             return None
         return text if 0 < len(text) <= _ID_LENGTH_MAX else None
@@ -67,7 +68,7 @@ class Installation:
 
     def _write(self, installation: str) -> None:
         directory = self._path.parent
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         # mkstemp gives mode 0600. A rename leaves the old file or the new one after a crash.
         descriptor, name = tempfile.mkstemp(prefix=".installation-", dir=directory)
         try:

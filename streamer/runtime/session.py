@@ -5,7 +5,9 @@ tables, opens the slot or the journal, and starts the stream. It returns a compl
 raises and leaves nothing behind.
 """
 
-from collections.abc import Callable, Iterable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -16,11 +18,12 @@ from streamer.decode.pgoutput import DDL_PREFIX
 from streamer.decode.table_messages import TableMessages
 from streamer.decode.transactions import TransactionAssembler
 from streamer.error_reports import ErrorReport
-from streamer.errors import SourceContentionError
+from streamer.errors import SourceContentionError, SourcePasswordError, StreamerError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.options import DdlCapture, Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.postgres.credentials import awaited_password
 from streamer.progress.definition_changes import read_unknown
 from streamer.progress.lock import SourceLock
 from streamer.progress.relations import (
@@ -81,6 +84,8 @@ if TYPE_CHECKING:
 
 PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A transaction larger than this goes through its lanes' spools."""
+PASSWORD_REPORT_SECONDS: Final = 1.0
+"""How often `status` learns that a start waits for a password."""
 IS_JOURNAL: Final = "changes come by a journal, which is in text"
 
 
@@ -220,8 +225,9 @@ class _Opening:
         await set_source_state(bookkeeping, self._source_id, "starting")
         await take_requests(bookkeeping, self._source_id, source, begins=True)
         known = record.known_place
-        await prefer_newest(source, known)
-        replication = await connect(source, replication=True)
+        async with self._telling_of_password():
+            await prefer_newest(source, known)
+            replication = await connect(source, replication=True)
         try:
             with translating(source.label):
                 server = await read_server(replication)
@@ -241,6 +247,23 @@ class _Opening:
             self._end_turn()
             await replication.close()
             raise
+
+    @contextlib.asynccontextmanager
+    async def _telling_of_password(self) -> AsyncIterator[None]:
+        """Store what keeps the connections of a block from their password."""
+        reporting = asyncio.create_task(self._report_password(), name="password wait")
+        try:
+            yield
+        finally:
+            reporting.cancel()
+            await asyncio.wait([reporting])
+
+    async def _report_password(self) -> None:
+        with contextlib.suppress(StreamerError):
+            while True:
+                await asyncio.sleep(PASSWORD_REPORT_SECONDS)
+                if (awaited := awaited_password(self._source.url)) is not None:
+                    await self._report_wait(awaited, SourcePasswordError.code)
 
     async def _take_turn(self) -> None:
         """Wait for the turn of a source that was never streamed, if it has to copy all tables.
@@ -302,9 +325,9 @@ class _Opening:
                 await settled.snapshot.close()
             raise
 
-    async def _report_wait(self, awaited: str) -> None:
-        """Store the sessions of the source for which the start waits."""
-        reason = ErrorReport(f"the start waits for {awaited}", SourceContentionError.code)
+    async def _report_wait(self, awaited: str, code: str = SourceContentionError.code) -> None:
+        """Store what the start waits for: sessions of the source, or its password."""
+        reason = ErrorReport(f"the start waits for {awaited}", code)
         await set_source_state(
             self._bookkeeping, self._source_id, "starting", reason, waiting_for=awaited
         )

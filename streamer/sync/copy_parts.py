@@ -29,6 +29,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from streamer.failpoints import failpoint
+from streamer.owned_directory import read_private
 from streamer.postgres import origin, session
 from streamer.postgres.keyed_hash import KeyedHash, hashed_line
 from streamer.postgres.password_source import open_job_url
@@ -121,7 +122,7 @@ def copy_tasks(
     them.
     """
     if isinstance(ends, str):
-        ends = CopyEnds.from_json(json.loads(Path(ends).read_text(encoding="utf-8")))
+        ends = CopyEnds.from_json(json.loads(read_private(Path(ends))))
     for parts in part_lists:
         yield from copy_parts(parts, ends)
 

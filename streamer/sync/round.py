@@ -41,6 +41,7 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.mapping.names import RelationName
 from streamer.mapping.resync import RowScope
+from streamer.postgres.credentials import passwords_kept
 from streamer.progress.relations import set_waiting
 from streamer.source.bytewise_columns import read_bytewise
 from streamer.source.catalog import SourceRelation, read_relations
@@ -635,7 +636,8 @@ class Round:
             listed = [[part.to_json() for part in task] for task in tasks]
             work.append(self._context.launcher.submit({"tasks": listed, "ends": asdict(ends)}))
         # One failure must not keep the others from reporting their results.
-        results = await asyncio.gather(*work, return_exceptions=True)
+        async with passwords_kept(self._context.source.url, self._context.settings.target_url):
+            results = await asyncio.gather(*work, return_exceptions=True)
         failures: list[dict[str, Any]] = []
         for result in results:
             if isinstance(result, BaseException):

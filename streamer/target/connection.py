@@ -654,7 +654,7 @@ async def _log_in(address: TargetAddress, server_settings: dict[str, str]) -> as
 
     async def connect() -> asyncpg.Connection:
         try:
-            password = await current_password(address.url)
+            password = await current_password(address.url, goes_first=True)
         except PasswordUnavailableError as exc:
             raise TargetPasswordError(f"target: {exc}", hint=_PASSWORD_HINT) from None
         return await _connect_to_any(address, password, server_settings)

@@ -1,6 +1,7 @@
 """Passwords that change while a stream runs."""
 
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,13 @@ from typing import Any
 import pytest
 
 from streamer.commands.embedded import Server
+from streamer.postgres.secret_command import COMMAND_SECONDS
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.sources import read_source_records
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database, running, versions
 from tests.support.streamer import Streamer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
 SECONDS = 60.0
@@ -128,3 +134,49 @@ async def test_passwords_change_without_a_restart(
         await streamer.stop()
     said = "".join(capfd.readouterr())
     assert "-secret" not in said
+
+
+async def test_password_commands_that_hang_stop_their_own_sources_only(
+    asking: Server, source: Database, target: Database, tmp_path: Path
+) -> None:
+    for role, side in (("reader", "source"), ("writer", "target")):
+        asking.execute(f"alter role {role} password 'secret'")
+        (tmp_path / side).write_text("secret\n")
+    source.execute("create table t (id int primary key); insert into t values (1)")
+    directory = shlex.quote(str(tmp_path))
+    (path := tmp_path / "config.yaml").write_text(
+        CONFIG.format(source=source.url, target=target.url, directory=directory)
+        + "".join(
+            f"- database: hangs{n}\n"
+            f'  urls: [{{url: "{source.url}", password_command: "sleep 30{n}"}}]\n'
+            f"  tables: {{t: {{target: other{n}}}}}\n"
+            for n in range(20)
+        )
+    )
+    streamer = Streamer(path)
+    bookkeeping = Bookkeeping(TargetAddress.parse(streamer.settings.target.url))
+    began = time.monotonic()
+    streamer.start()
+    try:
+
+        async def streams() -> bool:
+            return bool(target.value("select to_regclass('public.t')")) and bool(
+                target.value("select count(*) from t")
+            )
+
+        await until(streams, "the source with a file is copied")
+        source.execute("insert into t values (2)")
+        await until(lambda: target.value("select count(*) from t") == 2, "its change arrives")
+        assert time.monotonic() - began < 2 * COMMAND_SECONDS, "before the first commands ended"
+
+        async def is_said() -> bool:
+            records = await read_source_records(bookkeeping)
+            return {record.waiting_for for record in records} >= {
+                "the output of its password_command",
+                "the end of other password commands, before its own runs",
+            }
+
+        await until(is_said, "status says what the others wait for")
+    finally:
+        await bookkeeping.close()
+        await streamer.stop()

@@ -26,6 +26,7 @@ from streamer.decode.large_values import LARGE_BYTES
 from streamer.errors import JournalError, SpoolError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.owned_directory import make_private
 from streamer.source.history_check import Landmark
 from streamer.source.journal.gather import NewSegment
 from streamer.source.journal.records import (
@@ -100,8 +101,7 @@ class Journal:
     def create(cls, path: Path, identity: JournalIdentity, start_lsn: Lsn, branch: Branch) -> Self:
         """Begin a journal of *branch* at *start_lsn*. Raises SpoolError."""
         with _saying(path):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)
+            make_private(path)
             journal = cls(path, identity, _lock(path))
             try:
                 journal._remove_strays()
@@ -389,7 +389,7 @@ def move_journal(path: Path, place: Path) -> None:
     with _saying(path):
         lock = _lock(path)
         try:
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(place.parent)
             remove_journal(place)
             path.rename(place)
             for directory in (place.parent, place.parent.parent, path.parent):
@@ -401,7 +401,7 @@ def move_journal(path: Path, place: Path) -> None:
 def try_directory(path: Path) -> None:
     """Check that a journal can begin at *path*. Raises SpoolError."""
     with _saying(path):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path.parent)
         trial = path.with_name(f"{path.name}.trial")
         descriptor = os.open(trial, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
         try:

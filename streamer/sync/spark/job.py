@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from streamer.owned_directory import read_private
 from streamer.sync.spark.security import find_weaknesses, is_local
 from streamer.sync.spark.start import StartedSpark, start_spark
 
@@ -57,6 +58,7 @@ SHIPPED: Final = (
     "streamer.failpoints",
     "streamer.hints",
     "streamer.lsn",
+    "streamer.owned_directory",
     "streamer.postgres",
     "streamer.postgres.conninfo",
     "streamer.postgres.key_ranges",
@@ -65,6 +67,7 @@ SHIPPED: Final = (
     "streamer.postgres.password_source",
     "streamer.postgres.quoting",
     "streamer.postgres.row_values",
+    "streamer.postgres.secret_command",
     "streamer.postgres.session",
     "streamer.postgres.sqlstate",
     "streamer.remedies",
@@ -141,7 +144,7 @@ def write_shipped(path: Path) -> None:
 
 def run_job(context: "SparkContext", path: Path) -> Any:
     """Run the job described in a file; return its result, such as the relations that failed."""
-    job = json.loads(path.read_text(encoding="utf-8"))
+    job = json.loads(read_private(path))
     program = importlib.import_module(PROGRAMS[job.get("program", "copy")])
     # Of this thread. Interrupting a task ends its Python worker, and so its connections.
     context.setJobGroup(str(path), "streamer", interruptOnCancel=True)

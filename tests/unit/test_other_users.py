@@ -1,0 +1,128 @@
+"""Another user of the machine makes no directory and no file that streamer obeys."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from streamer.apply.spool import SpoolDirectory
+from streamer.config.settings import SpoolSettings
+from streamer.errors import SpoolError
+from streamer.owned_directory import NotPrivateError, make_private, read_private
+from streamer.postgres.credentials import ConnectionUrl, job_url
+from streamer.postgres.password_source import PasswordSource, open_job_url
+from streamer.sync.spark import job
+
+NOBODY = 65534
+# Makes streamer's directory before streamer does, and replaces the first job that appears in it.
+ATTACK = """
+mkdir "$1" && chmod 777 "$1" && echo ready
+until set -- "$1" "$2" "$1"/streamer-* && test -d "$3"; do :; done
+mv "$3" "$3-own" && mkdir "$3" && cat > "$3/job-1.json" && echo done
+"""
+
+
+@pytest.fixture
+def shared_temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory of all users, like /tmp."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        path = Path(name)
+        path.chmod(0o1777)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield path
+
+
+def foreign(path: Path) -> Path:
+    """Give *path* to another user; where that is forbidden, return root's own."""
+    if os.geteuid() == 0:
+        os.chown(path, NOBODY, NOBODY)
+        return path
+    return Path("/" if path.is_dir() else "/etc/passwd")
+
+
+def test_another_user_cannot_make_the_spool_and_name_a_command(shared_temporary: Path) -> None:
+    spool, loot = SpoolSettings().path, shared_temporary / "loot"
+    command = shlex.join(["sh", "-c", f"id -u > {loot}; echo password"])
+    url = {"url": "host=db", "now": "host=db", "file": None, "command": command, "seconds": 1}
+    ends = {"source_url": json.dumps(url), "target_url": json.dumps(url), "place": [], "claim": []}
+    forged = {"tasks": [[]], "ends": ends | {"snapshot_name": "", "application_name": ""}}
+    with subprocess.Popen(
+        ["sh", "-c", ATTACK, "attack", str(spool)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        user=NOBODY if os.geteuid() == 0 else None,
+    ) as attacker:
+        assert attacker.stdin is not None
+        assert attacker.stdout is not None
+        try:
+            attacker.stdin.write(json.dumps(forged))
+            assert attacker.stdout.readline() == "ready\n"
+            with pytest.raises(SpoolError) as refused:
+                job.run_job(cast("Any", None), SpoolDirectory(spool).path / "job-1.json")
+        finally:
+            attacker.kill()
+    owner = f"it belongs to another user, with the id {NOBODY}"
+    assert f"cannot use {spool} for held changes: " in str(refused.value)
+    if os.geteuid() == 0:
+        assert owner in str(refused.value)
+        assert refused.value.hint == "set spool.directory to a directory of streamer's own user"
+    assert not loot.exists()
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o701, 0o1777])
+def test_a_directory_that_others_may_use_is_refused_with_the_command(
+    mode: int, tmp_path: Path
+) -> None:
+    (path := tmp_path / "the spool").mkdir()
+    path.chmod(mode)
+    with pytest.raises(SpoolError, match=f"its mode is {mode:04o}") as refused:
+        SpoolDirectory(path)
+    assert refused.value.hint is not None
+    subprocess.run(shlex.split(refused.value.hint), check=True)
+    SpoolDirectory(path).close()
+
+
+def test_a_link_to_a_directory_is_refused(tmp_path: Path) -> None:
+    (link := tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(NotPrivateError, match="symbolic link"):
+        make_private(link)
+
+
+def test_missing_directories_are_made_for_this_user_alone(tmp_path: Path) -> None:
+    make_private(path := tmp_path / "a" / "b")
+    assert {each.stat().st_mode & 0o777 for each in (path, path.parent)} == {0o700}
+    make_private(path)
+    with pytest.raises(NotPrivateError):
+        make_private(foreign(path))
+
+
+def test_a_job_of_another_user_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "job-1.json"
+    path.write_text("{}")
+    path.chmod(0o644)
+    with pytest.raises(NotPrivateError, match="its mode is 0644"):
+        read_private(path)
+    path.chmod(0o600)
+    assert read_private(path) == "{}"
+    with pytest.raises(NotPrivateError):
+        job.run_job(cast("Any", None), foreign(path))
+
+
+async def test_a_job_names_no_command(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    command = shlex.join([sys.executable, "-c", f"open({str(mark)!r}, 'a'); print('secret')"])
+    text = await job_url(ConnectionUrl("host=db", PasswordSource(command=command, seconds=60)))
+    assert "-c" not in text
+    mark.unlink()
+    forged = json.loads(text) | {"kept": None, "command": command, "seconds": 0}
+    assert "secret" in open_job_url(json.dumps(forged))  # the password of the job's start
+    assert not mark.exists()
