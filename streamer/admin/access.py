@@ -199,6 +199,21 @@ class Access:
             return UserIdentity(session.name, session.role, session)
         return None
 
+    def check_host(self, request: HTTPConnection) -> None:
+        """Refuse a foreign name of this machine where nobody needs credentials.
+
+        Raises ForbiddenError.
+        """
+        if self.is_open:
+            _check_host(request)
+
+    def has_login(self, request: HTTPConnection) -> bool:
+        """Whether a request has credentials, or needs none. A wrong token counts as no failure."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        tokens = (self._settings.token, self._settings.viewer_token)
+        is_token = scheme.lower() == "bearer" and any(_is_same(token.strip(), t) for t in tokens)
+        return self.is_open or is_token or self.session(request) is not None
+
     def authorize(
         self, request: HTTPConnection, method: str, needed: Role = Role.ADMIN
     ) -> UserIdentity:

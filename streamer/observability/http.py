@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from streamer.error_reports import runbook_address
 from streamer.errors import NotFoundError, SettingsError
+from streamer.observability.connections import ACCEPTED_AT_ONCE, Crowd
 from streamer.postgres.row_values import hide_values
 
 RenderMetrics = Callable[[], Awaitable[bytes]]
@@ -126,8 +127,12 @@ async def serving(
 
     The server trusts the headers X-Forwarded-For and X-Forwarded-Proto of *trusted_proxies*.
     """
+    crowd = Crowd()
     config = uvicorn.Config(
         app,
+        http=cast("type[asyncio.Protocol]", crowd.connection),
+        ws="none",
+        backlog=ACCEPTED_AT_ONCE,
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -140,7 +145,8 @@ async def serving(
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listening]), name="http")
     try:
-        yield
+        with crowd.watched():
+            yield
     finally:
         server.should_exit = True
         await task

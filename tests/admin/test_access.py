@@ -122,6 +122,10 @@ async def test_without_credentials_no_other_name_is_answered(
         for method, path in [*await routes(admin), ("post", "/api/login")]:
             async with admin.client(None, headers=headers) as client:
                 await assert_refused(client, method, path, 403)
+        async with admin.client(None, headers=headers) as client:
+            for path in ("/metrics", "/readyz", "/", "/login", "/help"):
+                assert (await client.get(path)).status_code == 403, path
+            assert (await client.get("/healthz")).status_code == 200
 
 
 @pytest.mark.parametrize(

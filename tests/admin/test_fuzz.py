@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,28 @@ async def test_no_body_is_answered_with_500(tmp_path: Path, content: bytes) -> N
                 "hint",
                 "runbook",
             }
+
+
+@pytest.mark.parametrize("path", ["/api/login", "/login", "/api/import"])
+@pytest.mark.parametrize("token", [None, "a-wrong-token"])
+@pytest.mark.parametrize("is_announced", [True, False])
+async def test_a_body_without_a_login_is_small(
+    tmp_path: Path, path: str, token: str | None, is_announced: bool
+) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        while True:
+            sent.append(1000)
+            yield b"name=" + b"x" * 995
+
+    sent: list[int] = []
+    headers = {"Content-Length": "8000000"} if is_announced else {}
+    headers["Content-Type"] = "application/x-www-form-urlencoded"
+    if path.startswith("/api"):
+        headers["Content-Type"] = "application/json"
+    async with admin(tmp_path) as opened, opened.client(token) as client:
+        response = await client.post(path, content=body(), headers=headers)
+    assert response.status_code == (401 if path == "/api/import" else 413)
+    assert sum(sent) <= 2000 if is_announced or path == "/api/import" else sum(sent) <= 18_000
 
 
 async def test_more_than_there_is_room_for_is_refused(tmp_path: Path) -> None:

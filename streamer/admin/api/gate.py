@@ -22,7 +22,10 @@ from streamer.admin.service import AdminService
 from streamer.errors import StreamerError
 
 BODY_BYTES_MAX: Final = 8_000_000
+BODY_BYTES_MAX_WITHOUT_LOGIN: Final = 16_000
 PREFIX: Final = "/api"
+ALIVE: Final = "/healthz"
+"""Answers every client, also a probe that uses another name of this machine."""
 OPEN_PATHS: Final = frozenset({"/api/openapi.json", "/api/login"})
 """Paths without credentials: a description without data, and the login."""
 
@@ -49,19 +52,22 @@ class Gate:
         path: str = scope["path"]
         is_api = path == PREFIX or path.startswith(f"{PREFIX}/")
         send = _with_headers(send, is_api=is_api)
-        if is_api:
-            request = Request(scope)
-            try:
+        request = Request(scope)
+        try:
+            if path != ALIVE:
+                self._access.check_host(request)
+            if is_api:
                 scope.setdefault("state", {})["identity"] = self._let_in(request, path)
-            except StreamerError as exc:
-                await error_answer(exc)(scope, receive, send)
-                return
-        await self._app(scope, _bounded(receive), send)
+        except StreamerError as exc:
+            await error_answer(exc)(scope, receive, send)
+            return
+        has_login = self._access.has_login(request)
+        most = BODY_BYTES_MAX if has_login else BODY_BYTES_MAX_WITHOUT_LOGIN
+        announced = request.headers.get("content-length", "")
+        await self._app(scope, _bounded(receive, most, announced), send)
 
     def _let_in(self, request: Request, path: str) -> UserIdentity | None:
         if path in OPEN_PATHS:
-            if self._access.is_open:
-                self._access.identify(request)  # refuses other hosts
             if request.method not in SAFE_METHODS:
                 check_origin(request)
             return None
@@ -71,15 +77,17 @@ class Gate:
         return identity
 
 
-def _bounded(receive: Receive) -> Receive:
+def _bounded(receive: Receive, most: int, announced: str) -> Receive:
+    """Refuse a body of more than *most* bytes, before the first of them if its size says so."""
     size = 0
+    is_too_large = announced.isdecimal() and int(announced) > most
 
     async def bounded() -> Message:
         nonlocal size
-        message = await receive()
+        message: Message = {} if is_too_large else await receive()
         size += len(message.get("body", b""))
-        if size > BODY_BYTES_MAX:
-            raise HTTPException(413, f"more than {BODY_BYTES_MAX} bytes")
+        if is_too_large or size > most:
+            raise HTTPException(413, f"more than {most} bytes")
         return message
 
     return bounded

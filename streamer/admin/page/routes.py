@@ -99,8 +99,6 @@ def _add_login(app: FastAPI, access: Access) -> None:
     @app.post("/login", include_in_schema=False)
     async def log_in(request: Request) -> Response:
         try:
-            if access.is_open:
-                access.identify(request)  # refuses other hosts
             check_origin(request)
         except StreamerError as exc:
             return error_page(exc)

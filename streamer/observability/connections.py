@@ -1,0 +1,108 @@
+"""Bounds of the connections to the HTTP server, which clients without a login can open too.
+
+A connection costs a descriptor, and replication needs descriptors. So the server keeps a share of
+them only. When a connection comes that is one too many, the server closes the oldest one that waits
+for its client. So a crowd of idle connections keeps no probe from its answer.
+"""
+
+import asyncio
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+CONNECTIONS_MAX: Final = 200
+DESCRIPTORS_SHARE: Final = 4
+"""The server has at most one of this many descriptors of the process."""
+ACCEPTED_AT_ONCE: Final = 32
+HEAD_SECONDS: Final = 10.0
+"""How long a connection may take for the head of its next request."""
+BODY_SECONDS: Final = 60.0
+STALL_SECONDS: Final = 30.0
+"""How long a client may take for the next piece of an answer."""
+LOOK_SECONDS: Final = 1.0
+
+HEAD, BODY, STALL, _ANSWER = range(4)
+SECONDS: Final = {HEAD: HEAD_SECONDS, BODY: BODY_SECONDS, STALL: STALL_SECONDS}
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that ends when its client keeps the server waiting."""
+
+    def __init__(self, crowd: "Crowd", **options: Any) -> None:
+        super().__init__(**options)
+        self._crowd = crowd
+        self._seen: tuple[object, ...] = ()
+        self.since = self.loop.time()
+        """When the connection began to wait for what it waits for."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._crowd.admit(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._crowd.connections.pop(self, None)
+        super().connection_lost(exc)
+
+    def look(self) -> int:
+        """Return what the connection waits for: one of the kinds above."""
+        cycle = self.cycle
+        unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            kind = STALL
+        elif cycle is None or cycle.response_complete:
+            kind = HEAD
+        else:
+            kind = BODY if cycle.more_body else _ANSWER
+        seen = (kind, unsent, cycle)
+        if seen != self._seen:
+            self._seen, self.since = seen, self.loop.time()
+        return kind
+
+    def end(self) -> None:
+        self._crowd.connections.pop(self, None)
+        self.transport.abort()
+
+
+class Crowd:
+    """The connections of one server, the oldest first."""
+
+    def __init__(self) -> None:
+        self.connections: dict[BoundedConnection, None] = {}
+
+    def connection(self, **options: Any) -> BoundedConnection:
+        """Return a new connection, as uvicorn asks for one."""
+        return BoundedConnection(self, **options)
+
+    def admit(self, new: BoundedConnection) -> None:
+        """Make room for *new*; without room, end it."""
+        others = list(self.connections)
+        self.connections[new] = None
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if len(self.connections) <= min(CONNECTIONS_MAX, soft // DESCRIPTORS_SHARE):
+            return
+        for kind in SECONDS:
+            if first := next((each for each in others if each.look() == kind), None):
+                first.end()
+                return
+        new.end()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """End connections whose clients take too long, for the length of a block."""
+        task = asyncio.create_task(self._watch(), name="connections")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.connections):
+                seconds = SECONDS.get(connection.look())
+                if seconds is not None and now - connection.since > seconds:
+                    connection.end()
