@@ -82,7 +82,7 @@ def actor_of(request: HTTPConnection) -> str:
 
 
 _OF_A_SESSION: Final = frozenset({"/logout", "/api/logout"})
-_ONLY_READING: Final = frozenset({"/api/discover"})
+_ONLY_READING: Final = frozenset({"/api/discover", "/api/login", "/login"})
 
 
 def needed_role(path: str) -> Role:
@@ -200,7 +200,7 @@ class Access:
         return None
 
     def check_host(self, request: HTTPConnection) -> None:
-        """Refuse a foreign name of this machine where nobody needs credentials.
+        """Refuse a foreign name of this machine if requests need no credentials.
 
         Raises ForbiddenError.
         """

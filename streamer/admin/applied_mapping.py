@@ -39,7 +39,8 @@ async def applied_mapping(bookkeeping: AdminStore, settings: Settings) -> Mappin
     """Return the mapping of the newest revision. Raises ConfigurationError."""
     latest = await bookkeeping.latest()
     content = latest[1] if latest is not None else EMPTY
-    return build_mapping(content, await bookkeeping.reveal_each(content), settings)
+    urls = await bookkeeping.reveal_each(content)
+    return await asyncio.to_thread(build_mapping, content, urls, settings)
 
 
 async def load_applied(settings: Settings) -> Mapping:

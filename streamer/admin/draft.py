@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from streamer.config.allowed_names import HINT, AllowedNames, NotAllowedError
 from streamer.config.settings import Settings, SourceSettings, explain
 from streamer.config.static import MappingBuilder
-from streamer.config.yaml_file import Location, Replaced, format_location, replace_variables
+from streamer.config.yaml_file import Location, Replaced, escape_references, format_location
 from streamer.errors import ConfigurationError, InvalidError, SettingsError, StoreError
 from streamer.mapping.options import OnError
 from streamer.mapping.rules import Mapping, MappingFault, SourceLabel
@@ -81,6 +82,7 @@ def build_mapping(
     places = _Places(groups)
     models = []
     variables = Replaced()
+    allowed = AllowedNames(settings.admin)
     faults: dict[Location, MappingFault] = {}
     for number, group in enumerate(groups):
         location: Location = ("sources", number)
@@ -95,6 +97,7 @@ def build_mapping(
         for at, row in enumerate(group.urls):
             if isinstance(refused := urls[row["id"]], StoreError):
                 faults[*location, "urls", at, "url"] = MappingFault(refused.message, refused.hint)
+        given = _without_refused(given, location, allowed, places, faults)
         try:
             replaced = variables.in_source(given, location)
         except LookupError as exc:
@@ -111,6 +114,40 @@ def build_mapping(
         variables,
         faults,
     ).build()
+
+
+def _without_refused(
+    value: Any,
+    location: Location,
+    allowed: AllowedNames,
+    places: "_Places",
+    faults: dict[Location, MappingFault],
+) -> Any:
+    """Note each string that names something it may not, as a fault of its source.
+
+    The environment does not replace the variables of such a string.
+    """
+    if isinstance(value, dict):
+        items = value.items()
+        return {k: _without_refused(v, (*location, k), allowed, places, faults) for k, v in items}
+    if isinstance(value, list):
+        numbered = enumerate(value)
+        return [_without_refused(v, (*location, n), allowed, places, faults) for n, v in numbered]
+    if not isinstance(value, str):
+        return value
+    is_of_url = location[2:3] == ("urls",)
+    try:
+        if is_of_url and location[4:] == ("url",):
+            allowed.check_url(value)
+        else:
+            allowed.check_text(value)
+        if is_of_url and location[4:] == ("password_file",):
+            allowed.check_file(value)
+    except NotAllowedError as exc:
+        at = (*location[:4], "url") if is_of_url else location
+        faults.setdefault(at, MappingFault(f"{places.describe(location)}: {exc}", HINT))
+        return escape_references(value)
+    return value
 
 
 def _url(row: Row, urls: Dictionary[int, str | StoreError]) -> str:
@@ -176,9 +213,11 @@ def check_table(fields: Row, settings: Settings) -> None:
         if k not in ("id", "database_id", "schema", "name", "database")
     }
     try:
-        replaced = replace_all(rule)
+        replaced = replace_all(rule, AllowedNames(settings.admin))
     except LookupError:
         return  # `apply` reports it: the variable may have a value by then
+    except NotAllowedError as exc:
+        raise InvalidError(str(exc), hint=HINT) from None
     key = table_key(fields)
     try:
         group = SourceSettings.model_validate(
@@ -202,10 +241,10 @@ def _field(location: Location) -> str:
     return format_location(location[4:]) or "target"
 
 
-def replace_all(value: Any) -> Any:
-    """Replace variables in every string of *value*. Raises LookupError."""
+def replace_all(value: Any, allowed: AllowedNames) -> Any:
+    """Replace variables in every string of *value*. Raises LookupError, NotAllowedError."""
     if isinstance(value, dict):
-        return {key: replace_all(item) for key, item in value.items()}
+        return {key: replace_all(item, allowed) for key, item in value.items()}
     if isinstance(value, list):
-        return [replace_all(item) for item in value]
-    return replace_variables(value) if isinstance(value, str) else value
+        return [replace_all(item, allowed) for item in value]
+    return allowed.replace(value) if isinstance(value, str) else value

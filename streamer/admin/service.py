@@ -25,16 +25,19 @@ from streamer.admin.draft import build_mapping, check_table, unfinished
 from streamer.admin.keyring import Keyring
 from streamer.admin.mapping_rows import Content, Row
 from streamer.admin.plan import Plan, make_plan
+from streamer.admin.server_reads import ALL, TARGET, ServerReads
 from streamer.admin.store import AdminStore, Query, open_store
 from streamer.admin.table_comparison import look_at
 from streamer.admin.tenants import Tenants
 from streamer.admin.transfer import export_mapping, keep_passwords, read_import
-from streamer.commands.check.source_facts import read_source
+from streamer.commands.check.source_facts import SourceFacts, read_source
 from streamer.commands.conflicts import read_conflicts
-from streamer.commands.quarantine import Choice, ask, count_rows, read_rows
+from streamer.commands.quarantine import Choice, QuarantinedRow, ask, count_rows, read_rows
 from streamer.commands.requests import request
 from streamer.commands.scope import Scope
 from streamer.commands.status import read_report
+from streamer.config.allowed_names import HINT as ALLOWED_HINT
+from streamer.config.allowed_names import AllowedNames, NotAllowedError
 from streamer.config.settings import Settings
 from streamer.config.yaml_file import (
     parse_document,
@@ -57,6 +60,7 @@ from streamer.mapping.names import RelationPattern, parse_name, parse_relation
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, TableRule, find_source
 from streamer.migrations import read_migrations
 from streamer.observability.logs import redact
+from streamer.postgres.conninfo import server_name
 from streamer.postgres.credentials import ConnectionUrl
 from streamer.postgres.password_source import PasswordSource
 from streamer.postgres.secret import Secret
@@ -113,6 +117,8 @@ class AdminService:
         self._config = config
         self._address = TargetAddress.parse(settings.target.url)
         self._applying = asyncio.Lock()
+        self.reads = ServerReads()
+        self._allowed = AllowedNames(settings.admin)
         self.tenants = Tenants(self)
 
     def labels(self) -> list[str]:
@@ -220,7 +226,8 @@ class AdminService:
 
     async def build(self, content: Content) -> Mapping:
         """Return the mapping that *content* says. Raises ConfigurationError."""
-        return build_mapping(content, await self.store.reveal_each(content), self.settings)
+        urls = await self.store.reveal_each(content)
+        return await asyncio.to_thread(build_mapping, content, urls, self.settings)
 
     async def draft(self) -> Row:
         """Tell whether the draft differs from the applied mapping, and which parts are
@@ -238,7 +245,9 @@ class AdminService:
 
     async def plan(self) -> Plan:
         """Return the effect of applying the draft. Raises ConfigurationError."""
-        return await self._plan(await self.store.content())
+        content = await self.store.content()
+        key = "plan", json.dumps(content, sort_keys=True, default=str)
+        return await self.reads.get(key, ALL, lambda: self._plan(content))
 
     async def _plan(self, content: Content) -> Plan:
         if self.is_static:
@@ -359,38 +368,48 @@ class AdminService:
         """
         most = query.page * query.per_page
         entries, total = await self.store.audit(Query(1, most))
-        bookkeeping = Bookkeeping(self._address, "streamer audit")
         try:
-            async with bookkeeping.connection() as connection:
-                acts, count = await read_acts(connection, most)
+            acts, count = await self.reads.get(
+                ("audit", most), TARGET, lambda: self._read_acts(most)
+            )
         except TargetError:
             acts, count = [], 0
-        finally:
-            await bookkeeping.close()
         entries += [_entry(act) for act in acts]
         entries.sort(key=lambda entry: str(entry["at"]), reverse=True)
         return entries[most - query.per_page : most], total + count
+
+    async def _read_acts(self, most: int) -> tuple[list[Act], int]:
+        bookkeeping = Bookkeeping(self._address, "streamer audit")
+        try:
+            async with bookkeeping.connection() as connection:
+                return await read_acts(connection, most)
+        finally:
+            await bookkeeping.close()
 
     # ---- servers -------------------------------------------------------------------------------
 
     async def status(self) -> Row:
         """Return the output of `streamer status --json`, and the state of the draft."""
-        report = await read_report(self._address, self.mapping)
-        report = replace(report, mapping=self.trouble or report.mapping)
-        # Thousands of tables take a moment, and the event loop also streams.
-        shown = await asyncio.to_thread(lambda: _with_redacted_sources(report.to_json()))
+        shown = await self.reads.get("status", ALL, self._read_status)
         return {
             "mode": "static" if self.is_static else "admin",
             "draft": await self.draft(),
             **{name: shown[name] for name in ("target", "mapping", "sources", "replicas")},
         }
 
+    async def _read_status(self) -> Row:
+        report = await read_report(self._address, self.mapping)
+        report = replace(report, mapping=self.trouble or report.mapping)
+        # Thousands of tables take a moment, and the event loop also streams.
+        return await asyncio.to_thread(lambda: _with_redacted_sources(report.to_json()))
+
     async def discover(
-        self, url: str | None, number: int | None, *, database: int | None = None
+        self, url: str | None, number: int | None, actor: str, *, database: int | None = None
     ) -> Row:
         """Survey a database: a stored one, or *url*. Raises InvalidError, SourceError.
 
-        *database*: the group for *url*; the answer marks its tables as mapped.
+        *database*: the group for *url*; the answer marks its tables as mapped. The audit names
+        *actor* and server.
         """
         if (url is None) == (number is None):
             raise InvalidError("url: give either url or url_id")
@@ -404,15 +423,10 @@ class AdminService:
         assert url is not None
         if has_mask(url):
             raise InvalidError("url: *** stands for a stored password: give url_id instead")
-        try:
-            given: Secret = Secret(replace_variables(url))
-            if place is not None:
-                source = PasswordSource(file=replace_variables(place))
-                given = ConnectionUrl(given.reveal(), source)
-        except LookupError as exc:
-            raise InvalidError(f"url: {exc.args[0]}") from None
-        rule = TableRule(EVERY_TABLE, EVERY_TABLE)
-        facts = await read_source(SourceMapping("discover", None, given, (rule,)), "public")
+        is_own = self.is_static and number is not None
+        # A file is outside of the directory if a link leads there.
+        given = await asyncio.to_thread(self._open_url, url, place, is_own)
+        facts = await self._survey(given, actor)
         if facts.server is None:
             raise facts.error or UnreadyError("the database did not answer")
         mapped = []
@@ -424,6 +438,37 @@ class AdminService:
                 if row["database_id"] == database
             ]
         return discovered(facts, mapped)
+
+    def _open_url(self, url: str, place: str | None, is_own: bool) -> Secret:
+        """Return *url* with its variables replaced. Raises InvalidError.
+
+        *is_own*: it comes from the configuration file, which may name everything.
+        """
+        try:
+            if is_own:
+                given = Secret(replace_variables(url))
+                file = None if place is None else replace_variables(place)
+            else:
+                self._allowed.check_url(url)
+                given = Secret(self._allowed.replace(url))
+                file = None if place is None else self._allowed.replace(place)
+                if file is not None:
+                    self._allowed.check_file(file)
+        except LookupError as exc:
+            raise InvalidError(f"url: {exc.args[0]}") from None
+        except NotAllowedError as exc:
+            raise InvalidError(f"url: {exc}", hint=ALLOWED_HINT) from None
+        return given if file is None else ConnectionUrl(given.reveal(), PasswordSource(file=file))
+
+    async def _survey(self, url: Secret, actor: str) -> SourceFacts:
+        server = server_name(url.reveal())
+
+        async def read() -> SourceFacts:
+            await self.store.write_discovery(actor, server)
+            rule = TableRule(EVERY_TABLE, EVERY_TABLE)
+            return await read_source(SourceMapping("discover", None, url, (rule,)), "public")
+
+        return await self.reads.get(("discover", url), server, read)
 
     async def act(
         self, action: str, number: int, sid: str | None, actor: str, options: Row | None = None
@@ -493,7 +538,11 @@ class AdminService:
         """Return a table as both sides have it. Raises NotFoundError, SourceConnectionError."""
         source = self.source(database, sid)
         namespace = self.mapping.target_namespace
-        seen = await look_at(self.settings, source, parse_name(table), namespace)
+        seen = await self.reads.get(
+            ("table", source.label, table),
+            source.label,
+            lambda: look_at(self.settings, source, parse_name(table), namespace),
+        )
         return _redacted_row(seen)
 
     async def act_on(
@@ -525,9 +574,13 @@ class AdminService:
 
     async def quarantine(self, choice: Choice, limit: int) -> Row:
         """Return the oldest changes in quarantine, and how many there are."""
-        try:
+
+        async def read() -> tuple[list[QuarantinedRow], int]:
             rows = await read_rows(self._address, choice, limit)
-            total = await count_rows(self._address, choice)
+            return rows, await count_rows(self._address, choice)
+
+        try:
+            rows, total = await self.reads.get(("quarantine", choice, limit), TARGET, read)
         except MappingError:  # streamer streams no such table, so it has none in quarantine
             rows, total = [], 0
         return {"items": [_redacted(row.to_json()) for row in rows], "total": total}
@@ -535,7 +588,11 @@ class AdminService:
     async def conflicts(self, scope: Scope, limit: int) -> Row:
         """Return the newest conflicts. Raises TargetError, InvalidError."""
         try:
-            found = await read_conflicts(self._address, scope, limit)
+            found = await self.reads.get(
+                ("conflicts", scope, limit),
+                TARGET,
+                lambda: read_conflicts(self._address, scope, limit),
+            )
         except MappingError as exc:
             raise InvalidError(exc.message, hint=exc.hint) from None
         return {"items": [_redacted(each.to_json()) for each in found]}

@@ -93,6 +93,7 @@ class StatusReader:
     def forget(self) -> None:
         """Let the next page read the status again, because it has changed."""
         self._read_at = float("-inf")
+        self._service.reads.forget()
 
     @staticmethod
     def _now() -> float:

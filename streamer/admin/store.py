@@ -417,6 +417,11 @@ class AdminStore:
             for label in labels:
                 await write_audit(writer, actor, TEARDOWN, "source", None, label)
 
+    async def write_discovery(self, actor: str, server: str) -> None:
+        """Write that *actor* has streamer log in to a server of their choice. Raises StoreError."""
+        async with self._writes() as writer:
+            await write_audit(writer, actor, "discover", "url", None, server)
+
     async def add_minutes(self, minutes: Sequence[Minute], oldest: int) -> None:
         """Store minutes of sources, and remove those before *oldest*. Raises StoreError."""
         async with self._writes() as writer:

@@ -13,6 +13,7 @@ import structlog
 from streamer.admin import edit
 from streamer.admin.local_client import LocalClient
 from streamer.admin.mapping_rows import Row
+from streamer.admin.server_reads import ALL, TARGET
 from streamer.commands.scope import Scope
 from streamer.commands.tenants import change, listing
 from streamer.commands.tenants.drift import DriftReport, read_drift
@@ -42,7 +43,11 @@ class Tenants:
 
         ``error`` has the reason why its last purge here failed. Raises TargetError.
         """
-        found = await listing.read_tenants(self._address, self._service.mapping, database)
+        found = await self._service.reads.get(
+            ("tenants", database),
+            TARGET,
+            lambda: listing.read_tenants(self._address, self._service.mapping, database),
+        )
         rows = []
         for tenant in found:
             row = tenant.to_json() | {"is_purged_here": tenant.label in self._purges}
@@ -110,7 +115,11 @@ class Tenants:
     async def drift(self, scope: Scope) -> DriftReport:
         """Compare definitions of tenants and target. Raises InvalidError, TargetError."""
         try:
-            return await read_drift(self._address, self._service.mapping, scope)
+            return await self._service.reads.get(
+                ("drift", scope),
+                ALL,
+                lambda: read_drift(self._address, self._service.mapping, scope),
+            )
         except MappingError as exc:
             raise InvalidError(exc.message, hint=exc.hint) from None
 

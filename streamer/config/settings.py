@@ -262,6 +262,18 @@ class AdminSettings(Strict):
         description="File with that key, mode 0600; streamer creates it if there is no key. By "
         "default it is the path of the mapping database with the suffix `.key`.",
     )
+    variables: list[str] = Field(
+        default=[],
+        description="Environment variables that the mapping database, the page and the API may "
+        "name as `${NAME}`, with `*` for any characters. A url may name them in place of a "
+        "password only.",
+    )
+    secrets_directory: Path | None = Field(
+        default=None,
+        description="Directory of the files that the mapping database, the page and the API may "
+        "name: those of `password_file`, and `passfile`, `sslcert`, `sslkey` and `servicefile` of "
+        "a url. By default they may name none.",
+    )
     session_hours: float = Field(
         default=12, gt=0, le=24 * 30, description="Hours until a user has to log in again."
     )

@@ -49,7 +49,7 @@ class Replaced:
             return [self.in_source(item, (*location, n)) for n, item in enumerate(value)]
         if not isinstance(value, str):
             return value
-        names = [match[1] for match in _VARIABLE.finditer(value) if match[1]]
+        names = names_in(value)
         if not names:
             return replace_variables(value)
         self.variables[location] = names
@@ -201,6 +201,11 @@ def replace_variables(text: str) -> str:
         return value
 
     return _VARIABLE.sub(lookup, text)
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names of the variables in *text*."""
+    return [match[1] for match in _VARIABLE.finditer(text) if match[1]]
 
 
 def escape_references(text: str) -> str:

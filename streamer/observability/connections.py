@@ -36,7 +36,7 @@ class BoundedConnection(H11Protocol):
         self._crowd = crowd
         self._seen: tuple[object, ...] = ()
         self.since = self.loop.time()
-        """When the connection began to wait for what it waits for."""
+        """The time at which the present wait began."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -47,7 +47,7 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def look(self) -> int:
-        """Return what the connection waits for: one of the kinds above."""
+        """Return the kind of the present wait: one of the above."""
         cycle = self.cycle
         unsent = self.transport.get_write_buffer_size()
         if unsent:

@@ -166,7 +166,7 @@ async def current_password(url: Secret, *, goes_first: bool = False) -> str | No
 
 
 def awaited_password(url: Secret) -> str | None:
-    """Return what a connection by *url* waits for, if that is its password."""
+    """Return the reason why a connection by *url* has no password yet, if it waits for one."""
     source, reading = _source(url), _readings_here().of(url)
     if source is None or reading is None:
         return None

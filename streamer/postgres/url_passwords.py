@@ -110,7 +110,7 @@ def mask(text: str) -> str:
     try:
         hidden = {
             value
-            for name, value in parse_conninfo(_without_references(masked)).items()
+            for name, value in parse_conninfo(without_references(masked)).items()
             if name in SECRET_PARAMETERS and value not in (MASK, _NEUTRAL)
         }
     except ValueError:
@@ -180,9 +180,19 @@ _NEUTRAL: Final = "1"
 _PLACE: Final = ("host", "hostaddr", "port", "user", "dbname", "service", "servicefile")
 
 
-def _without_references(text: str) -> str:
+def without_references(text: str) -> str:
     """Return *text* with something in place of references that fits everywhere, also as a port."""
     return _REFERENCE.sub(_NEUTRAL, text)
+
+
+def names_outside_secrets(text: str) -> list[str]:
+    """Return the variables that stand for something else than a secret in a connection string."""
+    spans = _spans_of_uri(text) if _SCHEME.match(text) else _spans_of_words(text)
+    return [
+        match[1]
+        for match in _REFERENCE.finditer(text.replace("$${", "   "))
+        if not any(span.start <= match.start() and match.end() <= span.end for span in spans)
+    ]
 
 
 def _place(text: str) -> dict[str, str]:
@@ -207,4 +217,4 @@ def check_url(text: str) -> None:
         raise ValueError("empty")
     if _REFERENCES.fullmatch(text.strip()):
         return  # a variable may hold all of it
-    parse_conninfo(_without_references(text).replace("$${", "${"))
+    parse_conninfo(without_references(text).replace("$${", "${"))

@@ -178,21 +178,22 @@ async def test_a_lost_key_is_told_at_the_start(open_admin: OpenAdmin, tmp_path: 
 async def test_a_lost_key_or_variable_is_the_fault_of_its_source(
     open_admin: OpenAdmin, tmp_path: Path
 ) -> None:
-    async with open_admin() as admin, admin.client() as client:
+    settings = CREDENTIALS.replace("{token", '{variables: ["NO_SUCH_*"], token')
+    async with open_admin(settings) as admin, admin.client() as client:
         await make_shop(client)
-        for sid, host in (("us", "127.0.0.1"), ("cn", "${NO_SUCH_HOST}")):
-            url = f"host={host} port=1"
+        for sid, password in (("us", ""), ("cn", "password=${NO_SUCH_PASSWORD}")):
+            url = f"host=127.0.0.1 port=1 {password}"
             await post(client, "urls", database_id=1, url=url, sid=sid)
         await post(client, "apply", **FORCE)
     (tmp_path / "mapping.sqlite.key").unlink()
-    async with open_admin() as admin:
+    async with open_admin(settings) as admin:
         faults = {source.label: source.fault for source in admin.service.mapping.sources}
     assert faults["shop:us"] is None
     assert faults["shop:eu"] is not None
     assert "the key of stored passwords" in faults["shop:eu"].problem
     assert faults["shop:cn"] is not None
     assert faults["shop:cn"].problem == (
-        'url 3 "shop:cn": url: environment variable NO_SUCH_HOST is not set'
+        'url 3 "shop:cn": url: environment variable NO_SUCH_PASSWORD is not set'
     )
 
 

@@ -64,6 +64,8 @@ class Gate:
         has_login = self._access.has_login(request)
         most = BODY_BYTES_MAX if has_login else BODY_BYTES_MAX_WITHOUT_LOGIN
         announced = request.headers.get("content-length", "")
+        if request.method not in SAFE_METHODS and changes_mapping(path):
+            send = _with_forgetting(send, self._service)
         await self._app(scope, _bounded(receive, most, announced), send)
 
     def _let_in(self, request: Request, path: str) -> UserIdentity | None:
@@ -91,6 +93,17 @@ def _bounded(receive: Receive, most: int, announced: str) -> Receive:
         return message
 
     return bounded
+
+
+def _with_forgetting(send: Send, service: AdminService) -> Send:
+    """Let requests read the servers again after one that was not refused."""
+
+    async def with_forgetting(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] < 400:
+            service.reads.forget()
+        await send(message)
+
+    return with_forgetting
 
 
 def _with_headers(send: Send, *, is_api: bool) -> Send:

@@ -30,15 +30,16 @@ def _add_looks(router: APIRouter, service: AdminService) -> None:
 
     @router.get("/discover", tags=["servers"])
     async def discover(
+        request: Request,
         url_id: Annotated[int, Query(ge=1, le=models.ID_MAX)],
     ) -> dict[str, Any]:
         """List the tables of a source, and the obstacles to replicating them."""
-        return await service.discover(None, url_id)
+        return await service.discover(None, url_id, actor_of(request))
 
     @router.post("/discover", tags=["servers"])
-    async def discover_url(values: models.DiscoverBody) -> dict[str, Any]:
+    async def discover_url(request: Request, values: models.DiscoverBody) -> dict[str, Any]:
         """Try a url: the same for a database outside the mapping."""
-        return await service.discover(values.url, values.url_id)
+        return await service.discover(values.url, values.url_id, actor_of(request))
 
 
 def _add_actions(router: APIRouter, service: AdminService) -> None:

@@ -123,7 +123,7 @@ def _add_connection(router: APIRouter, frame: Frame, connections: Connections) -
             url = full_url(given["url"], form_text(form, "password"))
             await service.check_source(database, {"url": url, "sid": sid})
             if form_text(form, "do") != "keep":
-                note = server_line(await service.discover(url, None))
+                note = server_line(await service.discover(url, None, actor_of(request)))
         except AdminError as exc:
             field = forms.faulty_field(exc.message, given)
             failure = {"message": str(exc), "field": field, "may_keep": False}
@@ -148,7 +148,9 @@ def _add_first_tables(router: APIRouter, frame: Frame, connections: Connections)
         number = next((r["id"] for r in databases if r["name"] == connection.database), None)
         found, trouble = None, None
         try:
-            found = await service.discover(connection.url.reveal(), None, database=number)
+            found = await service.discover(
+                connection.url.reveal(), None, actor_of(request), database=number
+            )
         except StreamerError as exc:
             trouble = plainly(exc)
         return await frame.page(
@@ -226,7 +228,7 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
         found, trouble = None, None
         if chosen is not None:
             try:
-                found = await service.discover(None, chosen["id"])
+                found = await service.discover(None, chosen["id"], actor_of(request))
             except StreamerError as exc:
                 trouble = plainly(exc)
         return await frame.page(

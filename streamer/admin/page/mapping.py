@@ -58,7 +58,7 @@ def routes(frame: Frame) -> APIRouter:
     async def test_url(request: Request, number: Number) -> Response:
         await service.store.get("url", number)
         try:
-            found = await service.discover(None, number)
+            found = await service.discover(None, number, actor_of(request))
         except StreamerError as exc:
             return frame.redirect(f"/urls/{number}", plainly(exc), "bad")
         return frame.redirect(f"/urls/{number}", server_line(found))

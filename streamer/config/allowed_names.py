@@ -1,0 +1,80 @@
+"""The variables and files that the mapping database, the page and the API may name.
+
+A url leads to a server of its author's choice, and a password goes to that server. So the author of
+a url must not choose among all variables and files of this machine. The configuration file lists
+those that the mapping may use. A variable stands for a secret only. In the name of a host or
+database, its value would go to a name server, or into a message.
+"""
+
+import fnmatch
+import os
+from typing import Final
+
+from streamer.config.settings import AdminSettings
+from streamer.config.yaml_file import names_in, replace_variables
+from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.url_passwords import names_outside_secrets, without_references
+
+VARIABLES: Final = "admin.variables"
+DIRECTORY: Final = "admin.secrets_directory"
+HINT: Final = (
+    f"{VARIABLES} of the configuration file lists the variables that the mapping may name, and "
+    f"{DIRECTORY} is the place of its files"
+)
+_FILES: Final = ("passfile", "servicefile", "sslcert", "sslkey")
+
+
+class NotAllowedError(Exception):
+    """A url or rule names a variable or file that the configuration does not list."""
+
+
+class AllowedNames:
+    """Checks the names in the mapping database, and those from the page and the API."""
+
+    def __init__(self, settings: AdminSettings) -> None:
+        self._variables = settings.variables
+        self._directory = settings.secrets_directory
+
+    def check_variable(self, name: str) -> None:
+        """Raise NotAllowedError for a variable that `admin.variables` does not list."""
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in self._variables):
+            raise NotAllowedError(f"environment variable {name} is not in {VARIABLES}")
+
+    def check_file(self, path: str) -> None:
+        """Raise NotAllowedError for a file outside of `admin.secrets_directory`."""
+        if self._directory is not None:
+            directory = os.path.realpath(self._directory)
+            if os.path.commonpath([directory, os.path.realpath(path)]) == directory:
+                return
+        raise NotAllowedError(f"{path} is not in {DIRECTORY}")
+
+    def check_url(self, url: str) -> None:
+        """Raise NotAllowedError for a url that could take a secret elsewhere."""
+        self.check_text(url)
+        if names := names_outside_secrets(url):
+            raise NotAllowedError(
+                f"${{{names[0]}}} is outside of a password; only a password may be a variable"
+            )
+        try:
+            given = parse_conninfo(without_references(url))
+        except ValueError:  # the connection reports it
+            return
+        for name in _FILES:
+            if name in given:
+                self.check_file(given[name])
+        # libpq finds a stored password by the name in `host`, and sends it to `hostaddr`. With a
+        # service, it sends the password of that to another host.
+        if "hostaddr" in given and "host" in given:
+            raise NotAllowedError("hostaddr beside host may send a stored password elsewhere")
+        if "service" in given and {"host", "hostaddr"} & given.keys():
+            raise NotAllowedError("a host beside service may send a stored password elsewhere")
+
+    def check_text(self, text: str) -> None:
+        """Raise NotAllowedError unless the mapping may name each variable in *text*."""
+        for name in names_in(text):
+            self.check_variable(name)
+
+    def replace(self, text: str) -> str:
+        """Return *text* with its variables replaced. Raises LookupError, NotAllowedError."""
+        self.check_text(text)
+        return replace_variables(text)
