@@ -98,6 +98,14 @@ def changes_mapping(path: str) -> bool:
     return path not in _OF_A_SESSION and path not in _ONLY_READING
 
 
+_ACTS: Final = ("/resync", "/pause", "/resume", "/retry", "/drop", "/purge", "/act", "/quarantine")
+
+
+def acts_on_tables(path: str) -> bool:
+    """Whether a request to *path* that is not safe acts on tables that run."""
+    return path.endswith(_ACTS)
+
+
 class Throttle:
     """Counts failures by key, within a window."""
 

@@ -136,8 +136,17 @@ class AdminService:
 
     # ---- rows ----------------------------------------------------------------------------------
 
-    def check_writable(self) -> None:
-        """Raise ReadOnlyError in static mode."""
+    def check_writable(self, *, acts: bool = False) -> None:
+        """Raise ReadOnlyError in static mode.
+
+        *acts*: the request is for running tables, and changes no mapping.
+        """
+        if self.is_static and acts:
+            raise ReadOnlyError(
+                "without a mapping database, the page and the API only show the tables",
+                hint="`streamer --help` lists the commands for tables, changes in quarantine and "
+                "tenants",
+            )
         if self.is_static:
             raise ReadOnlyError(
                 "the mapping is in the configuration file",
@@ -334,7 +343,8 @@ class AdminService:
     ) -> list[str]:
         """Replace the draft with a file; return notes. Raises ConfigurationError."""
         self.check_writable()
-        found = read_import(path, text, excludes_missing=excludes_missing)
+        # The event loop also streams.
+        found = await asyncio.to_thread(read_import, path, text, excludes_missing=excludes_missing)
         content = await self.store.content()
         urls = await self.store.reveal(content)
         wanted = keep_passwords(found.wanted, content, urls, await self._base())
@@ -531,7 +541,9 @@ class AdminService:
             return source
         raise NotFoundError(
             f'no source "{SourceLabel(database, sid)}" runs',
-            hint="apply the draft; the overview then lists the source",
+            hint="name the source in the configuration file, and send SIGHUP"
+            if self.is_static
+            else "apply the draft; the overview then lists the source",
         )
 
     async def look_at(self, database: str, sid: str | None, table: str) -> Row:

@@ -21,6 +21,7 @@ _VARIABLE: Final = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 Location = tuple[str | int, ...]
 
 _MISSING: Final = object()
+_ALIAS_VALUES_MAX: Final = 300_000
 
 
 @dataclass(slots=True)
@@ -115,6 +116,13 @@ def parse_document(
     line.
     """
     try:
+        return _parse(path, text, replace, list_key)
+    except RecursionError:
+        raise SettingsError(f"{path}: its values are nested too deeply") from None
+
+
+def _parse(path: Path, text: str, replace: bool, list_key: str | None) -> Document:
+    try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
@@ -126,16 +134,20 @@ def parse_document(
         return document
     if list_key is not None and isinstance(node, yaml.SequenceNode):
         document = Document(path, {}, is_list=True)
-        document.values[list_key] = _Builder(document, replace).value(node, (list_key,))
+        document.values[list_key] = _Builder(document, replace, text).value(node, (list_key,))
         return document
     if not isinstance(node, yaml.MappingNode):
         raise SettingsError(f"{path}, line 1: expected keys and values")
-    document.values.update(_Builder(document, replace).mapping(node, ()))
+    document.values.update(_Builder(document, replace, text).value(node, ()))
     return document
 
 
 class _Builder:
-    def __init__(self, document: Document, replace: bool) -> None:
+    """Builds values from nodes. An alias is a second way to a node, and each way costs as much."""
+
+    def __init__(self, document: Document, replace: bool, text: str) -> None:
+        self._left = len(text) + _ALIAS_VALUES_MAX
+        self._open: set[int] = set()
         self._document = document
         self._replaces = replace
         self._constructor = yaml.SafeLoader("")
@@ -154,14 +166,26 @@ class _Builder:
 
     def value(self, node: yaml.Node, location: Location) -> Any:
         self._document.lines.setdefault(location, node.start_mark.line + 1)
-        if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, location)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, (*location, n)) for n, item in enumerate(node.value)]
+        self._left -= 1
+        if self._left < 0:
+            raise self._error(node, (), f"its aliases stand for over {_ALIAS_VALUES_MAX} values")
+        if isinstance(node, yaml.CollectionNode):
+            if id(node) in self._open:
+                raise self._error(node, location, "an alias in this value stands for the value")
+            self._open.add(id(node))
+            try:
+                return self._collection(node, location)
+            finally:
+                self._open.discard(id(node))
         value = self._constructor.construct_object(node)
         if not isinstance(value, str) or not self._replaces:
             return value
         return self._replace(node, value, location)
+
+    def _collection(self, node: yaml.CollectionNode, location: Location) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, location)
+        return [self.value(item, (*location, n)) for n, item in enumerate(node.value)]
 
     def _replace(self, node: yaml.Node, value: str, location: Location) -> Any:
         replaced = self._document.replaced

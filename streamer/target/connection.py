@@ -174,8 +174,9 @@ def translate(error: BaseException) -> StreamerError:
     """Translate a driver error of the target."""
     translated = _translate(error)
     translated.change_number = _change_number(error)
-    translated.column = getattr(error, "column_name", None)
-    translated.constraint = getattr(error, "constraint_name", None)
+    # A block of PL/pgSQL has empty texts for an error without column or constraint.
+    translated.column = getattr(error, "column_name", None) or None
+    translated.constraint = getattr(error, "constraint_name", None) or None
     # Our ordered block puts the key of the change here, which a server's hint never looks like.
     hint = getattr(error, "hint", None)
     translated.key = hint if hint is not None and hint.startswith("Key (") else None

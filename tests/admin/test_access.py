@@ -72,6 +72,15 @@ sources:
             if method == "get" or path in ("/api/logout", "/api/discover"):
                 continue
             await assert_refused(client, method, path, 409)
+        for path, hint in (
+            ("/api/databases", "edit it and send SIGHUP"),
+            ("/api/tables/1/resync", "lists the commands for tables"),
+            ("/api/sources/pause", "lists the commands for tables"),
+        ):
+            refused = await client.post(path, json={})
+            assert hint in refused.json()["error"]["hint"], path
+        missing = await client.get("/api/sources/history?database=none")
+        assert "apply" not in missing.text
         (url,) = (await client.get("/api/urls")).json()["items"]
         assert url["url"] == "postgresql://u:***@h/shop"
         (table,) = (await client.get("/api/tables")).json()["items"]

@@ -13,6 +13,7 @@ from streamer.admin.access import (
     SAFE_METHODS,
     Access,
     UserIdentity,
+    acts_on_tables,
     changes_mapping,
     check_origin,
     needed_role,
@@ -75,7 +76,7 @@ class Gate:
             return None
         identity = self._access.authorize(request, request.method, needed_role(path))
         if request.method not in SAFE_METHODS and changes_mapping(path):
-            self._service.check_writable()
+            self._service.check_writable(acts=acts_on_tables(path))
         return identity
 
 

@@ -23,6 +23,7 @@ from streamer.admin.access import (
     SAFE_METHODS,
     Access,
     UserIdentity,
+    acts_on_tables,
     changes_mapping,
     needed_role,
 )
@@ -209,7 +210,7 @@ async def _let_in(frame: Frame, request: Request) -> None:
     csrf = form_text(await request.form(max_files=0), "csrf")
     frame.access.authorize_form(request, identity, needed_role(request.url.path), csrf)
     if changes_mapping(request.url.path):
-        frame.service.check_writable()
+        frame.service.check_writable(acts=acts_on_tables(request.url.path))
 
 
 def _to_login(request: Request) -> Response:

@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from streamer.sync.spark.security import choose_environment
+
 MAJOR_MIN: Final = 17
 FIX: Final = f"install a Java runtime of version {MAJOR_MIN} or newer, or set JAVA_HOME to one"
 
@@ -16,7 +18,12 @@ def find_obstacle() -> str | None:
     program = str(Path(home) / "bin" / "java") if home else "java"
     try:
         said = subprocess.run(
-            [program, "-version"], check=False, capture_output=True, text=True, timeout=60
+            [program, "-version"],
+            env=choose_environment(os.environ),
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
         ).stderr
     except (OSError, subprocess.SubprocessError):
         return f"Spark needs Java {MAJOR_MIN}, and {program} cannot be run"
