@@ -279,7 +279,7 @@ def _objects(
         elif not _is_left_out(wanted, place) and _plain(found.statements) != _plain(statements):
             yield DefinitionDifference(wanted.kind, wanted.name, _text(wanted), _text(found))
     for extra in there.values():
-        if _binds(extra):
+        if _binds(extra) and not _is_of_open_versions(extra.name, source, place, target):
             yield DefinitionDifference(extra.kind, extra.name, None, _text(extra))
 
 
@@ -303,6 +303,20 @@ def _binds(planned: Planned) -> bool:
             return True
         case _:
             return False
+
+
+def _is_of_open_versions(
+    name: str, source: TableDefinition, place: TargetPlace, target: TableDefinition
+) -> bool:
+    """Whether an index is that of a history, by which a key of the source has one open version."""
+    index = target.index(name)
+    if place.mapping.type is not TableType.HISTORY or index is None:
+        return False
+    keys = [each.columns for each in source.constraints if each.kind in "pu"]
+    keys += [tuple(k.column or "" for k in each.keys) for each in source.indexes if each.is_unique]
+    columns = {key.column for key in index.keys} - {SID}
+    is_open = "kvsz_end" in index.uses and "9999-01-01" in (index.predicate or "")
+    return is_open and columns in [{place.column(column) for column in key} for key in keys]
 
 
 def _text(planned: Planned) -> str:

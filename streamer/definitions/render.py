@@ -108,6 +108,9 @@ class Renderer:
             if index.is_valid and index.constraint is None
         ]
         constraints = self._definition.constraints
+        planned += [
+            self._plain_key(each) for each in constraints if each.kind == "p" and each.period
+        ]
         planned += [self.constraint(each) for each in constraints if each.kind in "ux"]
         if create is Create.ALL:
             planned += [found for c in self._definition.columns if (found := self.default(c))]
@@ -380,6 +383,13 @@ class Renderer:
                 online=(*planned.online, comment),
             )
         return replace(planned, source_sql=source_sql)
+
+    def _plain_key(self, constraint: ConstraintDefinition) -> Planned:
+        """Say that a temporal key is a plain one at the target."""
+        key = quote_identifier(constraint.name)
+        sql = f"alter table {self._place.quoted} add constraint {key} {constraint.definition}"
+        reason = "streamer finds rows by a plain primary key, which lets ranges overlap"
+        return Planned(ObjectKind.UNIQUE, constraint.name, reason=reason, source_sql=sql)
 
     def _index_of(self, constraint: ConstraintDefinition) -> IndexDefinition:
         index = self._definition.index(constraint.index or "")

@@ -13,7 +13,7 @@ index, which the next attempt drops.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
 
 import structlog
 
@@ -29,7 +29,7 @@ from streamer.errors import (
     TargetSchemaError,
 )
 from streamer.failpoints import failpoint
-from streamer.mapping.names import RelationName
+from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
@@ -100,6 +100,18 @@ select exists (select from streamer.definition d
                  join streamer.relation ur on ur.id = u.relation_id
                 where r.target = ur.target and d.id <> u.id and d.name = u.name
                   and d.state in ('pending', 'made'))
+"""
+# Of a foreign key: whether its other table is still to come, or to get an index. The positions are
+# those of both tables, if their streams have applied all that they have read.
+_REFERENCED_SQL: Final = """
+select pg_catalog.to_regclass($3) is null or exists (
+           select from streamer.definition d join streamer.relation r on r.id = d.relation_id
+            where r.target = $2 and d.state = 'pending' and d.kind in ('index', 'unique'))
+           as is_to_come,
+       (select case when bool_and(r.state = 'ready' and r.end_lsn <= s.acknowledged_lsn)
+                    then pg_catalog.string_agg(r.end_lsn::text, ' ' order by r.id) end
+          from streamer.relation r join streamer.source s on s.id = r.source_id
+         where r.target in ($1, $2)) as positions
 """
 _OTHERS_SQL: Final = """
 select exists (select from streamer.relation o join streamer.relation r on r.target = o.target
@@ -311,15 +323,43 @@ async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
     await forget_unwanted(target, record.id)
 
 
+@dataclass(frozen=True, slots=True)
+class ReferenceFacts:
+    """The tables of a foreign key. ``is_to_come``: the other one, or its index, is not made yet.
+    ``positions``: of their streams, if these have applied all that they have read.
+    """
+
+    is_to_come: bool
+    positions: str | None
+
+    def may_become(self, now: Self, error: StreamerError) -> bool:
+        """Whether a key that *error* has refused between these facts and *now* may be made later.
+
+        A row may precede the row that it refers to while the tables stream. Pure.
+        """
+        if isinstance(error, ConflictError):
+            return self.positions is None or self.positions != now.positions
+        return isinstance(error, TargetSchemaError) and self.is_to_come
+
+
+async def _read_reference(target: TargetConnection, record: DefinitionRecord) -> ReferenceFacts:
+    own, other = str(record.target), record.referenced or str(record.target)
+    name = parse_name(other)
+    quoted = quote_qualified(name.namespace, name.name)
+    (row,) = await target.fetch(_REFERENCED_SQL, own, other, quoted)
+    return ReferenceFacts(**row)
+
+
 async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online: bool) -> None:
+    is_reference = record.kind is ObjectKind.FOREIGN_KEY
+    before = await _read_reference(target, record) if is_reference else None
     try:
         await _make(target, record, online=online)
     except StreamerError as exc:
         if target.is_closed:
             raise
-        # Its other table, too, may be created some moments later.
-        is_lag = record.kind is ObjectKind.FOREIGN_KEY and isinstance(
-            exc, ConflictError | TargetSchemaError
+        is_lag = before is not None and before.may_become(
+            await _read_reference(target, record), exc
         )
         is_final = exc.retry is not Retry.TIMED and not (
             is_lag and record.attempts + 1 < FOREIGN_KEY_ATTEMPTS

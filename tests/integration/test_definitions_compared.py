@@ -12,6 +12,7 @@ from streamer.source.catalog import read_relations
 from streamer.source.connection import connection
 from streamer.target.catalog import read_relation
 from streamer.target.connection import TargetAddress, target_connection
+from streamer.target.conventions import HISTORY_COLUMNS_SQL
 from tests.support.postgres import Database
 from tests.support.streamer import write_config
 
@@ -151,3 +152,22 @@ async def test_partitions_are_compared_where_the_rule_asks_for_them(
     found = await differences(path, source, target, is_shared=True)
     assert found == ['partition "t_rest" is missing: DEFAULT']
     assert len(await differences(path, source, target)) == 6
+
+
+async def test_the_index_of_open_versions_is_no_difference_and_others_of_them_are(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute(
+        "create table p (id int primary key); create table t (id int primary key, v int)"
+    )
+    target.execute(
+        "create table p (id int primary key); create table w (id int not null, v int,"
+        f" {', '.join(HISTORY_COLUMNS_SQL)}, primary key (id, kvsz_id));"
+        "create unique index on w (id) where kvsz_end = '9999-01-01 00:00:00+00'"
+    )
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, "p:\nt: {type: history, target: w}", group="create: keys")
+    assert await differences(path, source, target) == []
+    target.execute("create unique index own on w (v) where kvsz_end = '9999-01-01 00:00:00+00'")
+    (found,) = await differences(path, source, target)
+    assert found.startswith('index "own" is only at the target')

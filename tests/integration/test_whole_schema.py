@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import MappingError
 from streamer.runtime import definition_maker as definition_builder
-from streamer.sync import hand_over
+from streamer.sync import hand_over, target_definitions
 from streamer.sync.prepare import TableCopy
 from streamer.target.connection import TargetConnection
 from tests.support.definitions import described
@@ -243,3 +243,29 @@ async def test_a_copy_goes_on_without_the_lock_timeout_of_its_role(
         await streamer.caught_up()
     assert target.value("select to_regclass('t_v_idx') is not null"), "made before the end"
     assert found == ["0"]
+
+
+async def test_a_foreign_key_that_can_never_be_made_is_given_up_once_that_is_certain(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target lacks a unique index for one. Rows that a session of the source let in refuse the
+    other.
+    """
+    monkeypatch.setattr(target_definitions, "FOREIGN_KEY_ATTEMPTS", 1000)
+    source.execute(
+        "create table people (id int primary key, email text unique);"
+        "create table orders (id int primary key, person int references people,"
+        " mail text references people (email));"
+        "set session_replication_role = replica; insert into orders values (1, 99, null)"
+    )
+    target.execute("create table people (id int primary key, email text)")
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        await until_made(streamer, target)
+        found = states(target)
+    assert {
+        name: found[f"foreign key {name}"] for name in ("orders_mail_fkey", "orders_person_fkey")
+    } == {
+        "orders_mail_fkey": "failed",
+        "orders_person_fkey": "failed",
+    }

@@ -172,3 +172,13 @@ def test_another_name_is_the_same_each_time_and_fits() -> None:
     name = other_name("ü" * 31, T)
     assert name == other_name("ü" * 31, T) != other_name("ü" * 31, OTHER)
     assert len(name.encode()) <= 63
+
+
+def test_a_temporal_key_is_named_with_the_reason_why_the_target_has_a_plain_one() -> None:
+    sql = "PRIMARY KEY (a, b WITHOUT OVERLAPS)"
+    key = ConstraintDefinition("t_pkey", "p", sql, ("a", "b"), index="t_pkey", period=True)
+    planned = plan(place(), definition=replace(DEFINITION, constraints=(key,)))["t_pkey"]
+    assert planned.reason == "streamer finds rows by a plain primary key, which lets ranges overlap"
+    assert planned.source_sql.endswith(sql)
+    plain = plan(place(), definition=replace(DEFINITION, constraints=(replace(key, period=False),)))
+    assert "t_pkey" not in plain
