@@ -23,7 +23,14 @@ from typing import Final, Self
 import structlog
 
 from streamer.compare.compared_tables import TableFacts, build_table
-from streamer.compare.comparison import agree_on_hash, cut_table, estimate_rows
+from streamer.compare.comparison import (
+    INDEXED_BYTES_MAX,
+    agree_on_hash,
+    choose_order,
+    cut_table,
+    estimate_bytes,
+    estimate_rows,
+)
 from streamer.compare.ranges import (
     FETCH_ROWS,
     count_buckets,
@@ -69,7 +76,10 @@ async def find_differences(
         reader = await _Reader.open(context, snapshot, sessions, share)
         with translating(context.label):
             rows = await estimate_rows(reader.source, copy.relation)
-        table = await _build(context, copy, reader, min(count_buckets(rows), BUCKETS_MAX))
+            size_bytes = await estimate_bytes(reader.source, copy.relation)
+        table = await _build(
+            context, copy, reader, min(count_buckets(rows), BUCKETS_MAX), size_bytes
+        )
         if table is None:
             return None
         began = time.monotonic()
@@ -118,7 +128,7 @@ def _of_buckets(table: ComparedTable, differing: set[int]) -> FoundRows | None:
 
 
 async def _build(
-    context: CopyContext, copy: TableCopy, reader: "_Reader", buckets: int
+    context: CopyContext, copy: TableCopy, reader: "_Reader", buckets: int, size_bytes: int
 ) -> ComparedTable | None:
     facts = TableFacts(
         relation_id=copy.mapped.relation_id,
@@ -133,7 +143,11 @@ async def _build(
     with translating(context.label):
         kind = await agree_on_hash(reader.source, reader.target)
     try:
-        return build_table(facts, kind, buckets)
+        table = build_table(facts, kind, buckets)
+        if size_bytes > INDEXED_BYTES_MAX:
+            with translating(context.label):
+                return await choose_order(reader.source, reader.target, facts, table)
+        return table
     except (MappingError, TargetSchemaError):
         return None  # the copy compares all rows in the target, and the stream reports the rest
 

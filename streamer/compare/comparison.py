@@ -20,7 +20,7 @@ import structlog
 from streamer.compare.change_marks import tables_sql
 from streamer.compare.compared_tables import TableFacts, build_table
 from streamer.compare.hashes import PROBE_SQL, HashKind, choose_hash
-from streamer.compare.ranges import count_buckets, count_ranges, split_range
+from streamer.compare.ranges import count_buckets, count_ranges, sampled_percent, split_range
 from streamer.compare.readings import ComparisonEnds, Unit
 from streamer.compare.table_definitions import read_differences
 from streamer.compare.tables import ComparedTable
@@ -34,7 +34,7 @@ from streamer.mapping.resync import KeySet
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, resolve
 from streamer.postgres.credentials import passwords_kept
 from streamer.postgres.key_ranges import KeyRange
-from streamer.postgres.quoting import quote_qualified
+from streamer.postgres.quoting import quote_literal, quote_qualified
 from streamer.postgres.secret import Secret
 from streamer.progress import comparisons
 from streamer.progress.bookkeeping import Bookkeeping
@@ -67,7 +67,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-SAMPLED_PER_RANGE: Final = 50
+INDEXED_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A smaller table stays in memory while the ranges of its key are read."""
+CORRELATION_MIN: Final = 0.5
 JUDGE_SECONDS: Final = 120.0
 COUNTED_ROWS_MAX: Final = 10_000_000
 
@@ -359,6 +361,8 @@ class Comparison:
                         one.rows = await estimate_rows(plain, facts.relation)
                         one.size_bytes = await estimate_bytes(plain, facts.relation)
                         table = build_table(facts, kind, count_buckets(one.rows))
+                        if one.size_bytes > INDEXED_BYTES_MAX:
+                            table = await choose_order(plain, target, facts, table)
                         one.table = table.since(*self._options.since.get(table.relation_id, ()))
                         self._check_statements(one.table)
                     except StreamerError as exc:
@@ -541,9 +545,39 @@ async def cut_table(
     count = count_ranges(rows, rate)
     if not table.is_ordered or count == 1:
         return [KeyRange()]
-    percent = min(100.0, 100.0 * SAMPLED_PER_RANGE * count / max(1, rows))
+    size = await fetch_one(plain, table.size_sql(table.source).encode())
+    percent = sampled_percent(rows, size["pages"], count)
     found = await fetch_all(plain, table.sample_sql(table.source, percent, count).encode())
     return split_range(KeyRange(), [tuple(row["k"]) for row in found])
+
+
+_CORRELATION_SQL: Final = """
+select max(abs(s.correlation)) as correlation from pg_catalog.pg_stats s
+where s.schemaname = {} and s.tablename = {} and s.attname = {}
+"""
+
+
+async def choose_order(
+    plain: Connection, target: TargetConnection, facts: TableFacts, table: ComparedTable
+) -> ComparedTable:
+    """Return *table*, without its order if rows of neighbouring keys are in distant pages.
+
+    Each range of such a key, a uuid for example, would read most pages of the table.
+    """
+    if not table.is_ordered:
+        return table
+    names = facts.relation.primary_key or facts.relation.key
+    here, there = facts.relation.name, facts.target.name
+    queries = [
+        _CORRELATION_SQL.format(*map(quote_literal, (name.namespace, name.name, column)))
+        for name, column in ((here, names[0]), (there, table.key_columns[0]))
+    ]
+    found = [
+        (await fetch_one(plain, queries[0].encode()))["correlation"],
+        await target.fetch_value(queries[1]),
+    ]
+    is_distant = any(each is not None and each < CORRELATION_MIN for each in found)
+    return replace(table, is_ordered=False) if is_distant else table
 
 
 async def agree_on_hash(plain: Connection, target: TargetConnection) -> HashKind:

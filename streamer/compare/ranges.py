@@ -12,6 +12,13 @@ RANGES_MAX: Final = 4096
 """Of one table. Larger tables have larger ranges, so that the driver's memory does not grow."""
 FETCH_ROWS: Final = 2000
 """Tasks split a range that differs until neither side has more rows; then they fetch them."""
+SAMPLED_ROWS: Final = 50
+SAMPLED_PAGES: Final = 16
+"""A sample has so many rows and pages of each range, so sizes are right by a quarter."""
+TID_RANGES_MIN: Final = 14_00_00
+"""Since this version a server reads a range of pages without the others."""
+PAGES_BYTES: Final = 64 * 1024 * 1024
+"""The size of the pages that one statement reads: about a second for a server."""
 PARTS_MAX: Final = 64
 """The number of parts of one split."""
 SPLITS_MAX: Final = 8
@@ -48,6 +55,27 @@ def count_ranges(rows: int, rows_per_second: float | None) -> int:
     if rows_per_second is not None:
         size = max(1, min(size, round(rows_per_second * PACE_SECONDS)))
     return max(1, min(-(-rows // size), RANGES_MAX))
+
+
+def sampled_percent(rows: int, pages: int, ranges: int) -> float:
+    """Return the part of a table's pages to sample, so that *ranges* have about the same size.
+
+    Rows of a page mostly have neighbouring keys, so a page may say no more than one row does.
+    """
+    by_rows = SAMPLED_ROWS * ranges / max(1, rows)
+    by_pages = SAMPLED_PAGES * ranges / max(1, pages)
+    return min(100.0, 100.0 * max(by_rows, by_pages))
+
+
+def count_page_parts(pages: int, size_bytes: int, rows: int, rate: float | None) -> int:
+    """Return the number of parts in which to read a table that is read page by page.
+
+    *size_bytes*: with the values outside of its pages. *rate*: rows per second at most.
+    """
+    wanted = -(-size_bytes // PAGES_BYTES)
+    if rate is not None:
+        wanted = max(wanted, round(rows / (rate * PACE_SECONDS)))
+    return max(1, min(wanted, pages, RANGES_MAX))
 
 
 def count_parts(rows: int) -> int:

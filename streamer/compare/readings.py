@@ -30,8 +30,15 @@ from streamer.compare.judge import (
     SourceReading,
     TargetReading,
 )
-from streamer.compare.ranges import count_parts, split_range, whole_rate
-from streamer.compare.tables import ComparedTable
+from streamer.compare.ranges import (
+    BUCKET_ROWS,
+    TID_RANGES_MIN,
+    count_page_parts,
+    count_parts,
+    split_range,
+    whole_rate,
+)
+from streamer.compare.tables import ComparedTable, Pages
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.owned_directory import read_private
@@ -209,6 +216,30 @@ class Unit:
         return cls(row[0], row[1], KeyRange(lower, upper), row[4], row[5])
 
 
+def _read_size(table: ComparedTable, side: int, connection: Connection) -> tuple[Any, ...]:
+    row = connection.execute(table.size_sql(table.side(side)).encode()).fetchone()
+    assert row is not None
+    return tuple(row)
+
+
+def _page_parts(
+    table: ComparedTable, side: int, connection: Connection, rate: float | None
+) -> list[Pages]:
+    """Cut the pages of a table that is not read by ranges of its key: no statement takes long.
+
+    A row that moves meanwhile may count twice, or not at all. It differs then, and a task reads its
+    key again. A row that stays counts once.
+    """
+    if table.is_ordered:
+        return [(0, None)]
+    _, pages, size, version, _ = _read_size(table, side, connection)
+    if version < TID_RANGES_MIN:  # each part would read the whole table
+        return [(0, None)]
+    count = count_page_parts(pages, size, table.buckets * BUCKET_ROWS, rate)
+    bounds = [number * pages // count for number in range(count)]
+    return list(zip(bounds, [*bounds[1:], None], strict=True))
+
+
 Digests = dict[int, tuple[int, str, str]]
 """Rows and the two sums, by bucket."""
 
@@ -253,22 +284,30 @@ class RangeReader:
 
     def _digest_side(self, table: ComparedTable, unit: Unit, side: int) -> Digests:
         connection = self._servers.of(table, side)
-        if side == SOURCE:
-            self._pace.begin(is_throttled=self._is_throttled(table))
-        began = time.monotonic()
+        limit = self._rows_per_second if side == SOURCE else None
+        parts = _page_parts(table, side, connection, limit)
         rate = None
-        if side == SOURCE and not table.is_ordered:
-            rate = whole_rate(self._rows_per_second, table.buckets)
-        sql = table.digest_sql(table.source if side == SOURCE else table.target, unit.range, rate)
-        with connection.transaction():
-            if rate is not None:  # each worker of a parallel plan would have the rate for itself
-                connection.execute("set local max_parallel_workers_per_gather = 0")
-            rows = connection.execute(sql.encode()).fetchall()
-        digests = {bucket: (count, first, second) for bucket, count, first, second in rows}
-        if side == SOURCE:
-            count = sum(row[0] for row in digests.values())
-            self._pace.wait(count, time.monotonic() - began)
-        return digests
+        if not table.is_ordered and len(parts) == 1:
+            rate = whole_rate(limit, table.buckets)
+        found: dict[int, tuple[int, int, int]] = {}
+        files = "" if len(parts) == 1 else _read_size(table, side, connection)[-1]
+        for pages in parts:
+            if side == SOURCE:
+                self._pace.begin(is_throttled=self._is_throttled(table))
+            began = time.monotonic()
+            sql = table.digest_sql(table.side(side), unit.range, rate, pages=pages)
+            with connection.transaction():
+                if rate is not None:  # each worker of a parallel plan would have the rate to itself
+                    connection.execute("set local max_parallel_workers_per_gather = 0")
+                rows = connection.execute(sql.encode()).fetchall()
+            for bucket, count, first, second in rows:
+                sums = found.get(bucket, (0, 0, 0))
+                found[bucket] = (sums[0] + count, sums[1] + int(first), sums[2] + int(second))
+            if side == SOURCE:
+                self._pace.wait(sum(row[1] for row in rows), time.monotonic() - began)
+        if len(parts) > 1 and _read_size(table, side, connection)[-1] != files:
+            raise PassingError(f'the pages of "{table.source_name}" were written anew meanwhile')
+        return {bucket: (n, str(one), str(two)) for bucket, (n, one, two) in found.items()}
 
     def _is_throttled(self, table: ComparedTable) -> bool:
         row = self._servers.target.execute(
@@ -290,9 +329,7 @@ class RangeReader:
         """Cut a range at keys of the side with more rows; one whose keys are all the same stays."""
         table = self._tables[unit.relation_id]
         side = unit.larger_side
-        sql = table.cut_sql(
-            table.source if side == SOURCE else table.target, unit.range, count_parts(unit.rows)
-        )
+        sql = table.cut_sql(table.side(side), unit.range, count_parts(unit.rows))
         try:
             rows = self._servers.of(table, side).execute(sql.encode()).fetchall()
         except (psycopg.Error, ElsewhereError) as exc:
@@ -310,9 +347,11 @@ def fetch_rows(
     table: ComparedTable, unit: Unit, buckets: list[int], side: int, servers: Servers
 ) -> Iterator[tuple[int, int, str, str]]:
     """Yield relation, side, name of the key and hash of the row of a range, or of buckets."""
-    sql = table.fetch_sql(table.source if side == SOURCE else table.target, unit.range, buckets)
-    for name, row in _stream(servers.of(table, side), sql):
-        yield table.relation_id, side, name, row
+    connection = servers.of(table, side)
+    for pages in _page_parts(table, side, connection, None):
+        sql = table.fetch_sql(table.side(side), unit.range, buckets, pages=pages)
+        for name, row in _stream(connection, sql):
+            yield table.relation_id, side, name, row
 
 
 def _stream(connection: Connection, sql: str, parameters: list[Any] | None = None) -> Iterator[Any]:
@@ -497,7 +536,7 @@ class KeyJudging:
         batch.judge.read_target(TargetReading(lsn, rows))
 
     def _read(self, table: ComparedTable, side: int, keys: dict[int, str]) -> dict[int, list[Row]]:
-        sql = table.read_sql(table.source if side == SOURCE else table.target)
+        sql = table.read_sql(table.side(side))
         parameters = table.read_parameters(keys)
         found: dict[int, list[Row]] = {}
         for n, place, values in self._servers.of(table, side).execute(sql.encode(), parameters):
@@ -532,9 +571,7 @@ class KeyJudging:
     def _stream_shown(
         self, table: ComparedTable, side: int, keys: dict[int, str]
     ) -> Generator[tuple[int, int, str, list[str] | None]]:
-        sql = table.show_sql(
-            table.source if side == SOURCE else table.target, with_values=self._with_values
-        )
+        sql = table.show_sql(table.side(side), with_values=self._with_values)
         parameters = table.read_parameters(keys)
         for n, text, values in _stream(self._servers.of(table, side), sql, parameters):
             yield n, side, text, values

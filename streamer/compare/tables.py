@@ -19,6 +19,12 @@ from streamer.compare.hashes import (
     value_sql,
 )
 from streamer.postgres.key_ranges import KeyRange, range_sql
+from streamer.postgres.quoting import quote_literal
+
+#  KeyRange, range_sql
+
+Pages = tuple[int, int | None]
+"""The first page and the one behind the last; None for all that follow."""
 
 _PLACE: Final = "t.tableoid::text || ' ' || t.ctid::text || ' ' || t.xmin::text as place"
 
@@ -37,7 +43,7 @@ class Side:
     where: str
     since: int | None = None
 
-    def rows(self, clause: str = "") -> str:
+    def rows(self, clause: str = "", *, pages: Pages = (0, None)) -> str:
         """Return a query of the rows, in parentheses, under the name that other queries use.
 
         It has the values as v1, v2 …, and place, which is another one after each change of a row.
@@ -45,7 +51,17 @@ class Side:
         """
         listed = ", ".join(f"{value} as v{n + 1}" for n, value in enumerate(self.values))
         known = "" if self.since is None else f"{_known_sql(self.since)} as known, "
-        return f"(select {_PLACE}, {known}{listed} from {self.table} t {clause} {self.where}) b"
+        within = _pages_sql(pages)
+        where = self.where or ("where true" if within else "")
+        where = " and ".join(filter(None, (where, within)))
+        return f"(select {_PLACE}, {known}{listed} from {self.table} t {clause} {where}) b"
+
+
+def _pages_sql(pages: Pages) -> str:
+    first, end = pages
+    lower = f"t.ctid >= '({first},0)'::tid" if first else ""
+    upper = "" if end is None else f"t.ctid < '({end},0)'::tid"
+    return " and ".join(filter(None, (lower, upper)))
 
 
 def _known_sql(since: int) -> str:
@@ -116,6 +132,10 @@ class ComparedTable:
             source=replace(self.source, since=here),
             target=replace(self.target, since=there),
         )
+
+    def side(self, number: int) -> Side:
+        """Return the source for 0, the target for 1."""
+        return self.target if number else self.source
 
     @property
     def keeps_more(self) -> bool:
@@ -200,19 +220,26 @@ class ComparedTable:
 
     # ---- queries -------------------------------------------------------------------------------
 
-    def digest_sql(self, side: Side, unit: KeyRange, rows_per_second: float | None = None) -> str:
+    def digest_sql(
+        self,
+        side: Side,
+        unit: KeyRange,
+        rows_per_second: float | None = None,
+        *,
+        pages: Pages = (0, None),
+    ) -> str:
         """Return a query of rows (bucket, count, sum of first hashes, sum of second hashes).
 
         An ordered table has one row, with bucket 0; another one a row for each bucket in use. Sums
         count equal rows, and do not depend on the order. *rows_per_second*: the server sleeps after
-        rows whose hash ends in zeros, about once a second.
+        rows whose hash ends in zeros, about once a second. *pages*: only the rows of these.
         """
         first, second = pair_sql(self.hash, "r.r")
         prepared = prepared_sql(self.hash, self._digested(side))
         bucket = "0" if self.is_ordered else bucket_sql(self.hash, self._key_text, self.buckets)
         # OFFSET keeps PostgreSQL from computing the text of a row twice.
         rows = (
-            f"select {prepared} as r, {bucket} as bucket from {side.rows()}"
+            f"select {prepared} as r, {bucket} as bucket from {side.rows(pages=pages)}"
             f" where {self._where(unit)} offset 0"
         )
         return (
@@ -220,6 +247,25 @@ class ComparedTable:
             f" from (select r.bucket, {first} as h1, {second} as h2 from ({rows}) r) h"
             f"{_pause_sql(rows_per_second)} group by h.bucket"
         )
+
+    def size_sql(self, side: Side) -> str:
+        """Return a query of a table's size: all pages, those of its largest heap, and all bytes.
+
+        Then it has the version of the server, and the files of the table.
+        """
+        name = f"{quote_literal(side.table.removeprefix('only '))}::regclass"
+        return f"""
+select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8 as heap_pages,
+       coalesce(sum(p.bytes), 0)::int8 as bytes,
+       pg_catalog.current_setting('server_version_num')::int4 as version,
+       pg_catalog.string_agg(p.file, ' ' order by p.file) as files
+  from (select pg_catalog.pg_relation_filenode(l.oid)::text as file,
+               pg_catalog.pg_relation_size(l.oid)
+               / pg_catalog.current_setting('block_size')::int8 as pages,
+               pg_catalog.pg_table_size(l.oid) as bytes
+          from (select {name}::oid
+                union select relid from pg_catalog.pg_partition_tree({name})) l (oid)) p
+"""
 
     def cut_sql(self, side: Side, unit: KeyRange, count: int, *, clause: str = "") -> str:
         """Return a query of the keys that cut a range into *count* parts of the same size."""
@@ -239,7 +285,9 @@ class ComparedTable:
         clause = f"tablesample system ({percent:.6f}) repeatable (0)"
         return self.cut_sql(side, KeyRange(), count, clause=clause)
 
-    def fetch_sql(self, side: Side, unit: KeyRange, buckets: Sequence[int]) -> str:
+    def fetch_sql(
+        self, side: Side, unit: KeyRange, buckets: Sequence[int], *, pages: Pages = (0, None)
+    ) -> str:
         """Return a query of rows (name of the key, hash of the row); without a key, the name says
         it all.
         """
@@ -247,7 +295,7 @@ class ComparedTable:
         within = self._where(unit)
         if not self.is_ordered and buckets:
             within = self._in_buckets(self._values, self.buckets, buckets)
-        return f"select {self._name}, {row} from {side.rows()} where {within}"
+        return f"select {self._name}, {row} from {side.rows(pages=pages)} where {within}"
 
     def read_sql(self, side: Side) -> str:
         """Return a query of rows (number of the key, place, hashes of the values) for keys.

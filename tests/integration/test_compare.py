@@ -21,10 +21,11 @@ from structlog.testing import capture_logs
 from streamer.commands import compare as compare_command
 from streamer.commands import requests
 from streamer.commands.embedded import Server
-from streamer.compare import comparison, local_program, ranges, spark_program
+from streamer.compare import comparison, local_program, ranges, readings, spark_program
 from streamer.compare.comparison import ComparisonScope, TableResult
 from streamer.compare.local_launcher import LocalProcess
 from streamer.compare.readings import DigestRow, RangeReader, Unit
+from streamer.compare.tables import ComparedTable
 from streamer.errors import MappingError
 from streamer.mapping.resync import Mode, Resync
 from streamer.target.connection import TargetAddress
@@ -303,7 +304,7 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm_and_both_ways_ag
     same answer. Then hot rows, keys that move, TRUNCATE, and a resync meanwhile.
     """
     monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
-    monkeypatch.setattr(comparison, "SAMPLED_PER_RANGE", 1000)  # ranges of equal size
+    monkeypatch.setattr(ranges, "SAMPLED_ROWS", 1000)  # ranges of equal size
     for program in (spark_program, ranges):
         monkeypatch.setattr(program, "FETCH_ROWS", 60)
     async with two_tenants(tmp_path, source, target, shared_server) as (streamer, other):
@@ -611,3 +612,73 @@ async def test_memory_does_not_grow_with_the_width_of_rows(
     assert len(entry["key"]["v"]) == 1_000_000
     shown = 200 if with_values else 130  # ten rows of each table are shown
     assert peaks[0] < shown, f"{peaks} MB"
+
+
+@pytest.mark.parametrize("version", [14_00_00, 99_00_00])
+async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
+    stream: MakeStreamer,
+    compare: Compare,
+    source: Database,
+    target: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+) -> None:
+    """Rows are narrow, in pages by their key. A uuid has its neighbours in other pages, and a heap
+    has no key. Before PostgreSQL 14 a server reads all pages for some.
+    """
+    ddl = (
+        "create table narrow (id int primary key); create table heap (n int, v text);"
+        "create table scattered (id uuid primary key, v text)"
+    )
+    rows = (
+        "insert into narrow select generate_series(1, 300000);"
+        "insert into heap select g, repeat('v', 100) from generate_series(1, 3000) g;"
+        "insert into scattered select md5(g::text)::uuid, 'v' from generate_series(1, 3000) g;"
+        "analyze narrow, heap, scattered"
+    )
+    for db in (source, target):
+        db.execute(f"{ddl}; {rows}")
+    target.execute(
+        "delete from heap where n = 2000; update scattered set v = 'w' where id = md5('7')::uuid"
+    )
+    monkeypatch.setattr(comparison, "INDEXED_BYTES_MAX", 0)
+    monkeypatch.setattr(ranges, "PAGES_BYTES", 65_536)
+    monkeypatch.setattr(readings, "TID_RANGES_MIN", version)
+    jobs: list[dict[str, Any]] = []
+    read: list[tuple[str, Any]] = []
+    run, digest_sql = local_program.run, ComparedTable.digest_sql
+
+    def keep(job: dict[str, Any]) -> list[dict[str, Any]]:
+        jobs.append(job)
+        return run(job)
+
+    def note(self: ComparedTable, *arguments: Any, pages: Any = (0, None)) -> str:
+        read.append((self.source_name, pages))
+        return digest_sql(self, *arguments, pages=pages)
+
+    monkeypatch.setattr(local_program, "run", keep)
+    monkeypatch.setattr(ComparedTable, "digest_sql", note)
+    names = ("narrow", "heap", "scattered")
+    async with stream("\n".join(f"{name}: {{initial: none}}" for name in names)) as streamer:
+        await streamer.caught_up()
+        found = await compare(streamer)
+    assert {n: (r.rows_source, r.missing, r.different) for n, r in found.items()} == {
+        "narrow": (300_000, 0, 0),
+        "heap": (3000, 1, 0),
+        "scattered": (3000, 0, 1),
+    }
+    tables = {row["relation_id"]: ComparedTable.from_json(row) for row in jobs[0]["tables"]}
+    assert {t.source_name: t.is_ordered for t in tables.values()} == {
+        "public.narrow": True,
+        "public.heap": False,
+        "public.scattered": False,
+    }
+    cut = [Unit.from_row(row) for row in jobs[0]["units"]]
+    keys = [
+        int(u.range.upper[0]) for u in cut if u.range.upper and tables[u.relation_id].is_ordered
+    ]
+    sizes = [high - low for low, high in itertools.pairwise([0, *sorted(keys), 300_000])]
+    assert len(sizes) == 6
+    assert 25_000 < min(sizes) <= max(sizes) < 100_000
+    for name in ("public.heap", "public.scattered"):
+        assert (len({pages for table, pages in read if table == name}) > 2) is (version < 99_00_00)

@@ -13,10 +13,12 @@ from streamer.compare.ranges import (
     RANGES_MAX,
     WHOLE_SECONDS_MAX,
     count_buckets,
+    count_page_parts,
     count_partitions,
     count_parts,
     count_ranges,
     join_buckets,
+    sampled_percent,
     split_range,
     whole_rate,
 )
@@ -94,3 +96,18 @@ def test_joined_buckets_hold_all_hashes_of_the_buckets_that_they_join(
     count, joined = join_buckets(64, numbers, limit)
     assert len(joined) <= limit
     assert {h & (count - 1) for h in range(1024) if h & 63 in numbers} == set(joined)
+
+
+def test_a_sample_has_rows_and_pages_enough_for_each_range() -> None:
+    narrow = sampled_percent(rows=300_000, pages=1330, ranges=6)
+    assert 1330 * narrow / 100 >= 6 * 16
+    wide = sampled_percent(rows=300_000, pages=300_000, ranges=6)
+    assert 300_000 * wide / 100 >= 6 * 50
+    assert sampled_percent(rows=10, pages=1, ranges=6) == 100
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**15), st.integers(0, 10**12), st.floats(0.1, 10**6))
+def test_parts_of_pages_are_bounded(pages: int, size: int, rows: int, rate: float) -> None:
+    count = count_page_parts(pages, size, rows, rate)
+    assert 1 <= count <= max(1, min(pages, RANGES_MAX))
+    assert count_page_parts(pages, size, rows, None) <= count
