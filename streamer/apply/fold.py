@@ -374,8 +374,10 @@ class Fold:
         return Fold(self.plan, self.truncate, self.restarts, self.deletes)
 
     def additions(self) -> "Fold":
-        """Return the part that writes rows; a fold with ``moves`` has no such part."""
-        return Fold(self.plan, updates=self.updates, inserts=self.inserts)
+        """Return the part that writes rows. Without ``deletes``, the keys of ``moves`` are those of
+        new rows.
+        """
+        return Fold(self.plan, updates=self.updates, moves=self.moves, inserts=self.inserts)
 
     @property
     def row_count(self) -> int:

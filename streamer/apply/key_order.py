@@ -62,8 +62,13 @@ def removal_of(relation: RelationWindow, *, keeps_keys: bool) -> Removal:
     if not relation.is_set or len(relation.folds) != 1:
         return Removal.WITHIN
     (fold,) = relation.folds
-    if fold.moves or fold.plan.type is TableType.APPEND:
+    if fold.plan.type is TableType.APPEND:
         return Removal.WITHIN
+    if fold.moves:
+        # Rows that refer to the old key go to the new one in between, unless a DELETE takes them.
+        target = fold.plan.target
+        is_last = target.is_referenced and not target.delete_acts and not _returns(fold)
+        return Removal.LAST if is_last and not fold.truncate else Removal.WITHIN
     if fold.truncate:
         return Removal.LAST if keeps_keys else Removal.FIRST
     if fold.deletes and fold.plan.target.is_referenced and not _returns(fold):

@@ -292,7 +292,10 @@ class Writer:
             await self._transaction.target.execute(statements.insert_staged(OP_INSERT))
 
     async def _write_moves(self, fold: Fold, statements: Statements) -> None:
-        """Give rows their new keys. Exact order finds those that the target lacks."""
+        """Give rows their new keys. Exact order finds those that the target lacks.
+
+        Without ``deletes``, rows with the old keys stay for now.
+        """
         plan = fold.plan
         moves = list(fold.moves.values())
         lacking = frozenset().union(*(unchanged_positions(r) for _, r in moves if is_partial(r)))
@@ -309,7 +312,9 @@ class Writer:
             ["mask", *old, *columns],
             rows,
             OP_MOVED,
-            statement=statements.move(OP_MOVED, lacking),
+            statement=(statements.move if fold.deletes else statements.copy_moved)(
+                OP_MOVED, lacking
+            ),
         )
         _check_count(moved, len(moves))
         if moved < len(moves):

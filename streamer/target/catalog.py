@@ -65,7 +65,8 @@ class TargetRelation:
     ``unique_keys``: the column sets of its valid, immediate, complete unique indexes over plain
     columns, the primary key first. ``has_row_triggers``: triggers that fire even for replicated
     changes (ENABLE REPLICA or ALWAYS), or rules that do. ``is_referenced``: a foreign key points
-    here, so TRUNCATE fails. ``references``: OIDs of other tables that its foreign keys refer to.
+    here, so TRUNCATE fails. ``delete_acts``: one of these changes rows of its table at a DELETE.
+    ``references``: OIDs of other tables that its foreign keys refer to.
     ``sequences``: quoted names of the sequences that its columns own, those that the role may
     restart. ``history_sequence``: the quoted name of the sequence of the identity column
     ``kvsz_id``, if it counts by one and the role may use it. ``unlogged``: the tables, itself or
@@ -84,6 +85,7 @@ class TargetRelation:
     is_referenced: bool
     is_writable: bool
     references: frozenset[int] = frozenset()
+    delete_acts: bool = False
     sequences: tuple[str, ...] = ()
     history_sequence: str | None = None
     unlogged: tuple[RelationName, ...] = ()
@@ -117,6 +119,9 @@ select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
                 where t.tgrelid = c.oid and t.tgenabled = 'O') as has_ordinary_triggers,
        exists (select from pg_catalog.pg_constraint k
                 where k.confrelid = c.oid and k.contype = 'f') as is_referenced,
+       exists (select from pg_catalog.pg_constraint k
+                where k.confrelid = c.oid and k.contype = 'f'
+                  and k.confdeltype in ('c', 'n', 'd')) as delete_acts,
        array(select distinct k.confrelid::int8 from pg_catalog.pg_constraint k
               where k.conrelid = c.oid and k.contype = 'f' and k.confrelid <> c.oid)
          as "references",

@@ -156,3 +156,43 @@ async def test_an_update_brings_a_missing_row_of_a_table_that_is_its_key(
         source.execute("update t set id = id")
         await streamer.caught_up()
         assert_same(source, target, "t")
+
+
+async def test_a_key_follows_the_source_where_foreign_keys_connect_replicated_tables(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    """The source's key takes referring rows along. That of the target only looks."""
+    for db in (source, target):
+        db.execute(
+            "create table parent (id int primary key, v text, big text);"
+            "create table child (id int primary key, p int references parent)"
+        )
+    source.execute(
+        "alter table child drop constraint child_p_fkey;"
+        "alter table child add foreign key (p) references parent on update cascade;"
+        "alter table parent alter big set storage external"
+    )
+    target.execute("alter table parent add note text default 'none'")
+    with ordinary_role(target) as role:
+        target.execute(f"alter table parent owner to {role}; alter table child owner to {role}")
+        async with stream("parent:\nchild:") as streamer:
+            await streamer.caught_up()
+            source.execute(
+                "insert into parent select n, 'v', repeat('b', 3000) from generate_series(1, 4) n;"
+                "insert into child select n, n from generate_series(1, 3) n"
+            )
+            await streamer.caught_up()
+            target.execute("update parent set note = 'n' || id")
+            source.execute("update parent set id = 7 where id = 1")
+            await streamer.caught_up()
+            source.execute("update parent set id = id + 10, v = 'w', big = 'whole' where id < 4")
+            source.execute(
+                "update parent set id = id + 20 where id > 10; delete from child where id = 2"
+            )
+            await streamer.caught_up()
+            assert contents(source, "parent", "id, v, big") == contents(
+                target, "parent", "id, v, big"
+            )
+            assert_same(source, target, "child")
+            notes = target.execute("select id, note from parent order by 1")
+            assert notes == [(4, "n4"), (7, "n1"), (32, "n2"), (33, "n3")]

@@ -380,10 +380,10 @@ end loop;"""
     def _replace_found(self, fixed: PlanColumn, values: Sequence[str]) -> str:
         """Replace the found row by one with another value in *fixed*, which is GENERATED ALWAYS.
 
-        No UPDATE writes such a column. A foreign key would take the DELETE for the end of the row.
+        No UPDATE writes such a column. A foreign key may take the DELETE for the end of the row.
         """
         refuse = ""
-        if self.plan.target.is_referenced:
+        if self.plan.target.delete_acts:
             name, table = quote_identifier(fixed.name), self.plan.table
             message = (
                 f"column {name} of the target table is GENERATED ALWAYS AS IDENTITY, so no UPDATE "
@@ -394,16 +394,9 @@ end loop;"""
                 "if streamer_cascades then raise exception using errcode = 'generated_always', "
                 f"message = {quote_literal(message)}; end if;\n"
             )
-        written = self.insert_columns
-        kept = [c for c in self.plan.target.columns.values() if c.name not in written]
-        names = [quote_identifier(c.name) for c in kept if not c.generated]
-        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
-        listed = ", ".join([*map(quote_identifier, written), *names])
-        selected = ", ".join([*sid, *values, *(f"t.{name}" for name in names)])
         return (
             f"{refuse}with streamer_old as (delete from {self.rows} t where {self._AT_FOUND} "
-            f"returning t.*) insert into {self.plan.table} ({listed}) overriding system value "
-            f"select {selected} from streamer_old t;"
+            f"returning t.*) {self.insert_replacement(values)} from streamer_old t;"
         )
 
     def _same_key(self) -> str:

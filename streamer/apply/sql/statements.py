@@ -199,13 +199,19 @@ class SetStatements:
         self, others: Sequence[PlanColumn], unchanged: frozenset[int], masked: frozenset[int]
     ) -> str:
         """Assign values to all columns but *others*."""
-        by_mask = self._values(bool(masked), "t")
         return ", ".join(
-            f"{quote_identifier(column.name)} = "
-            f"{value if self.plan.uses(column, masked) else self.value(column)}"
-            for column, value in zip(self.plan.columns, by_mask, strict=True)
+            f"{quote_identifier(column.name)} = {value}"
+            for column, value in zip(self.plan.columns, self._present(masked), strict=True)
             if column not in others and not self.plan.is_unchanged(column, unchanged)
         )
+
+    def _present(self, masked: frozenset[int]) -> list[str]:
+        """SQL of the new values of all columns; some staged rows lack those at *masked*."""
+        by_mask = self._values(bool(masked), "t")
+        return [
+            value if self.plan.uses(column, masked) else self.value(column)
+            for column, value in zip(self.plan.columns, by_mask, strict=True)
+        ]
 
     def _values(self, partial: bool, previous: str) -> list[str]:
         if not partial:
@@ -226,6 +232,24 @@ class SetStatements:
             f"update {self.rows} t set {assignments} from pg_temp.{self.stage} s "
             f"where s.op = {op} and {self._matches_old_key}"
         )
+
+    def copy_moved(self, op: int, masked: frozenset[int]) -> str:
+        """The same for new rows beside the present ones, whose keys other rows still refer to."""
+        return (
+            f"{self.insert_replacement(self._present(masked))} from {self.rows} t, "
+            f"pg_temp.{self.stage} s where s.op = {op} and {self._matches_old_key} "
+            "for no key update of t"
+        )
+
+    def insert_replacement(self, values: Sequence[str]) -> str:
+        """Insert a row with *values* that has all other values of a row t: without the FROM."""
+        written = self.insert_columns
+        others = (c for c in self.plan.target.columns.values() if c.name not in written)
+        kept = [quote_identifier(c.name) for c in others if not c.generated]
+        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
+        listed = ", ".join([*map(quote_identifier, written), *kept])
+        selected = ", ".join([*sid, *values, *(f"t.{name}" for name in kept)])
+        return f"insert into {self.plan.table} ({listed}) overriding system value select {selected}"
 
     def before_write(self, op: int) -> list[str]:
         """Return what a filter makes of the target's rows before rows staged as *op* are written.
