@@ -156,6 +156,14 @@ class StandbyWaitError(SourceError):
     runbook = "failover"
 
 
+class SourceElsewhereError(SourceConnectionError):
+    """A command reached another server than the one from which `run` streams."""
+
+    code = "source_elsewhere"
+    advice = "Stop an old primary, or correct the hosts of the url."
+    runbook = "failover"
+
+
 class SourceOldPrimaryError(SourceConnectionError):
     """The server is the old primary of a source that has failed over, or a copy of that.
 

@@ -30,10 +30,11 @@ from streamer.progress.scripts import (
     replace_script,
     set_script_xid,
 )
+from streamer.progress.server_of_run import connection_of_run
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.runtime.missed_scripts import missed
-from streamer.source.catalog import check_same_database, read_relation_names, read_relations
-from streamer.source.connection import Connection, connection, translating
+from streamer.source.catalog import read_relation_names, read_relations
+from streamer.source.connection import Connection, translating
 from streamer.source.scripts import (
     ScriptOrigin,
     ScriptRun,
@@ -125,7 +126,7 @@ async def execute(
     try:
         for source in sources:
             stored = await _source_record(bookkeeping, source)
-            one = _Execution(bookkeeping, source, stored, script, target_namespace)
+            one = _Execution(bookkeeping, source, stored.source_id, script, target_namespace)
             is_new = await one.run()
             record = await one.until_ended(seconds)
             results.append(ScriptResult(source.database, source.sid, source.label, record, is_new))
@@ -201,14 +202,13 @@ class _Execution:
         self,
         bookkeeping: Bookkeeping,
         source: SourceMapping,
-        of_source: SourceRecord,
+        source_id: int,
         script: Script,
         target_namespace: str,
     ) -> None:
         self._bookkeeping = bookkeeping
         self._source = source
-        self._source_id = of_source.source_id
-        self._known = of_source.known_place
+        self._source_id = source_id
         self._script = script
         self._target_namespace = target_namespace
 
@@ -222,8 +222,7 @@ class _Execution:
         self._check_same(record)
         if record.has_ended or record.state is ScriptState.MISSED:
             return False
-        async with connection(source) as plain:
-            await check_same_database(source, plain, self._known)
+        async with connection_of_run(source, self._bookkeeping) as plain:
             self._check_version(plain)
             origin = await read_origin(plain)
             await begin_script(plain, script.id)

@@ -11,8 +11,15 @@ from typing import Any, Final
 
 from streamer.commands.scope import ALL, Scope
 from streamer.error_reports import ErrorReport, TableWait, error_fields, runbook_address
-from streamer.errors import SourceConnectionError, SourceError, TargetError
+from streamer.errors import (
+    SourceConnectionError,
+    SourceElsewhereError,
+    SourceError,
+    TargetError,
+    TargetMovedError,
+)
 from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint
 from streamer.progress.bookkeeping import Bookkeeping
@@ -33,8 +40,9 @@ from streamer.runtime.target_watch import TargetHealth, look_once
 from streamer.runtime.wal_retention.guard import Backlog
 from streamer.source.catalog import read_flush_lsn
 from streamer.source.connection import Connection, connection, is_standby
+from streamer.source.primaries import require_server_of_run
 from streamer.source.retained_wal import read_retained
-from streamer.source.slot import read_slot, read_visible_lsn
+from streamer.source.slot import Slot, read_slot, read_visible_lsn
 from streamer.target.connection import TargetAddress
 
 Connect = Callable[[SourceMapping], AbstractAsyncContextManager[Connection]]
@@ -448,8 +456,11 @@ async def _add_positions(
     status: SourceStatus, source: SourceMapping, books: _Bookkeeping, connect: Connect
 ) -> None:
     """Ask the source for its slot; its answer takes precedence over stored values."""
+    record = books.sources.get(source.label)
     try:
         async with connect(source) as plain:
+            if record is not None:
+                await require_server_of_run(source, plain, record.known_place)
             slot = await read_slot(plain, source.slot)
             visible_lsn = await read_visible_lsn(plain, slot) if slot is not None else None
             end = await read_flush_lsn(plain)
@@ -462,19 +473,29 @@ async def _add_positions(
         if status.process is not None and status.state == "streaming":
             # The process that has the source's lock reaches the source, from another machine.
             failure = error_fields(replace(ErrorReport.of(exc), remedy=remedy))
-            status.own = {"state": "cut off from the source", **failure}
+            is_elsewhere = isinstance(exc, SourceElsewhereError)
+            state = "at another server" if is_elsewhere else "cut off from the source"
+            status.own = {"state": state, **failure}
         else:
             if status.error is None or status.state == UNKNOWN:
                 status.error, status.error_code, status.remedy = str(exc), exc.code, remedy
             status.state = "unreachable"
         _add_held(status, books, None)
         return
-    record = books.sources.get(source.label)
     stored = None if record is None else record.backlog
     if (backlog := Backlog.of(source, retained, stored)) is not None:
         troubles = {name: (stored or {}).get(name) for name in ("obstacle", "journal")}
         status.backlog = backlog.to_json() | troubles
     if slot is None:
+        return
+    if record is not None and runs_at_another_target(source, record, slot):
+        status.state, status.error_code = UNKNOWN, TargetMovedError.code
+        status.error = (
+            "a process reads the slot, and none holds the lock of this source here: this command "
+            "reached another target than `run`"
+        )
+        words = "write the server that `run` uses into target.url, and stop an old primary"
+        status.remedy = Remedy.of(words)
         return
     # Without a process that streams, held changes will come again.
     if slot.active_pid is None and status.state == "streaming":
@@ -498,6 +519,16 @@ async def _add_positions(
     if record is not None and record.heartbeat_seconds is not None and slot.active_pid is not None:
         overdue = record.heartbeat_overdue_seconds or 0.0
         status.heartbeat_seconds = round(max(record.heartbeat_seconds, overdue), 3)
+
+
+def runs_at_another_target(source: SourceMapping, record: SourceRecord, slot: Slot) -> bool:
+    """Return whether a process streams, and not to the target that has *record*. Pure.
+
+    A process that may write a journal also reads the slot between two attempts.
+    """
+    may_journal = source.on_max_retained_wal is OnMaxRetainedWal.SPOOL
+    is_read = slot.active_pid is not None and record.state == "streaming"
+    return is_read and record.holder is None and not may_journal
 
 
 def _rounded(seconds: float) -> float:

@@ -9,11 +9,12 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from streamer.commands.scope import ALL, Scope
 from streamer.commands.status import read_report
-from streamer.errors import MappingError, Retry, SourceError, StreamerError
+from streamer.errors import MappingError, Retry, SourceError, StreamerError, TargetError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
@@ -21,8 +22,8 @@ from streamer.progress.lag import ask_for_positions
 from streamer.progress.planned_definitions import read_definitions
 from streamer.progress.positions import RelationPosition, SourcePosition, read_positions
 from streamer.progress.schema import is_installed
+from streamer.progress.server_of_run import connection_of_run
 from streamer.report.problems import worst_first
-from streamer.source.connection import connection
 from streamer.source.primary import flush_source
 from streamer.target.connection import TargetAddress
 
@@ -71,9 +72,13 @@ async def name_problems(address: TargetAddress, mapping: Mapping, scope: Scope =
     return shown[:PROBLEMS_MAX] + ([f"and {more} more problems"] if more > 0 else [])
 
 
-async def read_end(source: SourceMapping) -> Lsn:
-    """Return the position behind everything that *source* has committed. Raises SourceError."""
-    async with connection(source) as plain:
+ReadEnd = Callable[[SourceMapping], Awaitable[Lsn]]
+"""Asks a source for the position to wait for."""
+
+
+async def read_end(source: SourceMapping, bookkeeping: Bookkeeping) -> Lsn:
+    """Return the position behind everything that *source* has committed. Raises StreamerError."""
+    async with connection_of_run(source, bookkeeping) as plain:
         return await flush_source(source, plain)
 
 
@@ -82,15 +87,15 @@ async def wait_over(
     mapping: Mapping,
     seconds: float,
     scope: Scope = ALL,
-    read_end: Callable[[SourceMapping], Awaitable[Lsn]] = read_end,
+    ask: ReadEnd | None = None,
 ) -> str | None:
     """Wait until all commits so far are visible, every table is ready, and no request waits.
 
     Return the obstacle, if any.
 
-    *read_end*: asks a source for the position to wait for. Raises StreamerError for a failure that
-    an operator must fix.
+    *ask*: in place of `read_end`. Raises StreamerError for a failure that an operator must fix.
     """
+    ask = ask or partial(read_end, bookkeeping=bookkeeping)
     wanted: Wanted = {s.label: None for s in scope.sources(mapping)}
     makes_definitions = any(source.makes_definitions for source in scope.sources(mapping))
     waiting = _Waiting(bookkeeping, scope, wanted, makes_definitions=makes_definitions)
@@ -98,7 +103,7 @@ async def wait_over(
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
             for source in scope.sources(mapping):
                 group.create_task(
-                    _find_position(source, wanted, read_end), name=f"position {source.label}"
+                    _find_position(source, wanted, ask), name=f"position {source.label}"
                 )
             group.create_task(waiting.run(), name="waiting")
     except TimeoutError:
@@ -108,13 +113,13 @@ async def wait_over(
     return None
 
 
-async def _find_position(
-    source: SourceMapping, wanted: Wanted, read_end: Callable[[SourceMapping], Awaitable[Lsn]]
-) -> None:
+async def _find_position(source: SourceMapping, wanted: Wanted, ask: ReadEnd) -> None:
     while True:
         try:
-            wanted[source.label] = await read_end(source)
+            wanted[source.label] = await ask(source)
             return
+        except TargetError:  # the other task names it
+            pass
         except SourceError as exc:
             if exc.retry is not Retry.TIMED:
                 raise

@@ -48,15 +48,11 @@ from streamer.progress.comparisons import (
 from streamer.progress.definition_changes import read_others
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import require_installed
+from streamer.progress.server_of_run import connection_of_run
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.progress.verifications import VerificationRecord, store_verifications
-from streamer.source.catalog import (
-    SourceRelation,
-    check_same_database,
-    flush_wal,
-    read_relations,
-)
-from streamer.source.connection import Connection, connection, fetch_all, fetch_one, login_of_source
+from streamer.source.catalog import SourceRelation, flush_wal, read_relations
+from streamer.source.connection import Connection, fetch_all, fetch_one, login_of_source
 from streamer.sync.create_tables import published_relation
 from streamer.sync.ctid_ranges import task_rate
 from streamer.target.catalog import read_relation
@@ -315,12 +311,10 @@ class Comparison:
         where: Expression | None,
     ) -> None:
         """Read the definitions of one source's tables on both sides."""
-        url = await login_of_source(source)
         place = (record.system_identifier or "", record.timeline or 0, 0)
-        self._sources[record.source_id] = (url, place)
         self._source_urls.append(source.url)
-        async with connection(source) as plain:
-            await check_same_database(source, plain, record.known_place)
+        async with connection_of_run(source, self._bookkeeping) as plain:
+            self._sources[record.source_id] = (await login_of_source(source), place)
             relations = await read_relations(plain, [parse_name(f.record.source) for f in found])
             rules = _rules(source, relations, self._mapping.target_namespace)
             self._lsns[record.source_id] = await flush_wal(plain)
@@ -442,7 +436,7 @@ class Comparison:
             its = [one for one in found if one.source is source]
             if not its:
                 continue
-            async with connection(source) as plain:
+            async with connection_of_run(source, self._bookkeeping) as plain:
                 for one in its:
                     assert one.table is not None
                     ranges = await cut_table(plain, one.table, one.rows, rate)

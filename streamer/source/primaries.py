@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import psycopg
 import structlog
 
-from streamer.errors import SourceError, SourceOldPrimaryError
+from streamer.errors import SourceElsewhereError, SourceError, SourceOldPrimaryError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.conninfo import hosts_of, parse_conninfo
 from streamer.remedies import Remedy, run
 from streamer.source.catalog import SourceServer, read_server
-from streamer.source.connection import connection, put_host_first
+from streamer.source.connection import Connection, connection, fetch_one, put_host_first
+from streamer.source.reached_server import PLACE_SQL, place_of
 from streamer.source.timeline import read_branch
 from streamer.source.timeline_branches import Branch, KnownPlace, is_same_or_continued
 
@@ -116,4 +118,29 @@ def require_successor(source: SourceMapping, server: SourceServer, known: KnownP
                 "once: ",
                 back,
             ),
+        )
+
+
+async def require_server_of_run(
+    source: SourceMapping, plain: Connection, known: KnownPlace
+) -> None:
+    """Refuse a server that is not the one from which `run` streams. Raises SourceElsewhereError.
+
+    A role that may not read the system identifier learns nothing.
+    """
+    if known.system_identifier is None or known.branch is None:
+        return
+    place = known.system_identifier, known.branch.timeline, 0
+    try:
+        row = await fetch_one(plain, PLACE_SQL)
+    except psycopg.errors.InsufficientPrivilege:
+        return
+    reached = place_of(row["systemid"], row["segment"], row["started"], place)
+    if reached != place:
+        raise SourceElsewhereError(
+            f'source "{source.label}": this command reached another server than `run`: its system '
+            f"identifier is {reached[0]} and its timeline {reached[1]}, and `run` streams from "
+            f"{place[0]} and {place[1]}",
+            hint="stop an old primary, or correct the hosts of the url; after a failover, wait "
+            "until `run` has followed it",
         )

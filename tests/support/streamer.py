@@ -103,7 +103,7 @@ class Streamer:
     async def _wait(self, seconds: float) -> str | None:
         """Return the obstacle that is left after *seconds*, if any."""
         return await wait_command.wait_over(
-            self._bookkeeping, self.mapping, seconds, read_end=self._read_end
+            self._bookkeeping, self.mapping, seconds, ask=self._read_end
         )
 
     async def _read_end(self, source: SourceMapping) -> Lsn:

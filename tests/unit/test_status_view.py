@@ -3,6 +3,7 @@
 import contextlib
 import io
 from collections.abc import AsyncIterator
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,17 +19,21 @@ from streamer.commands.status import (
     TableStatus,
     _add_positions,
     _Bookkeeping,
+    runs_at_another_target,
 )
 from streamer.commands.status_view import Pager, as_json_object, print_status, render_lines
 from streamer.errors import SourceConnectionError, SourceError, SourceRejectedError
+from streamer.mapping.options import OnMaxRetainedWal
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.connect_failures import ROLE_HINT
 from streamer.postgres.conninfo import TLS_HINT
 from streamer.postgres.secret import Secret
 from streamer.progress.replicas import Fleet, ReplicaRecord
+from streamer.progress.sources import SourceRecord
 from streamer.report.problems import Severity
 from streamer.runtime.target_watch import TargetHealth
 from streamer.sync.states import STARTING_SPARK
+from tests.unit.test_check_capacity import SLOT
 
 LONG = "warehouse." + "quarterly_" * 9 + "figures"
 
@@ -256,3 +261,16 @@ def test_a_copy_whose_spark_starts_says_so_in_place_of_no_rows() -> None:
     assert "rows" not in line
     row = {"source": "t", "state": "copying", "error": None, "rows_copied": 0, "bytes_copied": 0}
     assert queue_of([row | {"waiting_for": str(STARTING_SPARK)}]) == {"t": "starting Spark"}
+
+
+def test_a_slot_that_is_read_without_a_lock_here_is_read_for_another_target() -> None:
+    mapped = SourceMapping("shop", None, Secret(""), ())
+    read = replace(SLOT, active_pid=7)
+    facts: dict[str, Any] = dict.fromkeys(field.name for field in fields(SourceRecord))
+    record = SourceRecord(**facts | {"state": "streaming"})
+    assert runs_at_another_target(mapped, record, read)
+    assert not runs_at_another_target(mapped, record, SLOT), "no process runs"
+    assert not runs_at_another_target(mapped, replace(record, holder="host:1"), read)
+    assert not runs_at_another_target(mapped, replace(record, state="waiting"), read)
+    spools = replace(mapped, on_max_retained_wal=OnMaxRetainedWal.SPOOL)
+    assert not runs_at_another_target(spools, record, read)

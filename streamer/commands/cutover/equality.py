@@ -29,8 +29,9 @@ from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, reso
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records
+from streamer.progress.server_of_run import connection_of_run
 from streamer.source.catalog import read_relation_names
-from streamer.source.connection import Connection, connection, fetch_all, fetch_one
+from streamer.source.connection import Connection, fetch_all, fetch_one
 from streamer.target.connection import TargetAddress
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Equality:
     async def count(self) -> list[str]:
         """Return the tables that have other numbers of rows."""
         different = []
-        async with connection(self._source) as plain:
+        async with connection_of_run(self._source, self._bookkeeping) as plain:
             mappings = await self.mappings(plain)
             if found := uncountable(self._source, mappings):
                 return found
@@ -183,7 +184,10 @@ class Equality:
         """Return the marks of all tables. Raises SourceError, TargetError."""
         records = await read_relation_records(self._bookkeeping, source_id)
         positions = {record.source: str(record.end_lsn) for record in records}
-        async with connection(self._source) as plain, self._bookkeeping.connection() as target:
+        async with (
+            connection_of_run(self._source, self._bookkeeping) as plain,
+            self._bookkeeping.connection() as target,
+        ):
             mappings = await self.mappings(plain)
             names = [mapping.source for mapping in mappings]
             targets = [mapping.target for mapping in mappings]

@@ -46,11 +46,12 @@ from streamer.progress.cutovers import (
 )
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
+from streamer.progress.server_of_run import connection_of_run
 from streamer.progress.sources import read_source_records
 from streamer.remedies import Remedy
 from streamer.runtime.sequence_follower import obstacle_of
 from streamer.source.catalog import flush_wal
-from streamer.source.connection import Connection, connection, fetch_one
+from streamer.source.connection import Connection, fetch_one
 from streamer.source.sequences import SourceSequence, read_exact, read_sequences
 from streamer.source.stop_writes import (
     allow_sql,
@@ -138,7 +139,7 @@ class Cutover:
             )
         self._record = await read_cutover(self._bookkeeping, self._source_id)
         self._options = self._asked.begun_with(self._record)
-        async with connection(source) as plain:
+        async with connection_of_run(source, self._bookkeeping) as plain:
             row = await fetch_one(plain, "select pg_catalog.current_database() as name")
         return CutoverState(
             source.label,
@@ -154,7 +155,7 @@ class Cutover:
         waits = await wait(self._address, self._mapping, self._options.seconds, self._scope)
         if waits is not None:
             found.append(waits)
-        async with connection(self._source) as plain:
+        async with connection_of_run(self._source, self._bookkeeping) as plain:
             facts = await read_write_facts(plain)
             stops = self._options.stop_writes is StopWrites.READ_ONLY
             found += facts.obstacles(stops=stops)
@@ -243,7 +244,7 @@ class Cutover:
     async def _stop_writes(self) -> str:
         """Store how to undo this, make the database read-only, and end its sessions."""
         stops = self._options.stop_writes is StopWrites.READ_ONLY
-        async with connection(self._source) as plain:
+        async with connection_of_run(self._source, self._bookkeeping) as plain:
             facts = await read_write_facts(plain)
             if obstacles := facts.obstacles(stops=stops):
                 raise CutoverError("; ".join(obstacles))
@@ -278,7 +279,7 @@ class Cutover:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _allow_writes(self, record: CutoverRecord) -> str:
-        async with connection(self._source) as plain:
+        async with connection_of_run(self._source, self._bookkeeping) as plain:
             facts = await read_write_facts(plain)
             sql = allow_sql(facts.database, record.details["setting"])
             await plain.execute(sql.encode())
@@ -306,7 +307,7 @@ class Cutover:
         return answer.describe()
 
     async def _set_sequences(self) -> str:
-        async with connection(self._source) as plain:
+        async with connection_of_run(self._source, self._bookkeeping) as plain:
             mappings = await self._equality.mappings(plain)
             if found := await self._check_sequences(plain, mappings):
                 raise CutoverError("; ".join(found))
@@ -340,7 +341,7 @@ class Cutover:
     async def _reverse(self) -> str:
         path = self._options.reverse
         assert path is not None
-        async with connection(self._source) as plain:
+        async with connection_of_run(self._source, self._bookkeeping) as plain:
             mappings = await self._equality.mappings(plain)
         reverse.write(path, reverse.document(self._settings, self._source, mappings))
         await reverse.prepare(path)

@@ -1,0 +1,42 @@
+"""Connections of commands to a source: to the server from which `run` streams.
+
+A url with several hosts, or a name that moved, may lead a command to another server than the
+process. Its positions and rows would then be compared with those of a stranger.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from streamer.mapping.rules import SourceMapping, find_source
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.schema import is_installed
+from streamer.progress.sources import read_source_records
+from streamer.source.catalog import check_same_database
+from streamer.source.connection import Connection, connection
+from streamer.source.primaries import prefer_newest, require_server_of_run
+from streamer.source.timeline_branches import KnownPlace
+
+
+async def read_known_place(bookkeeping: Bookkeeping, source: SourceMapping) -> KnownPlace:
+    """Return the server from which `run` streams; an empty place before its first start."""
+    if not await is_installed(bookkeeping):
+        return KnownPlace()
+    records = await read_source_records(bookkeeping)
+    record = find_source(records, source.database, source.sid)
+    return KnownPlace() if record is None else record.known_place
+
+
+@asynccontextmanager
+async def connection_of_run(
+    source: SourceMapping, bookkeeping: Bookkeeping
+) -> AsyncIterator[Connection]:
+    """Connect to that server for the length of a block.
+
+    Raises SourceElsewhereError, SourceDatabaseError, and what `connection` raises.
+    """
+    known = await read_known_place(bookkeeping, source)
+    await prefer_newest(source, known)
+    async with connection(source) as plain:
+        await check_same_database(source, plain, known)
+        await require_server_of_run(source, plain, known)
+        yield plain
