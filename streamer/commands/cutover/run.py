@@ -399,6 +399,8 @@ class Cutover:
                 problems.append(
                     f'the target has no counterpart of sequence "{sequence.name}"; {what}'
                 )
-            elif (obstacle := obstacle_of(sequence, there)) is not None:
-                problems.append(f'sequence "{sequence.name}": {obstacle}')
+                continue
+            obstacle, remedy = obstacle_of(sequence, there)
+            if obstacle is not None:
+                problems.append(f'sequence "{sequence.name}": {obstacle}; {remedy}')
         return problems
