@@ -49,7 +49,7 @@ from streamer.progress.lost_mapping import MappingTrouble, find_lost_mapping
 from streamer.progress.replicas import Fleet
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
 from streamer.progress.schema import migrate, read_installation
-from streamer.progress.sources import forget_source, read_source_records
+from streamer.progress.sources import SourceRecord, forget_source, read_source_records
 from streamer.report.problems import Problem, of_mapping
 from streamer.runtime.definition_maker import DefinitionBuilder
 from streamer.runtime.gauges import ScrapeFacts, count_problems, families, read_facts
@@ -72,7 +72,7 @@ from streamer.source.connection import connection
 from streamer.source.kept_connections import KeptConnections
 from streamer.source.slot import drop_slot_sql
 from streamer.source.teardown import teardown_source
-from streamer.sync.context import SyncSettings
+from streamer.sync.context import SyncSettings, end_tasks
 from streamer.sync.source_turns import CopyTurns
 from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
@@ -643,6 +643,11 @@ class Engine:
         ours.
         """
         assert self._services is not None
+        records = await read_source_records(self._services.bookkeeping)
+        record = find_source(records, source.database, source.sid)
+        if record is not None:
+            # A task that goes on would commit rows of a tenant that is no longer there.
+            await self._end_copies(record)
         result = await teardown_source(source, installation)
         if result.error is not None:
             log.error(
@@ -651,11 +656,17 @@ class Engine:
                 error=result.error,
                 run_there="; ".join(result.left_sql),
             )
-        records = await read_source_records(self._services.bookkeeping)
-        if (record := find_source(records, source.database, source.sid)) is not None:
+        if record is not None:
             await forget_source(self._services.bookkeeping, record.source_id)
         log.info("source removed", source=source.label)
         return not result.is_taken
+
+    async def _end_copies(self, record: SourceRecord) -> None:
+        assert self._services is not None
+        try:
+            await end_tasks(self._services.bookkeeping, record.source_id)
+        except TimeoutError:
+            log.error("a copy of a removed source still runs at the target", source=record.label)
 
     async def _warn_of_forgotten(self, bookkeeping: Bookkeeping) -> None:
         """Log the sources that the target knows and the configuration lacks: their slots have no

@@ -199,19 +199,24 @@ class CopyContext:
         return target_connection(self.address, self.application_name)
 
     async def end_former_tasks(self, running: Iterable[int]) -> None:
-        """End the backends of tasks that outlived their process or their round, and wait until they
-        are gone. *running*: the numbers of the rounds that go on.
+        """End the tasks that outlived their process or their round. *running*: the numbers of the
+        rounds that go on.
         """
-        spared = [task_name(self.source_id, number) for number in running]
-        prefix = task_name(self.source_id, None)
-        async with asyncio.timeout(TERMINATE_SECONDS):
-            while await self._ends_tasks(prefix, spared):  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await end_tasks(self.bookkeeping, self.source_id, running)
 
-    async def _ends_tasks(self, prefix: str, spared: list[str]) -> int:
-        """Return how many backends were there to end."""
-        async with self.bookkeeping.connection() as target:
-            return int(await target.fetch_value(_END_TASKS_SQL, prefix, spared))
+
+async def end_tasks(bookkeeping: Bookkeeping, source_id: int, running: Iterable[int] = ()) -> None:
+    """End the backends of a source's tasks at the target, and wait until they are gone. *running*:
+    the numbers of the rounds that go on. Raises TimeoutError.
+    """
+    spared = [task_name(source_id, number) for number in running]
+    prefix = task_name(source_id, None)
+    async with asyncio.timeout(TERMINATE_SECONDS):
+        while True:
+            async with bookkeeping.connection() as target:
+                if not await target.fetch_value(_END_TASKS_SQL, prefix, spared):
+                    return
+            await asyncio.sleep(0.1)
 
 
 def task_name(source_id: int, round_number: int | None) -> str:

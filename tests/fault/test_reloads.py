@@ -12,8 +12,13 @@ from streamer.source.timeline_branches import Branch
 from tests.support.postgres import Database, database
 from tests.support.proxy import Proxy
 from tests.support.streamer import Streamer, write_config
+from tests.support.waiting import until
 
 SECONDS = 60.0
+TASKS = """
+select count(*) from pg_stat_activity
+where application_name like 'streamer copy%' and datname = current_database()
+"""
 SLOTS = "select slot_name::text from pg_replication_slots where database = current_database()"
 
 
@@ -80,3 +85,35 @@ async def test_the_journal_of_another_installation_outlives_a_removed_source(
             await streamer.stop()
         assert has_journal(journal)
         assert source.value("select count(*) from pg_publication") == 1
+
+
+async def test_a_copy_of_a_removed_source_commits_nothing(
+    source: Database, target: Database, tmp_path: Path, without_spark: None
+) -> None:
+    path = tmp_path / "config.yaml"
+    with database(source.server, "second") as second:
+        for db in (source, second):
+            db.execute("create table t (id int primary key); insert into t values (1), (2)")
+        target.execute("create table t (sid text, id int, primary key (sid, id))")
+        write_config(path, second, target, "t: {initial: none}", sid="b")
+        streamer = Streamer(path)
+        streamer.start()
+        try:
+            await streamer.caught_up(SECONDS)
+            with target.connect() as locking:
+                locking.execute("begin; lock table t in share mode")
+                write_config(path, source, target, "t:", sid="a", others={"b": second})
+                await streamer.apply()
+                await until(
+                    lambda: target.value(f"{TASKS} and wait_event_type = 'Lock'"),
+                    "a task waits for the table",
+                )
+                write_config(path, second, target, "t: {initial: none}", sid="b")
+                await streamer.apply()
+                locking.execute("commit")
+            second.execute("insert into t values (3)")
+            await streamer.caught_up(SECONDS)
+            await until(lambda: target.value(TASKS) == 0, "no task is left")
+            assert target.execute("select sid, id from t") == [("b", 3)]
+        finally:
+            await streamer.stop()
