@@ -34,6 +34,7 @@ pytest_plugins = [
     "tests.support.shared",
     "tests.support.comparing",
     "tests.support.combinations",
+    "tests.support.hostile_sessions",
     "tests.support.admin",
     "tests.support.proxy",
     "tests.support.checking",

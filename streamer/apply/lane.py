@@ -53,6 +53,7 @@ from streamer.decode.text_conversion import TextConversion
 from streamer.decode.transactions import Transaction
 from streamer.errors import StreamerError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.definition_message import Part
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.names import RelationName
 from streamer.mapping.recomputed import recomputed
@@ -119,6 +120,7 @@ class MappedRelation:
         "decided",
         "end_lsn",
         "former_labels",
+        "is_doubtful",
         "is_held_to_point",
         "is_read",
         "is_set_aside",
@@ -126,6 +128,7 @@ class MappedRelation:
         "mapping",
         "obstacle",
         "outlives",
+        "parts",
         "plan",
         "quarantine",
         "relation_id",
@@ -173,6 +176,11 @@ class MappedRelation:
         """
         self.chunks_obstacle: str | None = None
         """Why this copy cannot go on in chunks."""
+        self.parts: set[Part] | None = None
+        """Parts of the source's table that a command may drop without naming the table; None: any.
+        """
+        self.is_doubtful = False
+        """The stored definition may not be that of the source, which has to send it again."""
         self.relid: int | None = None
         """Oid of the source's table that the target has; another one of that name is another table.
         """
@@ -190,6 +198,10 @@ class MappedRelation:
         """
         self.conflict_watch = 0
         """Windows to come in which a writer looks for missing rows before it changes them."""
+
+    def knows(self, parts: set[Part]) -> None:
+        """Count *parts* to those of the source's table; a part that is gone makes no difference."""
+        self.parts = parts | (self.parts or set())
 
     def has(self, transaction: Transaction) -> bool:
         """Whether the target has the changes of *transaction* already: a copy brought them."""

@@ -18,9 +18,9 @@ from streamer.lsn import Lsn
 from streamer.mapping.definition import (
     ColumnChange,
     DefinedColumn,
-    DefinitionMessage,
     SourceDefinition,
 )
+from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.names import RelationName
 from streamer.mapping.objects import DefinedObject, DefinedType, TypeChange
 from streamer.mapping.options import DdlKind

@@ -29,9 +29,9 @@ from streamer.failpoints import failpoint
 from streamer.mapping.definition import (
     AnyChange,
     ColumnChange,
-    DefinitionMessage,
     SourceDefinition,
 )
+from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.objects import ObjectChange, TypeChange
 from streamer.mapping.options import DdlKind, OnDdl
 from streamer.mapping.partitions import PartitionChange
@@ -102,8 +102,9 @@ async def store_waiting(target: TargetConnection, waiting: Waiting) -> None:
 class TableChange:
     """One change of the definition of *mapped*, in the transaction that *target* is in.
 
-    *message*: the definition at the source. *tables*: of the source. *at*: the source's time of
-    the change. *told*: words for the cause, as in an error; None for the statement of the message.
+    *definition*: at the source, after *message*. *tables*: of the source. *at*: the source's time
+    of the change. *told*: words for the cause, as in an error; None for the statement that the
+    message has.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class TableChange:
         mapped: MappedRelation,
         place: DdlPlace,
         message: DefinitionMessage,
+        definition: SourceDefinition,
         at: str,
         told: str | None = None,
     ) -> None:
@@ -123,6 +125,7 @@ class TableChange:
         self._mapped = mapped
         self._place = place
         self._message = message
+        self._definition = definition
         self._at = at
         self._brings_rows = False
         ran = message.query.strip() or message.tag
@@ -137,8 +140,8 @@ class TableChange:
         DefinitionStopError if an operator has to decide, after which `store_waiting` is due.
         """
         self._brings_rows = brings_rows
-        filled = await self._change(changes) if changes else []
-        await self._store(self._message.definition, [] if brings_rows else filled, changes)
+        filled = await self._change(changes) if changes and not self._message.is_made else []
+        await self._store(self._definition, [] if brings_rows else filled, changes)
 
     async def _store(
         self, definition: SourceDefinition, filled: Sequence[str], changes: Sequence[AnyChange]
@@ -277,7 +280,7 @@ class TableChange:
             others=others,
             unfilled=await read_unfilled(self._target, mapped.relation_id),
             generated=GeneratedFacts(
-                [column.name for column in self._message.definition.columns],
+                [column.name for column in self._definition.columns],
                 await read_expressions(self._target, target),
                 await read_identities(self._target, target),
                 self._target.server_version,
@@ -294,7 +297,7 @@ class TableChange:
             if self._brings_rows:
                 translation.doubts += typed.doubts
             for name, reason in typed.rewritten.items():
-                for column in columns_of(self._message.definition.columns, name):
+                for column in columns_of(self._definition.columns, name):
                     columns.fill(column, reason, translation)
         if objects := [c for c in made if isinstance(c, ObjectChange)]:
             translator = await self._objects.translator(target, others, columns.columns)
@@ -314,7 +317,7 @@ class TableChange:
             mapped.mapping,
             target,
             sid=mapped.source.sid,
-            source_columns=[column.name for column in self._message.definition.columns],
+            source_columns=[column.name for column in self._definition.columns],
             there=await read_partitions(self._target, target),
             at=self._at,
             lsn=str(self._place.lsn),
@@ -353,7 +356,7 @@ class TableChange:
             await self._objects.store(translation.objects)
         if names:
             others = await read_others(self._target, self._mapped.relation_id)
-            objects = self._message.definition.objects or ()
+            objects = self._definition.objects or ()
             await self._objects.plan_lost(target, others, objects, names)
         columns = [change for change in changes if isinstance(change, ColumnChange)]
         if columns:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
-from streamer.mapping.names import RelationName
 from streamer.mapping.objects import (
     DefinedObject,
     DefinedType,
@@ -39,6 +38,7 @@ class DefinedColumn:
     anew. ``sequence``: the one that the column owns, as `streamer.definitions.read` takes it. Only
     messages have it, and the text of defaults, because deparsing one locks its table. ``computed``:
     ALTER COLUMN TYPE … USING may have computed its values; only messages have this, too.
+    ``of_domain``: its domain has a default, which is that of the column without its own.
     """
 
     number: int
@@ -53,13 +53,15 @@ class DefinedColumn:
     default_mark: str | None = None
     sequence: dict[str, str] | None = field(default=None, compare=False)
     computed: bool = field(default=False, compare=False)
+    of_domain: bool = field(default=False, compare=False)
 
     @property
     def fills_rows_one_by_one(self) -> bool:
         """Whether rows from before ADD COLUMN may have values of their own."""
         if self.generated:
             return False
-        return self.constant is None and (self.default is not None or bool(self.identity))
+        is_given = self.default is not None or bool(self.identity) or self.of_domain
+        return self.constant is None and is_given
 
     @property
     def constant(self) -> str | None:
@@ -89,18 +91,29 @@ class SourceDefinition:
 
     ``objects``: its indexes and constraints. ``types``: the types of its columns and the parts of
     these, parts first. ``partitions``: the table itself and its partitions, parents first; empty
-    for a table without a partition key. None: not known.
+    for a table without a partition key. None: not known. ``oid``: of the table; numbers of columns
+    count for that one only.
     """
 
     columns: tuple[DefinedColumn, ...]
     objects: tuple[DefinedObject, ...] | None = None
     types: tuple[DefinedType, ...] | None = None
     partitions: tuple[Partition, ...] | None = None
+    oid: int | None = None
 
     @property
     def numbers(self) -> dict[str, int]:
         """The columns' numbers by name."""
         return {column.name: column.number for column in self.columns}
+
+    @property
+    def identities(self) -> dict[str, list[int]]:
+        """The numbers of the columns, and the OIDs of what the table consists of."""
+        return {
+            "columns": [each.number for each in self.columns],
+            "objects": [each.oid for each in self.objects or ()],
+            "partitions": [each.oid for each in self.partitions or ()],
+        }
 
     def column(self, name: str) -> DefinedColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -108,10 +121,14 @@ class SourceDefinition:
     def to_json(self) -> str:
         """Return the text that `from_json` reads, without the texts that only a message has."""
         columns = [
-            asdict(replace(column, fill=None, default=None, sequence=None, computed=False))
+            asdict(
+                replace(
+                    column, fill=None, default=None, sequence=None, computed=False, of_domain=False
+                )
+            )
             for column in self.columns
         ]
-        fields: dict[str, Any] = {"format": FORMAT, "columns": columns}
+        fields: dict[str, Any] = {"format": FORMAT, "columns": columns, "oid": self.oid}
         lists: dict[str, Sequence[Any] | None] = {
             "objects": self.objects,
             "types": self.types,
@@ -140,6 +157,7 @@ class SourceDefinition:
             None if objects is None else tuple(DefinedObject(**each) for each in objects),
             None if types is None else tuple(map(DefinedType.of, types)),
             None if partitions is None else tuple(Partition(**each) for each in partitions),
+            oid=fields.get("oid"),
         )
 
     @classmethod
@@ -149,66 +167,15 @@ class SourceDefinition:
         objects: tuple[DefinedObject, ...] | None = None,
         types: tuple[DefinedType, ...] | None = None,
         partitions: tuple[Partition, ...] | None = None,
+        oid: int | None = None,
     ) -> Self:
         in_order = tuple(sorted(columns, key=lambda column: column.number))
-        return cls(in_order, objects, types, partitions)
+        return cls(in_order, objects, types, partitions, oid)
 
     @property
     def is_whole(self) -> bool:
         """Whether it has all that a message of this version brings."""
         return self.objects is not None and self.partitions is not None
-
-
-@dataclass(frozen=True, slots=True)
-class DefinitionMessage:
-    """The state of a table after a command at the source.
-
-    ``tag``: the command tag; `BASELINE` for a state that no command preceded. ``query``: the text
-    of the statement.
-    """
-
-    relid: int
-    namespace: str
-    name: str
-    tag: str
-    query: str
-    definition: SourceDefinition = field(repr=False)
-    described: dict[str, Any] = field(default_factory=dict, repr=False)
-    """The indexes and constraints, as `streamer.definitions.read` takes them."""
-
-    @classmethod
-    def parse(cls, content: bytes, token: str | None = None) -> "DefinitionMessage | None":
-        """Read a message: the subtransaction, the token and the JSON, with a space between them.
-
-        None unless it has *token*; without that, it was compared before.
-        """
-        _, _, rest = content.partition(b" ")
-        given, _, text = rest.partition(b" ")
-        if token is not None and given != token.encode():
-            return None
-        fields = json.loads(text)
-        relation = fields["relation"]
-        return cls(
-            relation["oid"],
-            relation["namespace"],
-            relation["name"],
-            fields["tag"],
-            fields["query"] or "",
-            SourceDefinition.of(relation),
-            {name: relation.get(name) or [] for name in ("indexes", "constraints")},
-        )
-
-    @property
-    def relation_name(self) -> RelationName:
-        return RelationName(self.namespace, self.name)
-
-    @property
-    def computes_values(self) -> bool:
-        """Whether the statement may have computed a column's values in its own way."""
-        return re.search(r"\busing\b", self.query, re.IGNORECASE) is not None
-
-
-BASELINE: Final = "BASELINE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +210,7 @@ def all_differences(
 
     *computes_values*: see `difference`.
     """
+    before = _of_table(before, after)
     objects: list[ObjectChange] = []
     if before.objects is not None and after.objects is not None:
         objects = object_difference(before.objects, after.objects)
@@ -253,13 +221,25 @@ def all_differences(
     if before.partitions is not None and after.partitions is not None:
         parts = partition_difference(before.partitions, after.partitions)
     dropped = [change for change in objects if change.after is None]
-    before = _under_new_names(before, types)
+    before = under_new_names(before, types)
     columns = difference(before, after, computes_values=computes_values)
     rest = [change for change in objects if change.after is not None]
     return [*types, *dropped, *columns, *rest, *parts]
 
 
-def _under_new_names(
+def _of_table(before: SourceDefinition, after: SourceDefinition) -> SourceDefinition:
+    """Return *before* with the numbers that columns of equal names have in another table.
+
+    A table that was dropped and created again under its name has numbers of its own.
+    """
+    if before.oid is None or after.oid is None or before.oid == after.oid:
+        return before
+    numbers = after.numbers
+    columns = [replace(c, number=numbers.get(c.name, -c.number)) for c in before.columns]
+    return replace(before, columns=tuple(columns))
+
+
+def under_new_names(
     definition: SourceDefinition, changes: Iterable[TypeChange]
 ) -> SourceDefinition:
     """Return *definition* with the types of its columns as they are called after *changes*."""

@@ -222,6 +222,7 @@ select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
 USER_OIDS_BEGIN: Final = 16384
 """PostgreSQL's FirstNormalObjectId: below it are the types that every server has."""
 
+# typdefault is the text that the session which made a domain has printed: not the value.
 _TYPES: Final = """
 with recursive used (oid, depth) as (
     {wanted}
@@ -247,7 +248,7 @@ select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
                  when t.typtype = 'r' then (
                      select pg_catalog.format_type(r.rngsubtype, null)
                        from pg_catalog.pg_range r where r.rngtypid = t.oid) end,
-    'not_null', t.typnotnull, 'default', t.typdefault,
+    'not_null', t.typnotnull, 'default', pg_catalog.pg_get_expr(t.typdefaultbin, 0),
     'checks', (select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(k.oid::int8, k.conname,
                           pg_catalog.pg_get_constraintdef(k.oid)) order by k.oid)
                  from pg_catalog.pg_constraint k where k.contypid = t.oid and k.contype = 'c'),

@@ -17,7 +17,7 @@ stop position, and everything after it.
 Pure.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,7 +26,12 @@ from streamer.apply.lane_transaction import LaneBlock, LaneTransaction
 from streamer.decode.pgoutput import DDL_PREFIX, EXECUTE_PREFIX, Redefinition
 from streamer.decode.transactions import Changes, TransactionBlock
 from streamer.lsn import EVERYTHING, Lsn
-from streamer.mapping.definition import DefinitionMessage
+from streamer.mapping.definition_message import (
+    ALTER_TABLE,
+    DefinitionMessage,
+    as_made,
+    with_dropped,
+)
 from streamer.progress.tracker import LanePending, Run
 from streamer.source.history_check import HistoryCheck, Landmark
 
@@ -45,6 +50,7 @@ class Lanes(Protocol):
     """The mapped relations of the source, and their lanes; both may change between two pieces."""
 
     def find(self, relation: "Relation") -> "MappedRelation | None": ...
+    def __iter__(self) -> "Iterator[MappedRelation]": ...
     def lane(self, mapped: "MappedRelation") -> "Lane": ...
     def meets_unmapped(self) -> None:
         """The source has defined a table that is not mapped."""
@@ -70,11 +76,13 @@ class ScriptsReached:
     """The stream has reached a transaction with messages of ``streamer execute``.
 
     Everything in front of it is dispatched, and nothing of it. ``lsn``: where it commits.
+    ``is_made``: the target has made its definitions, because a script for both sides has run.
     """
 
     xid: int
     lsn: Lsn
     messages: "list[LogicalMessage]"
+    is_made: bool = False
 
 
 class Dispatcher:
@@ -111,6 +119,8 @@ class Dispatcher:
         self._ddl_token = ddl_token
         self.keeps_blocks = True
         """Tests set it to False, to compare."""
+        self._made: int | None = None
+        """The last transaction whose definitions the target has from a script."""
         self._open_lanes: dict[Lane, None] = {}
         """Lanes with a piece of the present transaction, of which more is to come."""
 
@@ -244,7 +254,9 @@ class Dispatcher:
             return
         scripts = [i.message for i in piece.instructions if i.message.prefix == EXECUTE_PREFIX]
         if scripts:
-            yield ScriptsReached(transaction.xid, transaction.final_lsn, scripts)
+            reached = ScriptsReached(transaction.xid, transaction.final_lsn, scripts)
+            yield reached
+            self._made = transaction.xid if reached.is_made else None
         parts: dict[Lane, LaneTransaction] = {}
         for changes in self._with_definitions(piece):
             self._add(parts, changes, piece)
@@ -266,17 +278,56 @@ class Dispatcher:
     def _with_definitions(self, piece: "TransactionPiece") -> "Iterator[Changes]":
         """Yield the changes of a piece, and messages about definitions in their places."""
         start = 0
+        dropped: bytes | None = None
+        described: set[int | None] = set()
         for instruction in piece.instructions:
+            content = instruction.message.content
             if instruction.message.prefix != DDL_PREFIX or self._ddl_token is None:
                 continue
-            found = DefinitionMessage.parse(instruction.message.content, self._ddl_token)
+            found = DefinitionMessage.parse(content, self._ddl_token)
             if found is None:
                 continue
+            if piece.transaction.xid == self._made:
+                content = as_made(content)
+            # The parts that ALTER TABLE drops come in front of its tables. They are one change.
+            is_next = found.tag == ALTER_TABLE and start == instruction.place
+            if dropped is not None and (found.relid is None or not is_next):
+                yield from self._redefined(dropped, described)
+                dropped = None
             yield from piece.changes[start : instruction.place]
             start = instruction.place
-            relation = Redefinition(found.relid, found.namespace, found.name, "d", ())
-            yield Changes(relation, [instruction.message.content])
+            if found.relid is None and found.tag == ALTER_TABLE:
+                dropped, described = content, set()
+                continue
+            if dropped is not None:
+                content = with_dropped(content, dropped)
+                described.add(found.relid)
+            yield from self._redefined(content)
+        if dropped is not None:
+            yield from self._redefined(dropped, described)
         yield from piece.changes[start:]
+
+    def _redefined(
+        self, content: bytes, described: "Collection[int | None]" = ()
+    ) -> "Iterator[Changes]":
+        """Yield a message for each relation that it concerns, but for those *described*."""
+        message = DefinitionMessage.parse(content)
+        assert message is not None
+        if message.relid is not None:
+            relation = Redefinition(message.relid, message.namespace, message.name, "d", ())
+            mapped = self._lanes.find(relation)
+            if mapped is not None and mapped.parts is not None:
+                mapped.knows(message.parts)
+            yield Changes(relation, [content])
+            return
+        for mapped in self._lanes:
+            parts, name = mapped.parts, mapped.mapping.source
+            is_open = parts is None or self._lanes.lane(mapped).is_held_for_copy
+            if mapped.relid not in described and (
+                is_open or message.dropped.concerns(mapped.relid, parts or ())
+            ):
+                relation = Redefinition(mapped.relid or 0, name.namespace, name.name, "d", ())
+                yield Changes(relation, [content])
 
     def _check_history(self, piece: "TransactionPiece", end_lsn: Lsn) -> None:
         transaction = piece.transaction

@@ -29,6 +29,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.scripts import (
     ScriptRecord,
     ScriptSide,
+    ScriptState,
     finish_script,
     read_scripts,
     set_script_error,
@@ -77,16 +78,26 @@ class Scripts:
 
         Raises ScriptError if the target refuses one, TargetError if it cannot be reached.
         """
-        for record in await self._find(reached):
-            if not await self._drain(record):
+        carried = await self._find(reached)
+        for record in carried:
+            if record.has_ended or not await self._drain(record):
                 continue
             await self._run(record, reached.lsn)
             # Tables may have other columns now.
             for mapped in self._relations:
                 mapped.plan = None
+        reached.is_made = await self._is_made(carried)
+
+    async def _is_made(self, carried: list[ScriptRecord]) -> bool:
+        """Whether the target has run a script that has run at the source, too."""
+        ids = [record.id for record in carried if record.side is ScriptSide.BOTH]
+        if not ids:
+            return False
+        records = await read_scripts(self._bookkeeping, self._claim.source_id)
+        return any(each.id in ids and each.state is ScriptState.DONE for each in records)
 
     async def _find(self, reached: ScriptsReached) -> list[ScriptRecord]:
-        """Return the scripts that the messages of a transaction announce and that are to run.
+        """Return the scripts for the target that the messages of a transaction announce.
 
         Every role of the source may write messages. So their content counts only in a transaction
         of a command of ours, and reaches no statement.
@@ -104,7 +115,7 @@ class Scripts:
                 xid=reached.xid,
             )
         found = [known[each] for each in dict.fromkeys(ids) if each in known]
-        return [record for record in found if not _needs_nothing(record)]
+        return [record for record in found if record.side is not ScriptSide.SOURCE]
 
     async def _drain(self, record: ScriptRecord) -> bool:
         """Wait until everything that was dispatched is durable; return whether to run the script
@@ -179,10 +190,6 @@ class Scripts:
                 "`",
             ),
         )
-
-
-def _needs_nothing(record: ScriptRecord) -> bool:
-    return record.has_ended or record.side is ScriptSide.SOURCE
 
 
 def script_id_of(content: bytes) -> str | None:

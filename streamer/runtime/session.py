@@ -20,11 +20,12 @@ from streamer.decode.transactions import TransactionAssembler
 from streamer.error_reports import ErrorReport
 from streamer.errors import SourceContentionError, SourcePasswordError, StreamerError
 from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.definition_message import parts_of
 from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.options import DdlCapture, Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.credentials import awaited_password
-from streamer.progress.definition_changes import read_unknown
+from streamer.progress.definition_changes import read_definitions, read_unknown
 from streamer.progress.lock import SourceLock
 from streamer.progress.relations import (
     read_relation_records,
@@ -434,12 +435,17 @@ class _Opening:
 
     async def _send_baseline(self, plain: Connection) -> None:
         """Have the stream bring definitions that streamer does not know: those of tables that were
-        copied before it captured any.
+        copied before it captured any. Let the others find what a command drops.
         """
         by_id = {mapped.relation_id: mapped for mapped in self._tables.relations}
         unknown = await read_unknown(self._bookkeeping, list(by_id))
-        names = [by_id[relation_id].mapping.source for relation_id in sorted(unknown)]
-        if names:
+        async with self._bookkeeping.connection() as connection:
+            known = await read_definitions(connection, list(by_id))
+        for relation_id, definition in known.items():
+            mapped = by_id[relation_id]
+            mapped.knows(parts_of(definition, mapped.mapping.source.namespace))
+        if unknown:
+            names = {by_id[relation_id].mapping.source: None for relation_id in sorted(unknown)}
             async with writable(self._source, plain) as writing:
                 await send_baseline(writing, self._source, names)
 

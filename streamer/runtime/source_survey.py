@@ -14,6 +14,7 @@ from streamer.errors import SourceContentionError
 from streamer.mapping.options import DdlCapture, DdlKind, OnDdl
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.definition_changes import read_definitions
 from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.discovery import Discovery
@@ -26,7 +27,8 @@ from streamer.runtime.target_watch import TargetHealth
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, fetch_one, translating
-from streamer.source.ddl_capture import read_capture
+from streamer.source.ddl_capture import read_capture, send_baseline
+from streamer.source.primary import writable
 from streamer.source.synchronous import LISTED_SQL
 from streamer.sync.attached_rows import AttachedRows
 from streamer.sync.gap_reports import look_at_leaves
@@ -66,6 +68,7 @@ async def look(
             while True:
                 await obstacles.look_at_target(target.unlogged)
                 await _look_at_partitions(plain, source, bookkeeping, relations, attached)
+                await _settle_doubts(plain, source, bookkeeping, relations)
                 await guard.store(bookkeeping, record.source_id)
                 with translating(source.label):
                     waits = (await fetch_one(plain, _COMMITS_WAIT_SQL))["is_listed"]
@@ -95,3 +98,24 @@ async def _look_at_partitions(
             )
     except SourceContentionError as exc:
         log.debug("the next survey looks at partitions", source=source.label, reason=str(exc))
+
+
+async def _settle_doubts(
+    plain: Connection, source: SourceMapping, bookkeeping: Bookkeeping, relations: Relations
+) -> None:
+    """Have the stream bring the definitions that are in doubt.
+
+    A message about such a table was lost, or its transaction did not see a change of another one.
+    """
+    doubtful = [mapped for mapped in relations if mapped.is_doubtful]
+    if not doubtful:
+        return
+    async with bookkeeping.connection() as connection:
+        known = await read_definitions(connection, [mapped.relation_id for mapped in doubtful])
+    for mapped in doubtful:
+        mapped.is_doubtful = False
+    with translating(source.label):
+        async with writable(source, plain) as writing:
+            await send_baseline(
+                writing, source, {m.mapping.source: known.get(m.relation_id) for m in doubtful}
+            )

@@ -178,7 +178,9 @@ class SourceRelation:
     @property
     def definition(self) -> SourceDefinition:
         columns = (column.defined for column in self.columns)
-        return SourceDefinition.of_columns(columns, self.objects, self.types, self.partitions)
+        return SourceDefinition.of_columns(
+            columns, self.objects, self.types, self.partitions, self.oid
+        )
 
     @property
     def column_names(self) -> tuple[str, ...]:

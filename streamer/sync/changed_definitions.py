@@ -13,7 +13,7 @@ round begins here again.
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -27,6 +27,7 @@ from streamer.apply.table_change import TableChange, store_waiting
 from streamer.errors import DefinitionStopError, SyncError, TargetContentionError
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition, all_differences
+from streamer.mapping.definition_message import parts_of
 from streamer.mapping.objects import TypeChange
 from streamer.mapping.options import DdlKind
 from streamer.mapping.rules import SourceMapping
@@ -128,7 +129,7 @@ class ChangedDefinitions:
             return
         await store_first_definitions(target, {mapped.relation_id: there})
 
-    async def know(self, target: TargetConnection, pairs: Iterable[Pair]) -> None:
+    async def know(self, target: TargetConnection, pairs: Sequence[Pair]) -> None:
         """Store the definitions that target tables fit, where none is stored yet.
 
         A copy that begins again then knows the difference. The lane of a relation in sync may be
@@ -140,6 +141,9 @@ class ChangedDefinitions:
             if not mapped.is_held_to_point
         }
         await store_first_definitions(target, known)
+        for mapped, relation in pairs:
+            if mapped.parts is not None or mapped.relation_id in known:
+                mapped.knows(parts_of(relation.definition, relation.name.namespace))
 
     async def _settle(
         self,
@@ -186,10 +190,12 @@ class ChangedDefinitions:
     ) -> None:
         """Make the changes of which no message comes any more."""
         message = await read_present(source, self._source, mapped.mapping.source)
+        definition = message.definition
+        assert definition is not None
         lsn = await flush_wal(source)
         known = await read_definition(target, mapped.relation_id)
         assert known is not None
-        changes = all_differences(known, message.definition)
+        changes = all_differences(known, definition)
         if any(isinstance(change, TypeChange) for change in changes):
             await self._wait_for_stream(lsn)
         # Stored definitions of indexes have the former names of columns.
@@ -199,7 +205,7 @@ class ChangedDefinitions:
             async with transaction(target):
                 known = await read_definition(target, mapped.relation_id)
                 assert known is not None
-                changes = all_differences(known, message.definition)
+                changes = all_differences(known, definition)
                 words = [str(each) for each in changes]
                 place = await place_of_copy(target, mapped.relation_id, words, lsn)
                 await supersede(target, place)
@@ -210,6 +216,7 @@ class ChangedDefinitions:
                     mapped,
                     place,
                     message,
+                    definition,
                     at=str(datetime.now(UTC)),
                     told="the source changed the table, and a copy of it is due",
                 )

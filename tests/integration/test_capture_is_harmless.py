@@ -11,8 +11,8 @@ import pytest
 from streamer.commands.check.capture import check_capture
 from streamer.commands.check.source_facts import read_source
 from streamer.commands.embedded import Server
+from streamer.source.capture_functions import PATIENCE_MS
 from streamer.source.catalog import CAPTURE_MARK
-from streamer.source.ddl_capture import PATIENCE_MS
 from streamer.source.teardown import teardown_source
 from tests.support.postgres import Database, drop_database
 from tests.support.streamer import MakeStreamer
@@ -81,7 +81,7 @@ async def test_a_schema_of_another_program_is_left_alone(
     role = f"owner_{source.name}"
     source.execute(
         f"create role {role} login; create schema streamer_shop authorization {role};"
-        f"set role {role}; create table streamer_shop.token (token text not null);"
+        f"set role {role}; create table streamer_shop.secret (token text not null);"
         f" comment on schema streamer_shop is '{mark}'"
     )
     try:
@@ -103,7 +103,7 @@ async def test_a_schema_of_another_program_is_left_alone(
             mapped, str(target.value("select id from streamer.installation"))
         )
         assert result.error is None
-        assert source.execute("select * from streamer_shop.token") == []
+        assert source.execute("select * from streamer_shop.secret") == []
     finally:
         source.execute(f"drop owned by {role} cascade; drop role {role}")
 

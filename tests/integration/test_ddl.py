@@ -14,12 +14,14 @@ from streamer.commands.embedded import Server
 from streamer.postgres.quoting import quote_identifier
 from streamer.postgres.secret import Secret
 from streamer.runtime import definition_maker as definition_builder
-from streamer.source import ddl_capture
+from streamer.source import capture_functions, ddl_capture
 from streamer.source.teardown import teardown_source
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.hostile_sessions
 
 CAPTURE = "ddl: capture"
 ALL = "ddl: capture\non_ddl: {drop_column: apply, change_type: apply}"
@@ -209,7 +211,8 @@ async def test_values_that_no_statement_gives_are_brought_by_column(
 def carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How definitions travel: on PostgreSQL 12 and 13 as rows of a published table."""
     if request.param == "rows":
-        monkeypatch.setattr(ddl_capture, "MESSAGES_MIN", 99_00_00)
+        for module in (capture_functions, ddl_capture):
+            monkeypatch.setattr(module, "MESSAGES_MIN", 99_00_00)
     return str(request.param)
 
 

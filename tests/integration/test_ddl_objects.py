@@ -16,7 +16,7 @@ from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.hostile_sessions]
 
 GROUP = "ddl: capture\ncreate: all\non_ddl: {drop_column: apply}"
 TABLES = "t: {initial: none}\np: {initial: none}"

@@ -12,7 +12,7 @@ from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.hostile_sessions]
 
 GROUP = "ddl: capture\non_ddl: {drop_column: apply, drop_attribute: apply}"
 TYPES = """

@@ -11,7 +11,10 @@ from tests.support.definitions import everything
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
 
-pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
+pytestmark = [
+    pytest.mark.usefixtures("without_spark", "short_backoffs"),
+    pytest.mark.hostile_sessions,
+]
 
 GROUP = "ddl: capture\ncreate: all\non_ddl: {drop_column: apply, change_type: apply}"
 RULES = '"*": {on_table_dropped: keep}'

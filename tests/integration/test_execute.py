@@ -58,6 +58,37 @@ TABLES = """
 """
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_definitions_of_a_script_for_both_sides_are_made_once(
+    source: Database, target: Database, stream: MakeStreamer, is_killed: bool
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key, a text, b text)")
+    swap = (
+        "alter table t rename column a to c; alter table t rename column b to a;"
+        " alter table t rename column c to b; alter table t add column n int default 4;"
+        " alter table t drop column n; alter table t add column d int default 3"
+    )
+    group = "ddl: capture\non_ddl: {drop_column: apply}"
+    async with stream("t: {initial: none}", group=group) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'a', 'b')")
+        await streamer.caught_up()
+        source.execute("insert into t values (2, 'a', 'b')")
+        await execute(streamer, "swap", swap)
+        if is_killed:
+            await streamer.kill()
+            streamer.start()
+        source.execute("insert into t (id, a, b) values (3, 'x', 'y')")
+        await streamer.caught_up()
+        rows = "select id, a, b, d from t order by id"
+        assert target.execute(rows) == source.execute(rows)
+        source.execute("alter table t rename column a to z; insert into t (id, z) values (4, 'z')")
+        await streamer.caught_up()
+        rows = "select id, z, b, d from t order by id"
+        assert target.execute(rows) == source.execute(rows)
+
+
 async def test_a_script_runs_once_between_the_changes_before_and_after_it(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

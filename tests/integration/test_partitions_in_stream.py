@@ -13,7 +13,7 @@ from tests.support.postgres import Database, database
 from tests.support.process import command
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
-pytestmark = pytest.mark.usefixtures("without_spark")
+pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.hostile_sessions]
 
 DDL = """
 create table m (id int, at date, region text, note text, primary key (id, at, region))

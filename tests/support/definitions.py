@@ -48,7 +48,7 @@ select t.oid::regtype || ' ' || (select string_agg(enumlabel, ',' order by enums
   from pg_type t where t.typtype = 'e' and t.oid > 16384
 union all
 select t.oid::regtype || ' ' || format_type(t.typbasetype, t.typtypmod) || ' ' || t.typnotnull
-       || coalesce(t.typdefault, '-')
+       || coalesce(pg_get_expr(t.typdefaultbin, 0), '-')
        || (select coalesce(string_agg(k.conname || pg_get_constraintdef(k.oid), ',' order by 1), '')
              from pg_constraint k where k.contypid = t.oid and k.contype = 'c')
   from pg_type t where t.typtype = 'd' and t.oid > 16384

@@ -237,6 +237,10 @@ class Database:
 
     def close(self) -> None:
         self.keeps_connections = False
+        self.forget_sessions()
+
+    def forget_sessions(self) -> None:
+        """Let the next statement begin a session."""
         while self._idle:
             self._idle.pop().close()
 

@@ -16,8 +16,9 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.table_change import TableChange, Waiting, store_waiting
 from streamer.decode.pgoutput import Redefinition, to_datetime
-from streamer.mapping.definition import AnyChange, DefinitionMessage, all_differences
-from streamer.progress.definition_changes import DdlPlace, read_definition
+from streamer.mapping.definition import AnyChange, all_differences
+from streamer.mapping.definition_message import DefinitionMessage, definition_after
+from streamer.progress.definition_changes import DdlPlace, read_definition, store_definition
 from streamer.target.connection import TargetConnection
 
 
@@ -92,16 +93,23 @@ class Definitions:
         self, mapped: MappedRelation, place: DdlPlace, message: DefinitionMessage, at: str
     ) -> None:
         known = await read_definition(self._target, mapped.relation_id)
+        outcome = definition_after(known, message, mapped.mapping.source.namespace, mapped.relid)
+        mapped.is_doubtful |= outcome.is_doubtful
+        definition = outcome.definition
+        if definition is None:
+            return
         changes: list[AnyChange] = []
         if known is not None:
-            changes = all_differences(
-                known, message.definition, computes_values=message.computes_values
-            )
+            changes = all_differences(known, definition, computes_values=message.computes_values)
         if known is None or not known.is_whole or changes:
             owner = self._owner
-            change = TableChange(self._target, owner.source, owner, mapped, place, message, at=at)
+            change = TableChange(
+                self._target, owner.source, owner, mapped, place, message, definition, at=at
+            )
             try:
                 await change.make(changes)
             finally:
                 self._waiting = change.waiting
+        elif known != definition:
+            await store_definition(self._target, mapped.relation_id, definition)
         mapped.plan = None

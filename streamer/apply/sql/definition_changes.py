@@ -207,12 +207,16 @@ class DefinitionTranslator:
             found.fill(name, f'rows have values of their own in new column "{name}"')
             if there is None and not (self._is_shared or self._is_history):
                 found.unfinished.append(column)
+        elif there is not None and not (self._is_shared or there.is_generated):
+            found.fill(name, f'target column "{name}" was there before the new column')
         statements = self._add_column(name, column) if there is None else []
-        if self._is_shared and column.constant is not None:
+        is_older = there is not None and not there.is_generated
+        if self._is_shared and (column.constant is not None or is_older):
+            quoted, value = quote_identifier(name), column.constant or "null"
+            condition = f" and {quoted} is not null" if column.constant is None else ""
             statements.append(
-                f"update {self._alter.removeprefix('alter table ')} set {quote_identifier(name)} "
-                f"= {column.constant} where {quote_identifier(SID)}::text = "
-                f"{quote_literal(self._sid or '')}"
+                f"update {self._alter.removeprefix('alter table ')} set {quoted} = {value} "
+                f"where {quote_identifier(SID)}::text = {quote_literal(self._sid or '')}{condition}"
             )
         return statements
 

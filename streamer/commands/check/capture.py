@@ -6,7 +6,7 @@ from streamer.commands.check.findings import Finding, Place, at_source, warning
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.mapping.options import DdlCapture
 from streamer.postgres.quoting import quote_identifier
-from streamer.source.ddl_capture import create_sql, schema_of
+from streamer.source.capture_functions import create_sql, schema_of
 
 
 def check_capture(facts: SourceFacts) -> Iterable[Finding]:

@@ -1,0 +1,73 @@
+"""Sessions of an application whose settings must not matter to captured definitions.
+
+The functions of the capture run in such sessions. A module marked ``hostile_sessions`` runs each
+test under one of them, chosen by the test's name, or under all if TEST_COMBINATIONS is ``all``. The
+databases of source and target get the settings, so every session of a test begins with them, and
+streamer's own, too.
+"""
+
+import os
+import zlib
+
+import pytest
+
+from streamer.postgres.quoting import quote_identifier, quote_literal
+from tests.support.postgres import Database
+
+SESSIONS: dict[str, dict[str, str]] = {
+    "plain": {},
+    "german": {"timezone": "Europe/Berlin", "datestyle": "German, DMY", "lc_monetary": "C"},
+    "sql": {
+        "intervalstyle": "sql_standard",
+        "datestyle": "SQL, MDY",
+        "timezone": "America/Chicago",
+    },
+    "verbose": {"intervalstyle": "postgres_verbose", "bytea_output": "escape"},
+    "coarse": {"extra_float_digits": "-15", "timezone": "Asia/Kolkata"},
+    "quoting": {"quote_all_identifiers": "on", "intervalstyle": "iso_8601"},
+    "old_strings": {"standard_conforming_strings": "off", "array_nulls": "on"},
+    "repeatable": {"default_transaction_isolation": "repeatable read"},
+    "searching": {"search_path": "public, pg_temp, pg_catalog", "row_security": "off"},
+    "compiling": {
+        "jit": "on",
+        "jit_above_cost": "0",
+        "jit_inline_above_cost": "0",
+        "jit_optimize_above_cost": "0",
+        "plan_cache_mode": "force_custom_plan",
+        "enable_indexscan": "off",
+        "enable_nestloop": "off",
+    },
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if not metafunc.definition.get_closest_marker("hostile_sessions"):
+        return
+    if os.environ.get("TEST_COMBINATIONS") == "all":
+        chosen = list(SESSIONS)
+    else:
+        names = list(SESSIONS)
+        chosen = [names[zlib.crc32(metafunc.definition.name.encode()) % len(names)]]
+    metafunc.fixturenames.append("hostile_session")
+    metafunc.parametrize("hostile_session", chosen, indirect=True)
+
+
+@pytest.fixture
+def hostile_session(request: pytest.FixtureRequest, source: Database, target: Database) -> None:
+    """Give the databases of a test the settings of a session."""
+    give(SESSIONS[request.param], source, target)
+
+
+def give(settings: dict[str, str], *databases: Database) -> None:
+    """Have each new session in *databases* begin with *settings*."""
+    for db in databases:
+        for name, value in settings.items():
+            literal = value if name == "search_path" else quote_literal(value)
+            db.execute(f"alter database {quote_identifier(db.name)} set {name} = {literal}")
+        db.forget_sessions()
+
+
+def take_back(db: Database) -> None:
+    """Have new sessions in *db* begin with the settings of the server."""
+    db.execute(f"alter database {quote_identifier(db.name)} reset all")
+    db.forget_sessions()

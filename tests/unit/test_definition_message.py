@@ -1,0 +1,174 @@
+"""The definition of a table after a message: own parts count, and absence counts for nothing."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamer.mapping.definition import DefinedColumn, SourceDefinition, all_differences
+from streamer.mapping.definition_message import (
+    DefinitionMessage,
+    Dropped,
+    Outcome,
+    Own,
+    definition_after,
+    parts_of,
+    with_dropped,
+)
+from streamer.mapping.objects import DefinedObject, DefinedType
+from streamer.mapping.options import DdlKind
+from streamer.mapping.partitions import Partition
+
+TABLE = 100
+ID = DefinedColumn(1, "id", "integer", not_null=True)
+NAME = DefinedColumn(2, "name", "text")
+OTHER = DefinedColumn(3, "other", "integer", default_mark="1")
+MINE = DefinedColumn(4, "mine", "integer")
+INDEX = DefinedObject(201, "i", "t_name", "m1")
+KEY = DefinedObject(202, "p", "t_pkey", "m2", index_oid=203)
+ROOT = Partition(TABLE, 0, "public", "t", None, "RANGE (id)")
+FIRST = Partition(301, 0, "public", "t_1", "FOR VALUES FROM (0) TO (10)", "LIST (name)")
+INNER = Partition(302, 301, "public", "t_1_a", "FOR VALUES IN ('a')")
+MOOD = DefinedType(400, "public", "mood", "e", ((1, "a"), (2, "b")))
+
+
+def table(*columns: DefinedColumn, **more: Any) -> SourceDefinition:
+    lists: dict[str, Any] = {"objects": (), "types": (), "partitions": (), "oid": TABLE, **more}
+    return SourceDefinition(columns, **lists)
+
+
+def own(columns: Any = (), objects: Any = (), types: Any = (), *, is_fresh: bool = True) -> Own:
+    return Own(frozenset(columns), frozenset(objects), frozenset(types), is_fresh)
+
+
+def message(told: SourceDefinition | None, of: Own | None, **more: Any) -> DefinitionMessage:
+    return DefinitionMessage(TABLE, "public", "t", "ALTER TABLE", "", told, {}, of, **more)
+
+
+def after(known: SourceDefinition | None, told: DefinitionMessage) -> Outcome:
+    return definition_after(known, told, "public", TABLE)
+
+
+def test_an_own_column_comes_and_one_of_another_session_stays() -> None:
+    known = table(ID, replace(NAME, name="title"), OTHER)
+    told = table(ID, NAME, MINE)  # a snapshot from before the rename, and before "other"
+    assert after(known, message(told, own([4]))) == Outcome(
+        table(ID, replace(NAME, name="title"), OTHER, MINE), is_doubtful=True
+    )
+
+
+def test_a_message_that_explains_all_leaves_no_doubt() -> None:
+    known = table(ID, NAME, objects=(INDEX, KEY))
+    renamed = replace(NAME, name="title")
+    told = table(ID, renamed, objects=(INDEX, KEY))
+    assert after(known, message(told, own([2]))) == Outcome(told)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "left"),
+    [
+        (Dropped(columns=frozenset({(TABLE, 2)})), table(ID, OTHER, objects=(INDEX, KEY))),
+        (Dropped(columns=frozenset({(999, 2)})), table(ID, NAME, OTHER, objects=(INDEX, KEY))),
+        (Dropped(objects=frozenset({201})), table(ID, NAME, OTHER, objects=(KEY,))),
+        (
+            Dropped(indexes=frozenset({("public", "t_name")})),
+            table(ID, NAME, OTHER, objects=(KEY,)),
+        ),
+        (
+            Dropped(defaults=frozenset({(TABLE, 3)})),
+            table(ID, NAME, replace(OTHER, default_mark=None), objects=(INDEX, KEY)),
+        ),
+    ],
+)
+def test_a_part_goes_by_its_number_or_oid(dropped: Dropped, left: SourceDefinition) -> None:
+    known = table(ID, NAME, OTHER, objects=(INDEX, KEY))
+    told = DefinitionMessage(None, "", "", "DROP TYPE", "", dropped=dropped)
+    assert after(known, told) == Outcome(left)
+
+
+def test_partitions_of_a_partition_go_with_it_and_a_bound_is_no_identity() -> None:
+    known = table(ID, partitions=(ROOT, FIRST, INNER))
+    assert after(known, message(table(ID), own())).definition == known
+    gone = message(table(ID), own(), dropped=Dropped(partitions=frozenset({301})))
+    assert after(known, gone) == Outcome(table(ID, partitions=(ROOT,)))
+    back = message(table(ID, partitions=(FIRST, INNER)), own())
+    assert after(table(ID, partitions=(ROOT,)), back) == Outcome(known)
+
+
+def test_an_index_that_alter_type_builds_anew_takes_the_place_of_the_former() -> None:
+    anew = replace(INDEX, oid=999)
+    known, told = table(ID, objects=(INDEX,)), table(ID, objects=(anew,))
+    outcome = after(known, message(told, own(objects=[999])))
+    assert outcome == Outcome(told)
+    assert not all_differences(known, told)
+
+
+def test_a_constraint_takes_its_index_in() -> None:
+    unique = DefinedObject(205, "u", "t_name_key", "m3", index_oid=201)
+    known, told = table(ID, objects=(INDEX,)), table(ID, objects=(unique,))
+    assert after(known, message(told, own(objects=[205]))) == Outcome(told)
+
+
+def test_a_renamed_type_renames_the_columns_that_the_message_only_views() -> None:
+    renamed = replace(MOOD, name="feeling")
+    column = replace(NAME, type="public.mood")
+    told = table(replace(column, type="public.feeling"), types=(renamed,))
+    known = table(column, types=(MOOD,))
+    assert after(known, message(told, own(types=[400]))) == Outcome(told)
+    changes = all_differences(known, told)
+    assert [change.kind for change in changes] == [DdlKind.RENAME_TYPE]
+
+
+def test_labels_of_two_sessions_are_united() -> None:
+    known = table(ID, types=(replace(MOOD, labels=((1, "a"), (3, "theirs"), (2, "b"))),))
+    told = table(ID, types=(replace(MOOD, labels=((1, "a"), (2, "b"), (4, "mine"))),))
+    outcome = after(known, message(told, own(types=[400], is_fresh=False)))
+    assert outcome.is_doubtful
+    assert outcome.definition is not None
+    (mood,) = outcome.definition.types or ()
+    assert [label for _, label in mood.labels] == ["a", "theirs", "b", "mine"]
+
+
+def test_a_whole_state_drops_what_was_known_when_it_was_asked_for() -> None:
+    known = table(ID, NAME, OTHER, objects=(INDEX, KEY))
+    seen = table(ID, NAME, objects=(INDEX,)).identities
+    told = table(ID)
+    assert after(known, message(told, None, known=seen)) == Outcome(
+        table(ID, OTHER, objects=(KEY,))
+    )
+
+
+def test_a_definition_that_is_not_known_comes_from_a_whole_state_only() -> None:
+    assert after(None, message(table(ID), own([1]))) == Outcome(None, is_doubtful=True)
+    assert after(None, message(table(ID), None)) == Outcome(table(ID))
+
+
+def test_another_table_of_that_name_is_compared_by_the_names_of_its_columns() -> None:
+    before = table(ID, NAME, OTHER)
+    anew = table(
+        replace(OTHER, number=1), replace(ID, number=2), replace(NAME, number=3), oid=TABLE + 1
+    )
+    assert all_differences(before, anew) == []
+    fewer = table(replace(NAME, number=1), replace(ID, number=2), oid=TABLE + 1)
+    assert list(map(str, all_differences(before, fewer))) == ['drop_column "other"']
+
+
+def test_a_dropped_part_finds_its_table_unless_that_goes_too() -> None:
+    parts = parts_of(table(ID, objects=(INDEX, KEY), partitions=(ROOT, FIRST)), "public")
+    assert Dropped(objects=frozenset({201})).concerns(TABLE, parts)
+    assert Dropped(objects=frozenset({301})).concerns(TABLE, parts)
+    assert Dropped(indexes=frozenset({("public", "t_name")})).concerns(TABLE, parts)
+    assert Dropped(columns=frozenset({(TABLE, 1)})).concerns(TABLE, ())
+    assert not Dropped(objects=frozenset({201, TABLE})).concerns(TABLE, parts)
+    assert not Dropped(indexes=frozenset({("own", "t_name")})).concerns(TABLE, parts)
+
+
+def test_two_messages_of_one_command_become_one() -> None:
+    state = {"tag": "ALTER TABLE", "query": "q", "relation": {"oid": TABLE, "columns": []}}
+    state["dropped"] = {"partitions": [None]}
+    dropped = {"tag": "ALTER TABLE", "query": "q", "dropped": {"columns": [[TABLE, 2]]}}
+    first, second = (b"7 token " + json.dumps(each).encode() for each in (state, dropped))
+    joined = DefinitionMessage.parse(with_dropped(first, second), "token")
+    assert joined is not None
+    assert (joined.relid, joined.dropped) == (TABLE, Dropped(columns=frozenset({(TABLE, 2)})))
