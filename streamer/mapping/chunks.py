@@ -28,7 +28,7 @@ class ChunkedCopy:
     text. ``definition``: a fingerprint of the table, which has to stay the same. ``count``: the
     chunks so far. ``chunk_bytes``: the size of the first one. ``size_bytes``: the size of the table
     when its copy began. ``stores``: OID and filenode of the table, or of each partition, when its
-    last chunk began.
+    last chunk began. ``target_oid``: the table of the target that has the rows.
     """
 
     columns: tuple[str, ...]
@@ -38,6 +38,7 @@ class ChunkedCopy:
     count: int
     chunk_bytes: int
     size_bytes: int
+    target_oid: int
     stores: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -69,6 +70,7 @@ class ChunkedCopy:
             "count": self.count,
             "chunk_bytes": self.chunk_bytes,
             "size_bytes": self.size_bytes,
+            "target_oid": self.target_oid,
             "stores": [list(store) for store in self.stores],
         }
 
@@ -82,6 +84,7 @@ class ChunkedCopy:
             stored["count"],
             stored["chunk_bytes"],
             stored["size_bytes"],
+            stored["target_oid"],
             tuple((oid, filenode) for oid, filenode in stored["stores"]),
         )
 

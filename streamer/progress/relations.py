@@ -404,6 +404,16 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
         )
 
 
+async def forget_target(bookkeeping: Bookkeeping, relation_id: int) -> None:
+    """Another table has the name of the target: none of its rows is known to be streamer's."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation"
+            " set filling = false, owns_rows = false, target_created = false where id = $1",
+            relation_id,
+        )
+
+
 async def demand_copy_at_point(
     bookkeeping: Bookkeeping, relation_id: int, columns: Sequence[str] | None
 ) -> None:

@@ -15,9 +15,9 @@ A process that dies before step 4 leaves rows behind the border. The next one re
 begins with the same chunk. Stream and slot are those of any table in sync. So streamer continues at
 the next chunk wherever it could continue a table in sync, after a fail-over of the source, too.
 
-Between two chunks the table must stay as it is. After a rewrite, or with another definition, the
-copy begins again with the first chunk. Partitions may come and go: those of a chunk are those of
-its snapshot.
+Between two chunks the table must stay as it is. After a rewrite, with another definition, or if
+another table has the name of the target, the copy begins again with the first chunk. Partitions may
+come and go: those of a chunk are those of its snapshot.
 """
 
 import hashlib
@@ -41,6 +41,7 @@ CHUNK_BYTES_MIN: Final = 8192
 ASSUMED_ROW_BYTES: Final = 128
 """Of a table without statistics."""
 PARTS_MAX: Final = 64
+OTHER_TARGET: Final = "another table has the name of its target now"
 Key = tuple[str, ...]
 """Values of the columns of the borders, as text; empty for no key."""
 Values = tuple[KeyValue, ...]
@@ -101,24 +102,28 @@ def fingerprint(copy: TableCopy) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def continues(copy: TableCopy, before: ChunkedCopy) -> bool:
-    """Whether *copy* can bring the chunk behind *before*.
+def find_change(copy: TableCopy, before: ChunkedCopy) -> str | None:
+    """Return why *copy* cannot bring the chunk behind *before*; None if it can.
 
     A partition may come or go. One that stays must have its storage, as every other table.
     """
+    if before.target_oid != copy.target.oid:
+        return OTHER_TARGET
     stores = dict(before.stores)
-    return (
+    is_same = (
         before.definition == fingerprint(copy)
         and copy.can_split
         and all(stores.get(oid, filenode) == filenode for oid, filenode in _stores(copy))
     )
+    return None if is_same else "its storage, its columns or their mapping changed"
 
 
 def begin_chunks(copy: TableCopy, columns: tuple[tuple[str, str], ...], limit: int) -> ChunkedCopy:
     """Return the state in front of the first chunk. *columns*: those of the borders."""
     names, types = zip(*columns, strict=True)
     size = sum(heap.size_bytes for heap in copy.heaps)
-    return ChunkedCopy(names, types, (), fingerprint(copy), 0, chunk_bytes(limit), size)
+    first = chunk_bytes(limit)
+    return ChunkedCopy(names, types, (), fingerprint(copy), 0, first, size, copy.target.oid)
 
 
 @dataclass(frozen=True, slots=True)

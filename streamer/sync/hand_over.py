@@ -37,10 +37,18 @@ from streamer.progress.copies import (
     read_chunks,
 )
 from streamer.progress.definition_changes import read_users
-from streamer.progress.relations import demand_copy, fail_chunk, fail_copy, fail_part, store_leaves
+from streamer.progress.relations import (
+    demand_copy,
+    fail_chunk,
+    fail_copy,
+    fail_part,
+    forget_target,
+    store_leaves,
+)
 from streamer.remedies import Remedy, run
 from streamer.source.catalog import read_relations
 from streamer.sync.changed_definitions import alters_values
+from streamer.sync.chunks import OTHER_TARGET
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source
 from streamer.sync.copy_queue import CopyQueue
@@ -134,14 +142,21 @@ class Finisher:
         if not self._queue.failed(mapped):
             self._context.events.copy_failed(mapped, error)
 
-    async def begin_again(self, mapped: MappedRelation, reason: str) -> None:
-        """Give up the chunks of *mapped* that are there, and copy all its rows."""
+    async def begin_again(
+        self, mapped: MappedRelation, reason: str, *, forgets: bool = False
+    ) -> None:
+        """Give up the chunks of *mapped* that are there, and copy all its rows.
+
+        *forgets*: nothing is known about the rows of the target.
+        """
         log.warning(
             "a copy in chunks begins again",
             source=self._context.source.label,
             table=str(mapped.mapping.source),
             reason=reason,
         )
+        if forgets:
+            await forget_target(self._context.bookkeeping, mapped.relation_id)
         await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.resync)
         await self._context.events.copy_begins_again(mapped)
         self._queue.remove(mapped)
@@ -207,6 +222,8 @@ class Finisher:
                     await self._context.events.reach(copy.mapped, copy.consistent_point)
                 failpoint("sync.at_point")
             async with _using(kept) as target:
+                if await self._is_elsewhere(target, copy):
+                    return
                 if copy.is_to_point and await self._plan_strays(target, copy):
                     return  # their parts come first
                 if copy.chunk is not None and copy.chunk.after is not None:
@@ -239,6 +256,22 @@ class Finisher:
                 copy.not_before = time.monotonic() + copy.backoff.next_seconds()
             else:
                 raise
+
+    async def _is_elsewhere(self, target: TargetConnection, copy: TableCopy) -> bool:
+        """Let *copy* begin again if another table has the name of its target by now.
+
+        Parts go to a table by its name, so both tables may have some of the rows.
+        """
+        present = await target.fetch_value("select pg_catalog.to_regclass($1)::oid", copy.table)
+        if present == copy.target.oid:
+            return False
+        copy.is_done = True
+        if copy.mapped.chunks is not None:
+            await self.begin_again(copy.mapped, OTHER_TARGET, forgets=True)
+            return True
+        await forget_target(self._context.bookkeeping, copy.mapped.relation_id)
+        self._leave(copy.mapped, f'copying "{copy.name}": {OTHER_TARGET}')
+        return True
 
     async def has_other_types(self, copy: TableCopy) -> bool:
         """Whether the copy may have read values as they are now, and others as they were before.

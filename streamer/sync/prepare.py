@@ -522,8 +522,11 @@ def _findable(copy: TableCopy) -> Resync:
 def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
     """Return the SQL of the target's columns of the borders; None if these have changed.
 
-    The application may rename a column between two chunks, or give it another type.
+    The application may rename a column between two chunks, or give it another type. Another table
+    may have the name of the target.
     """
+    if chunks.target_oid != copy.target.oid:
+        return None
     types = {column.name: column.type for column in copy.relation.columns}
     unchanged = copy.unchanged
     names = []

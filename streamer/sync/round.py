@@ -63,10 +63,11 @@ from streamer.source.timeline import check_same_server_plainly
 from streamer.source.wait_limits import read_locked, set_lock_timeout, watched
 from streamer.sync.changed_definitions import ChangedDefinitions
 from streamer.sync.chunks import (
+    OTHER_TARGET,
     RewrittenError,
     begin_chunks,
-    continues,
     cut_into_parts,
+    find_change,
     find_chunk,
     size_of_chunk,
 )
@@ -522,12 +523,11 @@ class Round:
         """
         before = copy.mapped.chunks
         if before is not None:
-            if not continues(copy, before):
+            if (reason := find_change(copy, before)) is not None:
                 self._queue.rewritten(copy.mapped, in_vain=True)
                 copy.is_done = True
-                await self._finisher.begin_again(
-                    copy.mapped, "its storage, its columns or their mapping changed"
-                )
+                forgets = reason == OTHER_TARGET and not copy.was_created
+                await self._finisher.begin_again(copy.mapped, reason, forgets=forgets)
                 return True
             await reach_with_snapshot(self._context.events, copy)
             failpoint("sync.at_point")

@@ -13,6 +13,7 @@ from streamer.postgres.quoting import quote_literal
 from streamer.source.bytewise_columns import read_bytewise
 from streamer.sync.chunks import ChunkSize, TableChunk, find_chunk
 from streamer.sync.prepare import TableCopy
+from streamer.sync.round import Round
 from tests.support.chunk_case import CHUNKS, ChunkCase, request
 from tests.support.key_values import ASCENDING
 from tests.support.postgres import Database, assert_same
@@ -308,3 +309,45 @@ async def test_a_renamed_table_continues_and_another_mapping_begins_again(
     rows = "select g, u, t, large, v from huge order by g"
     assert source.execute(rows) == target.execute(rows)
     assert target.execute("select * from streamer.conflict") == []
+
+
+async def test_a_target_that_is_renamed_between_two_chunks_costs_no_row(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(create("big", "g"))
+    async with stream("big:", settings=SETTINGS.replace("3000", "600")) as streamer:
+        await until_it_has(streamer, "public.big", 1)
+        await asyncio.to_thread(target.execute, "alter table big rename to former")
+        await streamer.caught_up()
+        assert_same(source, target, "big")
+
+
+@pytest.mark.parametrize("is_resync", [False, True])
+async def test_a_target_that_is_renamed_during_its_copy_costs_no_row(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+    is_resync: bool,
+) -> None:
+    """The parts go to a table by its name."""
+    source.execute("create table t (id int primary key); insert into t values (1), (2)")
+    copy_parts = Round._copy_parts
+    renamed = asyncio.Event()
+
+    async def rename_after(self: Round, parts: list[Any]) -> Any:
+        failures = await copy_parts(self, parts)
+        if not renamed.is_set():
+            renamed.set()
+            target.execute("alter table t rename to former; create table t (like former)")
+        return failures
+
+    async with stream("t:") as streamer:
+        if is_resync:
+            await streamer.caught_up()
+        monkeypatch.setattr(Round, "_copy_parts", rename_after)
+        if is_resync:
+            await streamer.ask("resync")
+        await asyncio.wait_for(renamed.wait(), 60)
+        await streamer.caught_up()
+        assert_same(source, target, "t")

@@ -120,7 +120,7 @@ async def test_a_partition_that_was_rewritten_behind_the_snapshot_is_not_taken_f
 ) -> None:
     source.execute(create("parts", LISTED))
     name = RelationName("public", "parts")
-    nothing = ChunkedCopy(("g", "r"), ("numeric", "integer"), (), "", 0, 1, 1)
+    nothing = ChunkedCopy(("g", "r"), ("numeric", "integer"), (), "", 0, 1, 1, 0)
     size = ChunkSize(100, 2, 1, 20)
     async with await psycopg.AsyncConnection.connect(source.url, row_factory=dict_row) as plain:
         await plain.execute("begin isolation level repeatable read; savepoint look")

@@ -196,7 +196,7 @@ class Target:
         many parts in a chunk, at least. *heap_count*: the partitions of the table.
         """
         types = (self.source.kind, "uuid")
-        chunks = self.chunks or ChunkedCopy(("a", "u"), types, (), "", 0, 1, 1)
+        chunks = self.chunks or ChunkedCopy(("a", "u"), types, (), "", 0, 1, 1, 0)
         self.rows = {k: row for k, row in self.rows.items() if chunks.border and has(chunks, k)}
         if self.chunks is None:
             self.position = point  # nothing is there that could change
@@ -318,7 +318,7 @@ def test_rows_with_equal_keys_are_in_one_chunk_whatever_their_partitions(
     drawn: list[tuple[int, Heap]], rows_max: int, parts_max: int
 ) -> None:
     rows: list[Keyed] = [((f"{n:02}",), heap) for n, heap in sorted(drawn, key=lambda row: row[0])]
-    before = ChunkedCopy(("id",), ("integer",), (), "", 0, 1, 1)
+    before = ChunkedCopy(("id",), ("integer",), (), "", 0, 1, 1, 0)
     size = ChunkSize(rows_max, parts_max, 1, max(1, rows_max // len(HEAPS)))
     while True:
         chunk = search(rows, before, size)
@@ -364,7 +364,7 @@ def test_equal_values_in_other_words_are_equal(number: Decimal, offset: str) -> 
 
 
 def test_a_chunk_ends_at_the_key_of_its_last_row_and_the_last_chunk_nowhere() -> None:
-    before = ChunkedCopy(("a", "b"), ("bigint", "text"), ("7", "x"), "", 2, 10, 100)
+    before = ChunkedCopy(("a", "b"), ("bigint", "text"), ("7", "x"), "", 2, 10, 100, 0)
     size = ChunkSize(5, 2, 5, 5)
 
     def cut(keys: list[tuple[str, ...]], before: ChunkedCopy = before) -> TableChunk:

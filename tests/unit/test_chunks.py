@@ -91,7 +91,7 @@ def test_text_that_is_ordered_by_bytes_makes_chunks() -> None:
 
 
 def test_the_number_of_chunks_is_an_estimate_that_gives_way() -> None:
-    copied = ChunkedCopy(("id",), ("bigint",), ("7",), "", 2, 10, 95, ((16385, 1), (16386, 2)))
+    copied = ChunkedCopy(("id",), ("bigint",), ("7",), "", 2, 10, 95, 7, ((16385, 1), (16386, 2)))
     assert copied.total == 8
     assert replace(copied, count=12).total == 13
     assert ChunkedCopy.from_json(copied.to_json()) == copied
@@ -101,7 +101,7 @@ def test_the_number_of_chunks_is_an_estimate_that_gives_way() -> None:
     ("size", "total"), [(11 * GIB, 8), (100 * GIB, 26), (1024 * GIB, 49), (10240 * GIB, 73)]
 )
 def test_chunks_grow_so_that_a_table_of_any_size_has_few(size: int, total: int) -> None:
-    copied = ChunkedCopy(("id",), ("bigint",), (), "", 0, chunk_bytes(10 * GIB), size)
+    copied = ChunkedCopy(("id",), ("bigint",), (), "", 0, chunk_bytes(10 * GIB), size, 0)
     assert copied.total == total
     sizes = [replace(copied, count=count).next_bytes for count in range(total)]
     assert sum(sizes[:-1]) < size <= sum(sizes) + total
