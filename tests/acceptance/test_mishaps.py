@@ -55,6 +55,7 @@ def drop_slot(source: Database) -> None:
     eventually(is_gone)
 
 
+@pytest.mark.follows("runtime.slot_check:SlotCheck._resync_hint")
 def test_01_slot_dropped(site: Site) -> None:
     with site.running():
         drop_slot(site.source)
@@ -77,6 +78,7 @@ def pair_of_servers(directory: Path, settings: dict[str, str]) -> Iterator[tuple
         yield source, target
 
 
+@pytest.mark.follows("runtime.slot_check:SlotCheck._resync_hint")
 def test_02_slot_invalidated(tmp_path: Path, server_directory: Path) -> None:
     settings = {"max_slot_wal_keep_size": "32MB", "max_wal_size": "64MB"}
     with pair_of_servers(server_directory / "invalidated", settings) as (
@@ -107,6 +109,7 @@ def test_03_target_down(site: Site, target_proxy: Proxy) -> None:
         site.is_mended()
 
 
+@pytest.mark.follows("apply.rejection_advice:_run_at_target")
 def test_04_refused_row(site: Site) -> None:
     site.target.execute("create table t (id int primary key, v varchar(6))")
     with site.running():
@@ -121,6 +124,7 @@ def test_04_refused_row(site: Site) -> None:
         site.is_mended()
 
 
+@pytest.mark.follows("progress.lag:Blockers.wait_for")
 def test_05_locked_table(site: Site) -> None:
     url = site.target.server.url(site.target.name)
     with site.running(), contextlib.closing(psycopg.connect(url)) as other:
@@ -258,6 +262,7 @@ def test_10_killed(site: Site) -> None:
         site.sees("1 source streams", "", in_views=("page",))
 
 
+@pytest.mark.follows("runtime.publications:Publishing._resync_command")
 def test_11_table_removed_from_the_publication(site: Site) -> None:
     site.source.execute("create table other (id int primary key)")
     site = make_site(site.config.parent, site.source, site.target, "t:\nother:")
@@ -284,6 +289,7 @@ def test_12_black_hole(site: Site, side: str) -> None:
             site.is_mended()
 
 
+@pytest.mark.follows("apply.rejection_advice:_run_at_target")
 def test_13_duplicate_key(site: Site) -> None:
     site.target.execute("create table t (id int primary key, v text unique)")
     with site.running():
@@ -337,7 +343,7 @@ def test_15_wrong_token(
         # Nothing else depends on it: the stream goes on, and readiness and status stay open.
         ready = site.get("/readyz", wrong)
         assert ready is not None
-        assert ready.json() == {"ready": True, "reasons": []}
+        assert ready.json() == {"ready": True, "reasons": [], "problems": []}
         source.execute("insert into t values (2, 'meanwhile')")
         eventually(lambda: target.value("select count(*) from t") == 2)
         (status,) = site.status()["sources"]
@@ -347,6 +353,8 @@ def test_15_wrong_token(
         site.is_mended()
 
 
+@pytest.mark.follows("admin.mapping_file:_trouble")
+@pytest.mark.follows("progress.lost_mapping:find_lost_mapping")
 def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) -> None:
     source.execute(f"{DDL}; insert into t values (1, 'before')")
     site = make_admin_site(tmp_path, source, target)
@@ -364,6 +372,7 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
         site.is_mended()
 
 
+@pytest.mark.follows("admin.mapping_file:_trouble")
 def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) -> None:
     source.execute(f"{DDL}; insert into t values (1, 'before')")
     site = make_admin_site(tmp_path, source, target)

@@ -116,6 +116,7 @@ async def test_a_key_that_is_always_generated_changes(
         ]
 
 
+@pytest.mark.follows("apply.make_plan:_check_identity_columns")
 async def test_a_key_that_is_always_generated_stops_the_table_where_rows_refer_to_it(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

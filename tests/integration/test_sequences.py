@@ -1,5 +1,7 @@
 """`sequences: true`: sequences of the target stay ahead of those of the source."""
 
+import pytest
+
 from streamer.mapping.sequences import MARGIN_STEPS
 from streamer.remedies import Remedy
 from tests.support.postgres import Database, ordinary_role
@@ -62,6 +64,7 @@ async def test_sequences_of_the_target_stay_ahead(
         await streamer.eventually(is_forgotten)
 
 
+@pytest.mark.follows("runtime.sequence_follower:obstacle_of")
 async def test_the_operator_gets_the_grant_that_a_sequence_needs(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -1,0 +1,141 @@
+"""Remedies that the list of problems prints end the problem when an operator runs them."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from streamer.compare.comparison import ComparisonScope
+from streamer.report.facts import source_of_row
+from streamer.report.problems import Problem, ProblemKind, needs_operator, of_source
+from tests.support.comparing import Compare
+from tests.support.postgres import Database, assert_same
+from tests.support.remedies import Operator
+from tests.support.streamer import MakeStreamer, Streamer
+
+SECONDS = 60.0
+Find = Callable[[str, ProblemKind], Awaitable[Problem]]
+
+
+def find_in(streamer: Streamer) -> Find:
+    async def find(table: str, kind: ProblemKind) -> Problem:
+        """Wait until *table* has a problem of *kind*, and return that."""
+        found: list[Problem] = []
+
+        async def is_there() -> bool:
+            problems = await read_problems(streamer)
+            found[:] = [p for p in problems if (p.subject.table, p.kind) == (table, kind)]
+            return bool(found)
+
+        await streamer.eventually(is_there, SECONDS)
+        return found[0]
+
+    return find
+
+
+async def read_problems(streamer: Streamer) -> list[Problem]:
+    """Return the problems of the only source that need an operator."""
+    return needs_operator(of_source(source_of_row(await streamer.status())))
+
+
+async def are_gone(streamer: Streamer) -> None:
+    """Wait until the source has no problem that needs an operator."""
+
+    async def is_well() -> bool:
+        return not await read_problems(streamer)
+
+    await streamer.eventually(is_well, SECONDS)
+
+
+LACKS = {
+    "filled": "id int primary key, v text, own text not null",
+    "computed": "id int primary key, v text",
+    "marked": "id int primary key, v text",
+    "narrow": "id int primary key, v varchar(3)",
+    "taken": "id int primary key, v text, constraint short check (length(v) < 3)",
+}
+RULES = """
+filled: {initial: none}
+computed: {initial: none, set: {loud: upper(v)}}
+marked: {initial: none, metadata: {lsn: at}}
+narrow: {initial: none}
+taken: {initial: none}
+"""
+
+
+@pytest.mark.follows("apply.make_plan:_check_unfilled_columns")
+@pytest.mark.follows("apply.make_plan:_with_computed")
+@pytest.mark.follows("apply.make_plan:_with_metadata")
+@pytest.mark.follows("apply.rejection_advice:_run_at_target")
+async def test_sql_for_the_target_ends_the_problem_of_each_table(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for table, columns in LACKS.items():
+        source.execute(f"create table {table} (id int primary key, v text)")
+        target.execute(f"create table {table} ({columns})")
+    async with stream(RULES) as streamer:
+        await streamer.caught_up(SECONDS)
+        operator, find = Operator(streamer.path, source, target), find_in(streamer)
+        for table in LACKS:
+            source.execute(f"insert into {table} values (1, 'value')")
+        for table in LACKS:
+            problem = await find(f"public.{table}", ProblemKind.TABLE)
+            assert problem.remedy is not None
+            await operator.follow(problem.remedy, choose=0)
+        # No resume: the tables go on by themselves.
+        await streamer.caught_up(SECONDS)
+        await are_gone(streamer)
+        assert target.value("select loud from computed") == "VALUE"
+        assert target.value("select at is not null from marked")
+        for table in ("filled", "narrow", "taken"):
+            assert source.execute(f"table {table}") == target.execute(f"select id, v from {table}")
+
+
+@pytest.mark.follows("report.problems:_TableRules.__init__")
+@pytest.mark.follows("report.problems:_TableRules._of_rows")
+@pytest.mark.follows("runtime.table_events:_mass_delete_error")
+async def test_commands_of_table_problems_end_them(
+    source: Database, target: Database, stream: MakeStreamer, compare: Compare
+) -> None:
+    """A paused table, a mass delete, rows that differ, and changes in quarantine."""
+    rules = (
+        "paused: {initial: none}\n"
+        "braked: {initial: none, max_deleted_rows: 2}\n"
+        "unlike: {initial: none}\n"
+        "kept: {initial: none, on_error: quarantine}"
+    )
+    names = ("paused", "braked", "unlike", "kept")
+    for table in names:
+        source.execute(f"create table {table} (id int primary key, v text)")
+        target.execute(f"create table {table} (id int primary key, v text)")
+    target.execute("alter table kept add constraint short check (length(v) < 3)")
+    async with stream(rules) as streamer:
+        operator, find = Operator(streamer.path, source, target), find_in(streamer)
+        await streamer.caught_up(SECONDS)
+        for table in names:
+            source.execute(f"insert into {table} select g, 'v' from generate_series(1, 5) g")
+        await streamer.caught_up(SECONDS)
+
+        # GIVEN one problem of each kind
+        await streamer.ask("pause", "public.paused")
+        source.execute("delete from braked")
+        target.execute("update unlike set v = 'x' where id = 1")
+        source.execute("update kept set v = 'long' where id = 1")
+        paused = await find("public.paused", ProblemKind.PAUSED)
+        braked = await find("public.braked", ProblemKind.MASS_DELETE)
+        kept = await find("public.kept", ProblemKind.QUARANTINE)
+        await compare(streamer, ComparisonScope(("unlike",)))
+        unlike = await find("public.unlike", ProblemKind.DIFFERENT)
+
+        # WHEN an operator runs what they print
+        target.execute("alter table kept drop constraint short")
+        for problem in (paused, unlike, kept):
+            assert problem.remedy is not None
+            await operator.follow(problem.remedy)
+        assert braked.remedy is not None
+        await operator.follow(braked.remedy, choose=0)
+
+        # THEN nothing is wrong any more.
+        await streamer.caught_up(SECONDS)
+        await are_gone(streamer)
+        for table in names:
+            assert_same(source, target, table)

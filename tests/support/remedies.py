@@ -1,0 +1,105 @@
+"""The catalogue of remedies: the places that make steps for operators, and the tests that follow.
+
+A place is a function of the program that makes a command or SQL of `streamer.remedies`. A test that
+runs the steps in the situation in which the program prints them has the marker ``follows``.
+"""
+
+import ast
+import asyncio
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from streamer.remedies import Command, Remedy, Sql, Step
+from tests.support.postgres import Database
+from tests.support.process import command
+
+ROOT: Final = Path(__file__).parents[2]
+MAKERS: Final = {"run", "at_source", "at_target", "Command", "resync_source"}
+"""The names of `streamer.remedies` that make steps."""
+
+
+def read_places() -> dict[str, set[str]]:
+    """Return the places of the program by ``module:function``, with the makers that they call."""
+    places: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "streamer").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        makers = MAKERS & _imported(tree)
+        if makers and path.name != "remedies.py":
+            module = ".".join(path.relative_to(ROOT / "streamer").with_suffix("").parts)
+            for function, call in _calls(tree, ()):
+                if call in makers:
+                    places.setdefault(f"{module}:{function}", set()).add(call)
+    return places
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    return {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "streamer.remedies"
+        for alias in node.names
+    }
+
+
+def _calls(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the calls below *node* with the qualified name of their function."""
+    for child in ast.iter_child_nodes(node):
+        inner = names
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = (*names, child.name)
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Name):
+            yield ".".join(inner), child.func.id
+        yield from _calls(child, inner)
+
+
+def read_followed() -> dict[str, list[str]]:
+    """Return the tests with a marker ``follows``, by the places that it names."""
+    followed: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "mark.follows(" not in text:
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                for place in _marked(node):
+                    followed.setdefault(place, []).append(f"{path.name}::{node.name}")
+    return followed
+
+
+def _marked(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    return [
+        str(argument.value)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.follows"
+        for argument in decorator.args
+        if isinstance(argument, ast.Constant)
+    ]
+
+
+class Operator:
+    """Runs the steps of remedies as they are printed."""
+
+    def __init__(self, config: Path, source: Database, target: Database) -> None:
+        self._config = config
+        self._databases = {"source": source, "target": target}
+
+    async def follow(self, remedy: Remedy, *, choose: int | None = None) -> None:
+        """Run all steps of *remedy*, or the one with the number *choose*."""
+        steps = remedy.steps if choose is None else remedy.steps[choose : choose + 1]
+        assert steps, remedy
+        for step in steps:
+            await self._take(step)
+
+    async def _take(self, step: Step) -> None:
+        if isinstance(step, Sql):
+            for statement in step.statements:
+                self._databases[step.side].execute(statement)
+            return
+        assert isinstance(step, Command)
+        program, *arguments = shlex.split(step.line)
+        assert program == "streamer", step
+        # The engine runs in this thread, and the command may wait for it.
+        result = await asyncio.to_thread(command, self._config, *arguments)
+        assert result.returncode == 0, f"{step}\n{result.stdout}{result.stderr}"
