@@ -399,12 +399,13 @@ class TargetConnection:
                 raise
         return connection
 
-    async def prove(self, claim: Claim) -> None:
+    async def prove(self, claim: Claim, *, again: bool = False) -> None:
         """Make sure that this session is on the server of *claim*.
 
-        A session stays where it is, so one proof serves for its life. Raises TargetMovedError.
+        A session stays where it is, so one proof serves for its life. *again*: prove also that the
+        claim still holds. Raises TargetMovedError.
         """
-        if self._proven.get(claim.source_id) != claim:
+        if again or self._proven.get(claim.source_id) != claim:
             if not await self.fetch_value(PROOF_SQL, *claim.proof):
                 raise TargetMovedError(
                     "target: this connection does not reach the server on which the source's lock "

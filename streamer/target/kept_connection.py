@@ -21,7 +21,7 @@ class KeptConnection:
         self._connection: TargetConnection | None = None
 
     async def get(self, claim: Claim | None = None) -> TargetConnection:
-        """Return the connection, on the server of *claim*.
+        """Return the connection, on the server of *claim*, which still holds.
 
         Raises TargetConnectionError, TargetRejectedError.
         """
@@ -30,7 +30,7 @@ class KeptConnection:
             await connection.close()
         if connection is not None and not connection.is_closed and claim is not None:
             try:
-                await connection.prove(claim)
+                await connection.prove(claim, again=True)
             except TargetMovedError:
                 connection.terminate()
         if connection is None or connection.is_closed:
