@@ -34,11 +34,12 @@ def rule(*exclude: str) -> RelationMapping:
 def publication(
     columns: frozenset[str] | None = None, *, name: str = "streamer_shop", has_member: bool = True
 ) -> Publication:
+    changes = {"insert", "truncate"} | (set() if name.endswith("_ins") else {"update", "delete"})
     return Publication(
         name,
         "1.1",
         is_owned=True,
-        publishes=frozenset({"insert", "update", "delete", "truncate"}),
+        publishes=frozenset(changes),
         via_root=True,
         members={T: Member("5", columns=columns)} if has_member else {},
     )
