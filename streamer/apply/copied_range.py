@@ -52,6 +52,7 @@ class CopiedRange:
         self._keeps_deleted = keeps_deleted
         self._types = copied.types
         self._last = copied.last_key
+        self._width = len(relation.columns)
         numbers = {column.name: number for number, column in enumerate(relation.columns)}
         try:
             self._positions = [numbers[name] for name in copied.columns]
@@ -68,12 +69,12 @@ class CopiedRange:
             return payload
         if kind not in (INSERT, UPDATE, DELETE):
             raise ProtocolError(f"unexpected row message {chr(kind)!r}")
-        first, end = _read_items(payload, _TUPLE_AT)
+        first, end = self._read(payload, _TUPLE_AT)
         if kind != UPDATE or payload[5] == NEW_TUPLE:
             return payload if self._has(first) else None
         if payload[end] != NEW_TUPLE:
             raise ProtocolError(f"unexpected tuple at offset {end} of an update")
-        second, _ = _read_items(payload, end + 1)
+        second, _ = self._read(payload, end + 1)
         new = [
             old if _is_unchanged(item) else item for item, old in zip(second, first, strict=True)
         ]
@@ -92,6 +93,12 @@ class CopiedRange:
             raise UnknownRowError("an update of its key left out large values that are unchanged")
         head = b"I" + bytes(payload[1:5]) + b"N" + len(new).to_bytes(2, "big")
         return head + b"".join(map(bytes, new))
+
+    def _read(self, payload: bytes, position: int) -> tuple[list[bytes], int]:
+        items, end = _read_items(payload, position)
+        if len(items) != self._width:
+            raise ProtocolError(f"a row message has {len(items)} columns instead of {self._width}")
+        return items, end
 
     def _has(self, items: list[bytes]) -> bool:
         pairs = zip(self._positions, self._types, strict=True)

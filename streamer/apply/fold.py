@@ -194,9 +194,11 @@ class Fold:
         read_row, read_tuple, get_key = plan.read_row, plan.read_tuple, plan.get_key
         inserts, updates, moves = self.inserts, self.updates, self.moves
         counts = self.counts
+        width = plan.row_width
         is_full = plan.relation.replica_identity == "f"
         for payload in payloads:
             kind = payload[0]
+            row: Row | None = None
             try:
                 if kind == INSERT and payload[5] == NEW_TUPLE:
                     row, end = read_row(payload)
@@ -218,6 +220,7 @@ class Fold:
                     else:
                         old, position = read_tuple(payload, _TUPLE_AT)
                         _expect(payload[5] in _OLD_TUPLES and payload[position] == NEW_TUPLE, kind)
+                        _expect(len(old) == width, kind)
                         row, end = read_tuple(payload, position + 1)
                         _check_identity(plan, kind, payload[5], old)
                         old_key = get_key(old)
@@ -247,7 +250,7 @@ class Fold:
                     self._truncate(payload)
             except _MALFORMED:
                 end = -1
-            if end != len(payload):
+            if end != len(payload) or (row is not None and len(row) != width):
                 _expect(False, kind)
 
     def _add_keyless(self, payloads: Iterable[bytes]) -> None:
@@ -259,7 +262,7 @@ class Fold:
                     row, end = read_row(payload)
                 except (IndexError, struct.error):
                     end = -1
-                _expect(end == len(payload), INSERT)
+                _expect(end == len(payload) and len(row) == self.plan.row_width, INSERT)
                 if is_partial(row):
                     raise NotFoldable
                 self.counts.insert += 1
@@ -459,7 +462,9 @@ def _read_change(plan: ApplyPlan, payload: bytes) -> tuple[OrderedChange, int]:
     kind, marker = payload[0], payload[5]
     if kind == TRUNCATE:
         return OrderedChange(kind, None, None, restarts_identity(payload)), len(payload)
+    width = len(plan.relation.columns)
     first, end = plan.read_tuple(payload, _TUPLE_AT)
+    _expect(len(first) == width, kind)
     if kind in (UPDATE, DELETE):
         _check_identity(plan, kind, marker, None if marker == NEW_TUPLE else first)
     if kind == DELETE:
@@ -470,6 +475,7 @@ def _read_change(plan: ApplyPlan, payload: bytes) -> tuple[OrderedChange, int]:
         return OrderedChange(kind, None, first), end
     _expect(kind == UPDATE and marker in _OLD_TUPLES and payload[end] == NEW_TUPLE, kind)
     new, end = plan.read_tuple(payload, end + 1)
+    _expect(len(new) == width, kind)
     if is_partial(new):
         new = _complete(plan, new, first, marker)
     return OrderedChange(kind, first, new), end
