@@ -26,6 +26,7 @@ _IS_STANDBY: Final = (
     "server is in hot standby mode",
     "None of the hosts match the target attribute",
 )
+_IS_POOLER: Final = ("unsupported startup parameter",)
 _IS_PRIMARY: Final = ("session is not read-only", "server is not in hot standby mode")
 
 ROLE_HINT: Final = "check role, password, pg_hba.conf and database"
@@ -35,6 +36,9 @@ STANDBY_HINT: Final = (
 PRIMARY_HINT: Final = (
     "the server is a primary now: list its standby in the url, or write "
     "target_session_attrs=prefer-standby"
+)
+POOLER_HINT: Final = (
+    "a pooler is in between and does not pass this connection on: name the server itself in the url"
 )
 
 
@@ -65,6 +69,8 @@ def connect_hint(text: str) -> str | None:
             hints[STANDBY_HINT] = None
         elif _has(each, _IS_PRIMARY):
             hints[PRIMARY_HINT] = None
+        elif _has(each, _IS_POOLER):
+            hints[POOLER_HINT] = None
         elif _has(each, TLS_WORDS) and not _has(each, _LOST):
             hints[TLS_HINT] = None
     return "; ".join(hints) or None

@@ -7,6 +7,7 @@ the driver's errors.
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -28,7 +29,7 @@ from streamer.errors import (
     StreamerError,
 )
 from streamer.mapping.rules import SourceMapping
-from streamer.postgres import session
+from streamer.postgres import pooler, session
 from streamer.postgres.connect_failures import connect_hint, is_refused
 from streamer.postgres.conninfo import has_several_hosts, with_host_first
 from streamer.postgres.credentials import (
@@ -235,11 +236,46 @@ async def connect(
             except psycopg.OperationalError as again:
                 raise _password_error(source, first_line(again)) from again
         try:
-            await connection.execute(f"{_pin_sql(connection)}; {COMMIT_AT_ONCE_SQL}".encode())
+            pinned = f"{_pin_sql(connection)}; {COMMIT_AT_ONCE_SQL}; {pooler.PID_SQL}"
+            cursor = await connection.execute(pinned.encode())
+            while cursor.nextset():
+                pass
+            is_pooled = not replication and await _is_pooled(
+                source, parameters, connection, await cursor.fetchone()
+            )
         except BaseException:
             await connection.close()
             raise
+    if is_pooled:
+        await connection.close()
+        raise SourceRejectedError(f'source "{source.label}": {pooler.POOLED}', hint=pooler.HINT)
     return connection
+
+
+async def _is_pooled(
+    source: SourceMapping,
+    parameters: dict[str, str],
+    connection: Connection,
+    row: DictRow | None,
+) -> bool:
+    """Whether a pooler in transaction mode is in between; *row* has the process of the server."""
+    assert row is not None
+    if not pooler.may_share(source.url, connection.info.backend_pid, row["pid"]):
+        return False
+
+    async def ask(of: Connection, sql: str) -> int:
+        return int((await fetch_one(of, sql))["pid"])
+
+    async def begin(sql: str) -> None:
+        await other.execute(sql.encode())
+
+    other = await _log_in(source, parameters)
+    try:
+        return await pooler.shares_sessions(
+            source.url, row["pid"], partial(ask, connection), partial(ask, other), begin
+        )
+    finally:
+        await other.close()
 
 
 @asynccontextmanager

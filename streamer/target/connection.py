@@ -36,7 +36,7 @@ from streamer.errors import (
     TextEncodingError,
     ValueConversionError,
 )
-from streamer.postgres import origin, session
+from streamer.postgres import origin, pooler, session
 from streamer.postgres.connect_failures import connect_hint
 from streamer.postgres.conninfo import TLS_HINT, parse_conninfo, several_hosts
 from streamer.postgres.credentials import (
@@ -216,6 +216,8 @@ def _translate(error: BaseException) -> StreamerError:
     if state == FENCED_STATE:
         ids = (getattr(error, "detail", None) or "").split(",")
         return TargetFencedError(f"target: {first_line(error)}", relations=list(map(int, ids)))
+    if pooler.is_lost_statement(state, first_line(error)):
+        return TargetRejectedError(f"target: {pooler.POOLED}", hint=pooler.HINT)
     # The server's own word for a prepared statement whose result is of other types by now.
     if state == CHANGED_STATE or isinstance(error, asyncpg.InvalidCachedStatementError):
         return TargetSchemaError(f"target: {first_line(error)}")
@@ -359,7 +361,6 @@ class TargetConnection:
         self._proven: dict[int, Claim] = {}
         self._url = address.url
         self._password_generation = password_generation(address.url)
-        # A pooler in between has numbers of its own, so this query comes with the pinned settings.
         self.backend_pid = int(connection.get_server_pid())
         self._protocol = connection._protocol
         connection.add_termination_listener(lambda _: self._lost())
@@ -392,12 +393,25 @@ class TargetConnection:
             try:
                 connection._set_socket_options(address.socket_options)
                 await connection._pin(applies)
+                await connection._require_own_session(address)
                 if address.claim is not None:
                     await connection.prove(address.claim)
             except BaseException:
                 raw.terminate()
                 raise
         return connection
+
+    async def _require_own_session(self, address: TargetAddress) -> None:
+        """Refuse a pooler in transaction mode. Raises TargetRejectedError."""
+        dsn, pid, raw = address.dsn, self.backend_pid, self._connection
+        if not pooler.may_share(dsn, int(raw.get_server_pid()), pid):
+            return
+        other = await _log_in(address, {})
+        try:
+            if await pooler.shares_sessions(dsn, pid, raw.fetchval, other.fetchval, other.execute):
+                raise TargetRejectedError(f"target: {pooler.POOLED}", hint=pooler.HINT)
+        finally:
+            other.terminate()
 
     async def prove(self, claim: Claim, *, again: bool = False) -> None:
         """Make sure that this session is on the server of *claim*.

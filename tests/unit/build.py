@@ -18,6 +18,7 @@ from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.claim import Claim
 
 EQUALS = "operator(pg_catalog.=)"
+NOWHERE = Secret("host=nowhere")
 
 
 def relation(
@@ -154,11 +155,12 @@ def source_mapping(
     streaming: bool = True,
     transport: Transport = Transport.TEXT,
     forward_origins: bool = False,
+    url: Secret = NOWHERE,
 ) -> SourceMapping:
     return SourceMapping(
         database=database,
         sid=sid,
-        url=Secret("host=nowhere"),
+        url=url,
         rules=tuple(rules),
         streaming=streaming,
         transport=transport,

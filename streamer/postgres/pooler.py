@@ -1,0 +1,52 @@
+"""Poolers between streamer and a server.
+
+A pooler in session mode does no harm. One in transaction mode gives each transaction a session of
+any client, and streamer's settings, locks, temporary tables and prepared statements belong to a
+session. A pooler has process numbers of its own, which tells that there is one. The mode shows when
+another connection gets the session of one that stands.
+"""
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from streamer.postgres.secret import Secret
+
+PID_SQL: Final = "select pg_catalog.pg_backend_pid() as pid"
+POOLED: Final = (
+    "a pooler in transaction mode is in between, and streamer needs a session of its own"
+)
+HINT: Final = (
+    "name the server itself in the url, or set pool_mode = session for this database at the pooler"
+)
+
+_keeping: Final[set[Secret]] = set()
+"""The urls behind a pooler that keeps a session for each connection."""
+_OF_DRIVER: Final = re.compile(r"prepared statement \S*__asyncpg_")
+
+Ask = Callable[[str], Awaitable[Any]]
+
+
+def is_lost_statement(state: str, message: str) -> bool:
+    """Whether a driver's own prepared statement is missing, or is there from another client."""
+    return state in ("42P05", "26000") and _OF_DRIVER.search(message) is not None
+
+
+def may_share(url: Secret, number: int, pid: int) -> bool:
+    """Whether to ask for the mode of a pooler at *url*. A direct connection has the *number* of its
+    server's process.
+    """
+    return number != pid and url not in _keeping
+
+
+async def shares_sessions(url: Secret, pid: int, ask: Ask, other: Ask, begin: Ask) -> bool:
+    """Whether a pooler at *url* gives sessions away between two transactions.
+
+    *ask* returns the value of a query over the connection whose process was *pid*. *other* and
+    *begin* run statements over another connection.
+    """
+    await begin("begin")
+    if await other(PID_SQL) == pid or await ask(PID_SQL) != pid:
+        return True
+    _keeping.add(url)
+    return False
