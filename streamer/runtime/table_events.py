@@ -78,6 +78,8 @@ class TableEvents:
         """Set when the durable position may have moved."""
         self.has_progress = False
         """A table has advanced since the last stored position."""
+        self._emptied: set[MappedRelation] = set()
+        """Relations without rows in quarantine, as of now: a copy may have waited for that."""
         self._services = services
         self._heartbeat = heartbeat
         self._fail = fail
@@ -218,6 +220,9 @@ class TableEvents:
 
     async def lane_drained(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
+            if mapped in self._emptied:
+                self._emptied.discard(mapped)
+                await self._request_still_unfilled(mapped)
             if self.relations.state(mapped) in (State.CATCHING_UP, State.ERROR):
                 await self._store_streaming_state(mapped, State.READY)
                 failpoint("sync.drained")
@@ -229,6 +234,8 @@ class TableEvents:
 
     def quarantine_changed(self, mapped: MappedRelation) -> None:
         self.relations.quarantine_changed(mapped)
+        if not mapped.quarantine.count:
+            self._emptied.add(mapped)
 
     def source_failed(self, error: StreamerError) -> None:
         for lane in self.relations.lanes():

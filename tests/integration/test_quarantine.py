@@ -17,6 +17,7 @@ from tests.support.process import Process
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.values import ROWS, TYPES, UPDATES
+from tests.support.waiting import until
 
 DDL = "create table t (id int primary key, v int, big text)"
 CHECK = "alter table t add constraint positive check (v > 0)"
@@ -715,3 +716,30 @@ async def test_a_retry_that_another_process_fulfils_meanwhile_applies_nothing_tw
         source.execute("insert into log values ('next')")
         await streamer.caught_up()
         assert_same(source, target, "log")
+
+
+CHANGES_TYPES = "ddl: capture\non_ddl: {change_type: apply}"
+
+
+async def test_a_type_that_changes_while_rows_are_in_quarantine_reaches_the_others_afterwards(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """A copy brings values that the source computed anew. It waits until no row is in quarantine."""
+    ddl = "create table t (id int primary key, v text, w int)"
+    make(source, target, ddl)
+    target.execute("alter table t add constraint positive check (w > 0)")
+    source.execute("insert into t select g, g::text, 1 from generate_series(1, 20) g")
+    async with stream("t:", settings=QUARANTINE, group=CHANGES_TYPES) as streamer:
+        await streamer.caught_up()
+        await apply(streamer, source, "insert into t values (21, '21', -1)")
+        assert await short(target) == [("insert", "21")]
+        source.execute("alter table t alter v type int using v::int + 100")
+        await streamer.eventually(lambda: is_refused(streamer))
+        target.execute("alter table t drop constraint positive")
+        await ask(streamer, target, "retry")
+        await until(lambda: contents(source, "t") == contents(target, "t"), "all rows are equal")
+
+
+async def is_refused(streamer: Streamer) -> bool:
+    """Whether the copy has met rows in quarantine."""
+    return "are in quarantine, and may be among" in str((await streamer.table("public.t"))["error"])
