@@ -24,11 +24,9 @@ import structlog
 
 from streamer.compare.compared_tables import TableFacts, build_table
 from streamer.compare.comparison import (
-    INDEXED_BYTES_MAX,
     agree_on_hash,
     choose_order,
     cut_table,
-    estimate_bytes,
     estimate_rows,
 )
 from streamer.compare.ranges import (
@@ -76,10 +74,7 @@ async def find_differences(
         reader = await _Reader.open(context, snapshot, sessions, share)
         with translating(context.label):
             rows = await estimate_rows(reader.source, copy.relation)
-            size_bytes = await estimate_bytes(reader.source, copy.relation)
-        table = await _build(
-            context, copy, reader, min(count_buckets(rows), BUCKETS_MAX), size_bytes
-        )
+        table = await _build(context, copy, reader, min(count_buckets(rows), BUCKETS_MAX))
         if table is None:
             return None
         began = time.monotonic()
@@ -128,7 +123,7 @@ def _of_buckets(table: ComparedTable, differing: set[int]) -> FoundRows | None:
 
 
 async def _build(
-    context: CopyContext, copy: TableCopy, reader: "_Reader", buckets: int, size_bytes: int
+    context: CopyContext, copy: TableCopy, reader: "_Reader", buckets: int
 ) -> ComparedTable | None:
     facts = TableFacts(
         relation_id=copy.mapped.relation_id,
@@ -144,10 +139,8 @@ async def _build(
         kind = await agree_on_hash(reader.source, reader.target)
     try:
         table = build_table(facts, kind, buckets)
-        if size_bytes > INDEXED_BYTES_MAX:
-            with translating(context.label):
-                return await choose_order(reader.source, reader.target, facts, table)
-        return table
+        with translating(context.label):
+            return await choose_order(reader.source, reader.target, facts, table)
     except (MappingError, TargetSchemaError):
         return None  # the copy compares all rows in the target, and the stream reports the rest
 

@@ -34,7 +34,7 @@ from streamer.mapping.resync import KeySet
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, resolve
 from streamer.postgres.credentials import passwords_kept
 from streamer.postgres.key_ranges import KeyRange
-from streamer.postgres.quoting import quote_literal, quote_qualified
+from streamer.postgres.quoting import quote_qualified
 from streamer.postgres.secret import Secret
 from streamer.progress import comparisons
 from streamer.progress.bookkeeping import Bookkeeping
@@ -51,6 +51,7 @@ from streamer.progress.schema import require_installed
 from streamer.progress.server_of_run import connection_of_run
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.progress.verifications import VerificationRecord, store_verifications
+from streamer.source import distant_keys
 from streamer.source.catalog import SourceRelation, flush_wal, read_relations
 from streamer.source.connection import Connection, fetch_all, fetch_one, login_of_source
 from streamer.sync.create_tables import published_relation
@@ -63,9 +64,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-INDEXED_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A smaller table stays in memory while the ranges of its key are read."""
-CORRELATION_MIN: Final = 0.5
 JUDGE_SECONDS: Final = 120.0
 COUNTED_ROWS_MAX: Final = 10_000_000
 
@@ -355,8 +353,7 @@ class Comparison:
                         one.rows = await estimate_rows(plain, facts.relation)
                         one.size_bytes = await estimate_bytes(plain, facts.relation)
                         table = build_table(facts, kind, count_buckets(one.rows))
-                        if one.size_bytes > INDEXED_BYTES_MAX:
-                            table = await choose_order(plain, target, facts, table)
+                        table = await choose_order(plain, target, facts, table)
                         one.table = table.since(*self._options.since.get(table.relation_id, ()))
                         self._check_statements(one.table)
                     except StreamerError as exc:
@@ -547,30 +544,23 @@ async def cut_table(
 
 _CORRELATION_SQL: Final = """
 select max(abs(s.correlation)) as correlation from pg_catalog.pg_stats s
-where s.schemaname = {} and s.tablename = {} and s.attname = {}
+where s.schemaname = $1 and s.tablename = $2 and s.attname = $3
 """
 
 
 async def choose_order(
     plain: Connection, target: TargetConnection, facts: TableFacts, table: ComparedTable
 ) -> ComparedTable:
-    """Return *table*, without its order if rows of neighbouring keys are in distant pages.
-
-    Each range of such a key, a uuid for example, would read most pages of the table.
-    """
-    if not table.is_ordered:
+    """Return *table*, without its order if ranges of its key would read most pages of a side."""
+    if not table.is_ordered or facts.relation.size_bytes <= distant_keys.INDEXED_BYTES_MAX:
         return table
-    names = facts.relation.primary_key or facts.relation.key
-    here, there = facts.relation.name, facts.target.name
-    queries = [
-        _CORRELATION_SQL.format(*map(quote_literal, (name.namespace, name.name, column)))
-        for name, column in ((here, names[0]), (there, table.key_columns[0]))
-    ]
-    found = [
-        (await fetch_one(plain, queries[0].encode()))["correlation"],
-        await target.fetch_value(queries[1]),
-    ]
-    is_distant = any(each is not None and each < CORRELATION_MIN for each in found)
+    is_distant = bool(await distant_keys.find_distant(plain, [facts.relation]))
+    if not is_distant:
+        there = facts.target.name
+        found = await target.fetch_value(
+            _CORRELATION_SQL, there.namespace, there.name, table.key_columns[0]
+        )
+        is_distant = found is not None and found < distant_keys.CORRELATION_MIN
     return replace(table, is_ordered=False) if is_distant else table
 
 

@@ -7,12 +7,17 @@ from streamer.source.catalog import SourceColumn, SourceRelation
 
 
 def chunk_columns(
-    relation: SourceRelation, names: Iterable[str], bytewise: Collection[str]
+    relation: SourceRelation,
+    names: Iterable[str],
+    bytewise: Collection[str],
+    *,
+    is_distant: bool = False,
 ) -> tuple[tuple[str, str], ...] | str:
     """Return the columns with their types that can order the chunks of a table, or the obstacle.
 
     *names*: the columns of which the target has the values. *bytewise*: those of text that are
-    ordered by bytes (`streamer.source.bytewise_columns`).
+    ordered by bytes (`streamer.source.bytewise_columns`). *is_distant*: each chunk would read most
+    pages (`streamer.source.distant_keys`).
     """
     key = relation.key
     if relation.replica_identity == "f":
@@ -29,6 +34,8 @@ def chunk_columns(
         if name not in known or column.generated or not _is_ordered(column, bytewise):
             break
         found.append((name, column.type))
+    if found and is_distant:
+        return "neighbours of its key are far apart, so each chunk would read the whole table"
     if found:
         return tuple(found)
     first = columns[key[0]]

@@ -32,10 +32,14 @@ from psycopg.rows import DictRow
 from streamer.mapping.chunks import CHUNKS_OF_LIMIT, ChunkedCopy, beyond, key_values, up_to
 from streamer.postgres.key_values import KeyValue
 from streamer.postgres.quoting import quote_identifier
+from streamer.source.bytewise_columns import read_bytewise
+from streamer.source.chunk_columns import chunk_columns
 from streamer.source.connection import Connection, fetch_all
+from streamer.source.distant_keys import find_distant
 from streamer.sync.copy_query import copy_source
 from streamer.sync.ctid_ranges import CopyPart, Heap, cut
 from streamer.sync.prepare import TableCopy
+from streamer.target.connection import TargetConnection
 
 CHUNK_BYTES_MIN: Final = 8192
 ASSUMED_ROW_BYTES: Final = 128
@@ -149,6 +153,19 @@ class TableChunk:
     before: ChunkedCopy
     parts: tuple[ChunkPart, ...]
     after: ChunkedCopy | None
+
+
+async def choose_columns(
+    plain: Connection, target: TargetConnection, copy: TableCopy
+) -> tuple[tuple[str, str], ...] | str:
+    """Return the columns of the chunks of a table, see `chunk_columns`, or the obstacle."""
+    relation = copy.relation
+    encoding = await target.fetch_value("select pg_catalog.getdatabaseencoding()::text")
+    bytewise: frozenset[str] = frozenset()
+    if encoding == "UTF8":
+        bytewise = (await read_bytewise(plain, [relation.oid]))[relation.oid]
+    distant = await find_distant(plain, [relation])
+    return chunk_columns(relation, copy.unchanged, bytewise, is_distant=bool(distant))
 
 
 class ChunkSearch:

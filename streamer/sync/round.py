@@ -43,9 +43,7 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.resync import RowScope
 from streamer.postgres.credentials import passwords_kept
 from streamer.progress.relations import set_waiting
-from streamer.source.bytewise_columns import read_bytewise
 from streamer.source.catalog import SourceRelation, read_relations
-from streamer.source.chunk_columns import chunk_columns
 from streamer.source.connection import (
     Connection,
     first_line,
@@ -66,6 +64,7 @@ from streamer.sync.chunks import (
     OTHER_TARGET,
     RewrittenError,
     begin_chunks,
+    choose_columns,
     cut_into_parts,
     find_change,
     find_chunk,
@@ -537,8 +536,7 @@ class Round:
             is_possible = is_possible and copy.filled is None and copy.can_split
             if not is_possible or sum(heap.size_bytes for heap in copy.heaps) <= limit:
                 return False
-            bytewise = await self._read_bytewise(target, copy)
-            columns = chunk_columns(copy.relation, copy.unchanged, bytewise)
+            columns = await choose_columns(self._snapshot.plain, target, copy)
             may_cut = self._queue.may_cut(copy.mapped)
             if isinstance(columns, str) or not may_cut:
                 return False
@@ -567,13 +565,6 @@ class Round:
         versions = self._context.server.version, target.server_version
         copy.parts = cut_into_parts(copy, copy.chunk, chunk_size, *versions)
         return True
-
-    async def _read_bytewise(self, target: TargetConnection, copy: TableCopy) -> frozenset[str]:
-        encoding = await target.fetch("select pg_catalog.getdatabaseencoding() as name")
-        if encoding[0]["name"] != "UTF8":
-            return frozenset()
-        oid = copy.relation.oid
-        return (await read_bytewise(self._snapshot.plain, [oid]))[oid]
 
     async def _find_differences(self, copy: TableCopy) -> None:
         """Compare the table at the consistent point, so that the copy brings what differs only."""

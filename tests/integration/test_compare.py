@@ -28,6 +28,7 @@ from streamer.compare.readings import DigestRow, RangeReader, Unit
 from streamer.compare.tables import ComparedTable
 from streamer.errors import MappingError
 from streamer.mapping.resync import Mode, Resync
+from streamer.source import distant_keys
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
 from tests.support.postgres import Database, database
@@ -641,7 +642,7 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
     target.execute(
         "delete from heap where n = 2000; update scattered set v = 'w' where id = md5('7')::uuid"
     )
-    monkeypatch.setattr(comparison, "INDEXED_BYTES_MAX", 0)
+    monkeypatch.setattr(distant_keys, "INDEXED_BYTES_MAX", 0)
     monkeypatch.setattr(ranges, "PAGES_BYTES", 65_536)
     monkeypatch.setattr(readings, "TID_RANGES_MIN", version)
     jobs: list[dict[str, Any]] = []

@@ -83,6 +83,13 @@ def test_a_column_that_the_target_does_not_have_makes_no_chunks() -> None:
     assert isinstance(chunk_columns(table("tenant", "id"), ["id"], ()), str)
 
 
+def test_a_key_whose_neighbours_are_in_distant_pages_makes_no_chunks() -> None:
+    found = chunk_columns(table("id"), NAMES, (), is_distant=True)
+    assert found == (
+        "neighbours of its key are far apart, so each chunk would read the whole table"
+    )
+
+
 def test_text_that_is_ordered_by_bytes_makes_chunks() -> None:
     found = chunk_columns(table("name", "id"), NAMES, {"name"})
     assert found == (("name", "text"), ("id", "uuid"))

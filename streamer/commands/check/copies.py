@@ -70,7 +70,13 @@ def plan_copies(
         bytewise = facts.bytewise if is_utf8 else {}
         tables = sorted(
             (
-                _planned(each, mappings[each.name], resumable_above, bytewise.get(each.oid, ()))
+                _planned(
+                    each,
+                    mappings[each.name],
+                    resumable_above,
+                    bytewise.get(each.oid, ()),
+                    is_distant=each.oid in facts.distant,
+                )
                 for each in relations
             ),
             key=lambda table: (-table.priority, table.size_bytes, table.source),
@@ -100,6 +106,8 @@ def _planned(
     mapping: RelationMapping,
     resumable_above: int,
     bytewise: Collection[str],
+    *,
+    is_distant: bool,
 ) -> PlannedTable:
     planned = PlannedTable(
         str(relation.name),
@@ -114,7 +122,7 @@ def _planned(
         for name in relation.column_names
         if (there := mapping.target_column(name)) is not None and not mapping.is_computed(there)
     ]
-    columns = chunk_columns(relation, names, bytewise)
+    columns = chunk_columns(relation, names, bytewise, is_distant=is_distant)
     if isinstance(columns, str):
         return replace(planned, in_one_piece=columns)
     return replace(planned, in_chunks=True)

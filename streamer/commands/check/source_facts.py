@@ -28,6 +28,7 @@ from streamer.source.catalog import (
 from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
 from streamer.source.ddl_capture import Capture, read_capture
+from streamer.source.distant_keys import find_distant
 from streamer.source.expressions import describe_expressions
 from streamer.source.ownership import Found, read_found
 from streamer.source.primaries import Primary, prefer_newest
@@ -144,6 +145,8 @@ class SourceFacts:
     usable_namespaces: frozenset[str] = frozenset()
     bytewise: dict[int, frozenset[str]] = field(default_factory=dict)
     """Columns of text that are ordered by bytes, by the OIDs of their tables."""
+    distant: frozenset[int] = frozenset()
+    """The OIDs of large tables with neighbouring keys in distant pages."""
     capture: Capture | None = None
     sequences: list[SourceSequence] = field(default_factory=list)
     sequence_places: dict[RelationName, SequencePlace] = field(default_factory=dict)
@@ -323,6 +326,7 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     facts.relations = await read_relations(plain, names)
     facts.columns = await read_columns(plain, names)
     facts.bytewise = await read_bytewise(plain, [each.oid for each in facts.relations.values()])
+    facts.distant = await find_distant(plain, facts.relations.values())
     asking = [
         relation.oid for mapping, relation in facts.mapped() if mapping.rule.asks_for_definitions
     ]
