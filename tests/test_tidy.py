@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import prose
+from tests.support import prose, remedies
 
 ROOT = Path(__file__).parent.parent
 LINES_MAX = 800
@@ -397,6 +397,24 @@ def test_a_package_re_exports_nothing() -> None:
 def test_a_module_is_named_for_what_it_holds() -> None:
     nameless = {module.name for module in MODULES if module.name.split(".")[-1] in NAMELESS}
     assert nameless == set()
+
+
+# ---- remedies ----------------------------------------------------------------------------------
+
+
+def test_every_remedy_has_a_test_that_follows_it() -> None:
+    places, followed = set(remedies.read_places()), set(remedies.read_followed())
+    assert followed <= places, "a test follows the remedy of a place that is gone"
+    assert not followed & remedies.WITHOUT_TEST, "take them out of WITHOUT_TEST"
+    missing = places - followed
+    assert missing == remedies.WITHOUT_TEST, (
+        "mark the test that runs it: @pytest.mark.follows(PLACE)"
+    )
+
+
+def test_the_catalogue_finds_the_places_of_all_kinds_of_steps() -> None:
+    makers = {maker for calls in remedies.read_places().values() for maker in calls}
+    assert makers == remedies.MAKERS
 
 
 # ---- prose -------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ LACKS = {
     "filled": "id int primary key, v text, own text not null",
     "computed": "id int primary key, v text",
     "marked": "id int primary key, v text",
+    "past": "id int, v text",
     "narrow": "id int primary key, v varchar(3)",
     "taken": "id int primary key, v text, constraint short check (length(v) < 3)",
 }
@@ -57,6 +58,7 @@ RULES = """
 filled: {initial: none}
 computed: {initial: none, set: {loud: upper(v)}}
 marked: {initial: none, metadata: {lsn: at}}
+past: {initial: none, type: history}
 narrow: {initial: none}
 taken: {initial: none}
 """
@@ -65,6 +67,7 @@ taken: {initial: none}
 @pytest.mark.follows("apply.make_plan:_check_unfilled_columns")
 @pytest.mark.follows("apply.make_plan:_with_computed")
 @pytest.mark.follows("apply.make_plan:_with_metadata")
+@pytest.mark.follows("apply.make_plan:_check_history_columns")
 @pytest.mark.follows("apply.rejection_advice:_run_at_target")
 async def test_sql_for_the_target_ends_the_problem_of_each_table(
     source: Database, target: Database, stream: MakeStreamer
@@ -86,7 +89,7 @@ async def test_sql_for_the_target_ends_the_problem_of_each_table(
         await are_gone(streamer)
         assert target.value("select loud from computed") == "VALUE"
         assert target.value("select at is not null from marked")
-        for table in ("filled", "narrow", "taken"):
+        for table in ("filled", "narrow", "past", "taken"):
             assert source.execute(f"table {table}") == target.execute(f"select id, v from {table}")
 
 
@@ -139,3 +142,27 @@ async def test_commands_of_table_problems_end_them(
         await are_gone(streamer)
         for table in names:
             assert_same(source, target, table)
+
+
+@pytest.mark.follows("apply.table_change:TableChange._stop")
+async def test_each_command_of_a_definition_that_waits_lets_the_table_go_on(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute("create table applied (id int primary key, v text, gone int)")
+        db.execute("create table skipped (id int primary key, v text, gone int)")
+    rules = "applied: {initial: none}\nskipped: {initial: none}"
+    async with stream(rules, group="ddl: capture") as streamer:
+        operator, find = Operator(streamer.path, source, target), find_in(streamer)
+        await streamer.caught_up(SECONDS)
+        for table in ("applied", "skipped"):
+            source.execute(f"alter table {table} drop column gone")
+            source.execute(f"insert into {table} values (1, 'v')")
+        for table, number in (("applied", 0), ("skipped", 2)):
+            problem = await find(f"public.{table}", ProblemKind.TABLE)
+            assert problem.remedy is not None
+            await operator.follow(problem.remedy, choose=number)
+        await streamer.caught_up(SECONDS)
+        await are_gone(streamer)
+        assert_same(source, target, "applied")
+        assert target.execute("table skipped") == [(1, "v", None)]
