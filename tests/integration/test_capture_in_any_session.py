@@ -171,13 +171,12 @@ async def test_two_indexes_in_overlapping_transactions_both_stay(
             second.execute("begin; create index t_second on t (name, id)")
             first.execute("commit")
             second.execute("commit")
-        source.execute("drop index t_first; create index t_first on t (id, name)")
         await streamer.caught_up()
-
         await equal(streamer, source, target, "t")
-        assert 'drop_index "t_second"' not in str(
-            target.execute("select changes from streamer.ddl")
-        )
+        assert "drop" not in str(target.execute("select changes from streamer.ddl"))
+        source.execute("drop index t_first")
+        await streamer.caught_up()
+        await equal(streamer, source, target, "t")
 
 
 async def test_a_lost_message_is_made_up_for(
