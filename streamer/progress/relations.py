@@ -528,14 +528,13 @@ async def store_leaves(
 
 
 async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> bool:
-    """Show the gap of a ready relation unless it shows an error already; return whether it is
-    new.
-    """
+    """Show the gap of a ready relation unless it shows another error; return whether it is new."""
     async with bookkeeping.connection() as connection:
         told = await connection.execute(
             "update streamer.relation set error = $2, error_code = $3,"
             " error_remedy = $4::text::jsonb"
-            " where id = $1 and state = 'ready' and error is null",
+            " where id = $1 and state = 'ready'"
+            " and (error is null or error_code = $3 and error <> $2)",
             relation_id,
             error.text,
             error.code,

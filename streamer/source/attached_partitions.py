@@ -42,6 +42,8 @@ class Leaf:
     was_table: bool
     """One of them existed before that transaction."""
     may_read: bool
+    is_foreign: bool = False
+    """Another server has its rows and changes."""
 
     @property
     def attached_by(self) -> str:
@@ -73,14 +75,14 @@ with recursive tree as (
 )
 select t.namespace, t.name, t.relkind = 'p' as is_root, t.oid::int8 as oid,
        n.nspname as leaf_namespace, c.relname as leaf_name, t.xids, t.commands, t.attached,
-       t.was_table,
+       t.was_table, t.relkind = 'f' as is_foreign,
        pg_catalog.has_table_privilege(t.oid, 'select')
          and pg_catalog.has_schema_privilege(n.oid, 'usage')
          and not pg_catalog.row_security_active(t.oid) as may_read
 from tree t
 join pg_catalog.pg_class c on c.oid = t.oid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where t.relkind = 'r' or t.xids = '{}'
+where t.relkind in ('r', 'f') or t.xids = '{}'
 """
 
 _OLD_ROWS_SQL: Final = f"""
@@ -126,6 +128,7 @@ async def read_leaves(
             tuple(zip(row["xids"], row["commands"], row["attached"], strict=True)),
             row["was_table"],
             row["may_read"],
+            row["is_foreign"],
         )
         its.append(leaf)
     return leaves

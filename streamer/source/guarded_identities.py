@@ -29,7 +29,8 @@ with recursive wanted as (
     where t.relkind = 'p'
 )
 select t.root::int8 as root, t.relid::int8 as relid, n.nspname as namespace, c.relname as name,
-       c.relkind = 'p' as is_partitioned, c.relpersistence = 'u' as is_unlogged,
+       c.relkind = 'p' as is_partitioned, c.relkind = 'f' as is_foreign,
+       c.relpersistence = 'u' as is_unlogged,
        c.relreplident::text as kind, coalesce(k.names, '{}') as key,
        coalesce(k.has_generated, false) as has_generated_key,
        current_setting('server_version_num')::int4 >= 180000
@@ -60,7 +61,7 @@ left join lateral (
        and (c.relreplident = 'd' and i.indisprimary or c.relreplident = 'i' and i.indisreplident)
        and p.position <= i.indnkeyatts
        and a.attrelid = c.oid and a.attnum = p.attnum) k on true
-where t.relid = t.root or c.relkind = 'r'
+where t.relid = t.root or c.relkind in ('r', 'f')
 order by t.root, t.relid
 """
 
@@ -90,10 +91,13 @@ async def read_identities(
     )
     roots: dict[int, dict[str, Any]] = {}
     leaves: dict[int, list[TableIdentity]] = defaultdict(list)
+    foreign: dict[int, list[RelationName]] = defaultdict(list)
     for row in rows:
         root, is_root = row["root"], row["relid"] == row["root"]
         if is_root:
             roots[root] = row
+        elif row["is_foreign"]:
+            foreign[root].append(RelationName(row["namespace"], row["name"]))
         else:
             leaves[root].append(_table(row))
     identities = {}
@@ -104,6 +108,7 @@ async def read_identities(
             row["is_partitioned"],
             tuple(row["columns"]),
             frozenset(row["generated"]),
+            tuple(foreign[oid]),
         )
         identities[identity.name] = identity
     return identities

@@ -84,6 +84,10 @@ class RelationIdentity:
     columns: tuple[str, ...]
     generated: frozenset[str] = frozenset()
     """Those of the columns that PostgreSQL computes; the stream leaves them out."""
+    foreign: tuple[RelationName, ...] = ()
+    """Partitions that are foreign tables. The WAL has none of their changes, so no replica identity
+    of theirs counts.
+    """
 
     @property
     def name(self) -> RelationName:

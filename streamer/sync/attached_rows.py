@@ -31,7 +31,8 @@ select o.oid::int8 as oid, pg_catalog.pg_get_partition_constraintdef(o.oid) as b
 from unnest(%s::oid[]) o (oid)
 """
 _STATE_SQL: Final = """
-select r.snapshot_lsn::text as snapshot_lsn, r.error is null as is_well, r.state,
+select r.snapshot_lsn::text as snapshot_lsn,
+       r.error is null or r.error_code = 'gap' as is_well, r.state,
        exists (select from streamer.request q where q.relation_id = r.id) as is_asked
 from streamer.relation r where r.id = $1
 """

@@ -1,14 +1,18 @@
 """Reports gaps of ready tables that no change closes.
 
 One kind is a partition that was attached to a published table with rows in it, or that was detached
-for a while. The other is a column that a session dropped and added again, or that took another's
-name: older rows keep its former values.
+for a while. Another is a partition that is a foreign table, whose changes no WAL of the source has.
+The third is a column that a session dropped and added again, or that took another's name: older
+rows keep its former values.
 
 The partitions in the snapshot of a copy are known. A later partition that brought rows shows in the
-table's status until the next copy.
+table's status until the next copy. A foreign one shows again after a copy, because its rows change
+unseen.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import structlog
 
@@ -45,7 +49,10 @@ async def read_present(
     """
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     found = await read_leaves(plain, by_name)
-    return {by_name[n]: {leaf.oid: leaf.attached_by for leaf in its} for n, its in found.items()}
+    return {
+        by_name[name]: {leaf.oid: leaf.attached_by for leaf in its if not leaf.is_foreign}
+        for name, its in found.items()
+    }
 
 
 async def look_at_leaves(
@@ -65,32 +72,61 @@ async def look_at_leaves(
     relations = list(relations)
     if not relations:
         return
+    gaps: dict[MappedRelation, list[_Gap]] = defaultdict(list)
     if columns_too:
-        await look_at_columns(bookkeeping, plain, relations)
+        for mapped, gap in (await _find_columns(bookkeeping, plain, relations)).items():
+            gaps[mapped].append(gap)
     by_name = {mapped.mapping.source: mapped for mapped in relations}
-    found = await read_leaves(plain, by_name)
-    if not found:
-        return
-    stored = await read_known_leaves(bookkeeping, [by_name[name].relation_id for name in found])
-    for name, leaves in found.items():
-        await _look(
-            bookkeeping,
-            plain,
-            by_name[name],
-            leaves,
-            stored.get(by_name[name].relation_id),
-            attached,
-        )
+    leaves = await read_leaves(plain, by_name)
+    ids = [by_name[name].relation_id for name in leaves]
+    stored = await read_known_leaves(bookkeeping, ids) if ids else {}
+    for name, present in leaves.items():
+        mapped = by_name[name]
+        known = stored.get(mapped.relation_id)
+        own = [leaf for leaf in present if not leaf.is_foreign]
+        gaps[mapped] += await _find_leaves(bookkeeping, plain, mapped, own, known, attached)
+        if foreign := [leaf for leaf in present if leaf.is_foreign]:
+            gaps[mapped].append(_foreign_gap(foreign))
+    for mapped, reasons in gaps.items():
+        if reasons:
+            await _report(bookkeeping, mapped, reasons)
 
 
-async def _look(
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """A reason why rows are missing. ``before``: what to do before the copy that brings them."""
+
+    reason: str
+    before: str = ""
+
+
+def _foreign_gap(leaves: list[Leaf]) -> _Gap:
+    return _Gap(
+        f"changes of {_names(leaves)} are not replicated, because a partition that is a foreign "
+        "table has no WAL here",
+        "detach that partition, and map the table of its own server as a table of a further "
+        "source; then ",
+    )
+
+
+async def _report(bookkeeping: Bookkeeping, mapped: MappedRelation, gaps: list[_Gap]) -> None:
+    source, name = mapped.source, str(mapped.mapping.source)
+    resync = run("resync", name, "--mode", "diff", database=source.database, sid=source.sid)
+    before = "".join(gap.before for gap in gaps)
+    error = GapError("; ".join(gap.reason for gap in gaps), hint=Remedy.of(before, "run: ", resync))
+    if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
+        log.warning("table lacks rows", table=name, error=str(error), **error.log_fields)
+
+
+async def _find_leaves(
     bookkeeping: Bookkeeping,
     plain: Connection,
     mapped: MappedRelation,
     leaves: list[Leaf],
     known: dict[int, str] | None,
     attached: AttachedRows | None,
-) -> None:
+) -> list[_Gap]:
+    """Return the gaps by partitions of this server, and store those that are known by now."""
     # An older version copied without recording partitions, so the present ones count as known.
     new = [] if known is None else [leaf for leaf in leaves if leaf.oid not in known]
     brought = [await brought_rows(plain, leaf) for leaf in new]
@@ -111,18 +147,13 @@ async def _look(
         failpoint("attach.brought")
     if seen != known:
         await set_leaves(bookkeeping, mapped.relation_id, seen)
-    if attached is not None or not (gaps or away):
-        return
-    source, name = mapped.source, str(mapped.mapping.source)
+    if attached is not None:
+        return []
     parts = [
         (gaps, "came as a partition with rows in it, which do not travel"),
         (away, "was detached and attached again, and changes made meanwhile are not replicated"),
     ]
-    reasons = [f"{_names(its)} {what}" for its, what in parts if its]
-    resync = run("resync", name, "--mode", "diff", database=source.database, sid=source.sid)
-    error = GapError("; ".join(reasons), hint=Remedy.of("run: ", resync))
-    if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
-        log.warning("partition attached", table=name, error=str(error), **error.log_fields)
+    return [_Gap(f"{_names(its)} {what}") for its, what in parts if its]
 
 
 def _names(leaves: list[Leaf]) -> str:
@@ -136,10 +167,11 @@ def replaced_columns(known: Mapping[str, int], now: Mapping[str, ColumnNow]) -> 
     return [c for c, its in now.items() if abs(known.get(c, its.number)) != its.number]
 
 
-async def look_at_columns(
+async def _find_columns(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
-) -> None:
-    """Report columns that differ from those from which copies filled *relations*, all in sync."""
+) -> dict[MappedRelation, _Gap]:
+    """Return the gaps by columns that differ from those from which copies filled *relations*."""
+    gaps = {}
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     async with bookkeeping.connection() as connection:
         ids = [mapped.relation_id for mapped in by_name.values()]
@@ -152,17 +184,10 @@ async def look_at_columns(
             async with bookkeeping.connection() as connection:
                 await store_known(connection, mapped.relation_id, numbers)
             continue
-        others = replaced_columns(known, columns)
-        if others:
-            own = mapped.source
-            resync = run("resync", str(name), "--mode", "diff", database=own.database, sid=own.sid)
+        if others := replaced_columns(known, columns):
             listed = ", ".join(f'"{column}"' for column in others)
-            error = GapError(
+            gaps[mapped] = _Gap(
                 f"column {listed} of the source is another one since a DROP or RENAME, so older "
-                "rows keep former values",
-                hint=Remedy.of("run: ", resync, "; it brings the present ones"),
+                "rows keep former values"
             )
-            if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
-                log.warning(
-                    "column replaced", table=str(name), error=str(error), **error.log_fields
-                )
+    return gaps

@@ -61,6 +61,25 @@ async def test_what_a_pattern_matches_and_is_not_replicated(checker: Checker) ->
         await checker.finds(INFO, "also matches temporary tables", "temporary_one")
 
 
+async def test_a_partition_that_is_a_foreign_table_is_named(checker: Checker) -> None:
+    checker.source.execute(
+        "create foreign data wrapper w; create server s foreign data wrapper w;"
+        "create table far (id int, v text) partition by range (id);"
+        "create table near partition of far for values from (0) to (10);"
+        "alter table far replica identity full; alter table near replica identity full;"
+        "create foreign table farther partition of far for values from (10) to (20) server s"
+    )
+    checker.configure("far:")
+    await checker.finds(
+        WARNING,
+        "public.far: has partitions that are foreign tables",
+        "WAL: public.farther;",
+        "detach",
+    )
+    # Its replica identity does not count, so that updates of the others travel.
+    await checker.is_gone(WARNING, "updates and deletes are not replicated")
+
+
 async def test_what_is_named_and_cannot_be_replicated(checker: Checker) -> None:
     checker.source.execute(KINDS)
     checker.configure("u: {}\nv: {}\nm: {}\nf: {}\np1: {}\ntemporary_one: {}")

@@ -37,6 +37,15 @@ def check_identity(
         statements = [f"alter table {quote_relation(leaf.name)} set logged" for leaf in unlogged]
         problem = f"has unlogged partitions, whose changes are not in the WAL: {names}"
         yield error(place, problem, at_source(*statements))
+    if foreign := relation.identity.foreign:
+        problem = (
+            "has partitions that are foreign tables, whose changes are not in the WAL: "
+            f"{some_of(map(str, foreign))}"
+        )
+        words = (
+            "detach them, and map the tables of their own servers as tables of a further source"
+        )
+        yield warning(place, problem, in_words(words))
     if relation.has_usable_identity:
         return
     lost = "updates" if mapping.type is TableType.APPEND else "updates and deletes"
