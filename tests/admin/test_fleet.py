@@ -180,7 +180,12 @@ async def test_an_act_on_many_sources_is_confirmed_with_counts_and_lists_failure
         resync = given | {"action": "resync", "state": "error", "mode": "diff", "csrf": csrf}
         assert (await client.post("/sources/act", data=resync)).status_code == 303
         options = asked.calls[1][2]
-        assert (options["state"], options["options"]["mode"]) == ("error", "diff")
+        assert (options["state"], options["options"]) == ("error", {"mode": "diff"})
+        # A history whose changes are lost is copied only with consent, which the page can give.
+        assert 'name="skip_changes"' in page
+        consent = resync | {"skip_changes": "on"}
+        assert (await client.post("/sources/act", data=consent)).status_code == 303
+        assert asked.calls[2][2]["options"] == {"mode": "diff", "skip_changes": True}
         assert (await client.post("/sources/act", data=resync | {"mode": "x"})).status_code == 422
 
 

@@ -154,4 +154,5 @@ def _options(action: str, form: FormData) -> dict[str, object] | None:
     mode = form_text(form, "mode")
     if mode not in {each.value for each in Mode}:
         raise InvalidError("mode: not known")
-    return Resync(Mode(mode)).to_json()
+    skips_changes = form_text(form, "skip_changes") == "on"
+    return Resync(Mode(mode), skips_changes=skips_changes).to_json()
