@@ -8,15 +8,20 @@ Pure.
 
 from typing import Final
 
+SEQUENCE_OPTIONS: Final = """
+pg_catalog.format(
+    'increment by %s minvalue %s maxvalue %s start with %s cache %s%s',
+    s.seqincrement, s.seqmin, s.seqmax, s.seqstart, s.seqcache,
+    case when s.seqcycle then ' cycle' else '' end)
+"""
+"""The options of CREATE SEQUENCE, of ``pg_sequence s``."""
+
 # Of column a, the one that it owns.
 SEQUENCE: Final = """
 select pg_catalog.json_build_object(
     'namespace', sn.nspname, 'name', sc.relname,
     'type', pg_catalog.format_type(s.seqtypid, null),
-    'options', pg_catalog.format(
-        'increment by %s minvalue %s maxvalue %s start with %s cache %s%s',
-        s.seqincrement, s.seqmin, s.seqmax, s.seqstart, s.seqcache,
-        case when s.seqcycle then ' cycle' else '' end))
+    'options', {options})
   from pg_catalog.pg_depend p
   join pg_catalog.pg_class sc on sc.oid = p.objid and sc.relkind = 'S'
   join pg_catalog.pg_namespace sn on sn.oid = sc.relnamespace
@@ -26,7 +31,7 @@ select pg_catalog.json_build_object(
    and p.refobjid = c.oid and p.refobjsubid = a.attnum
    and p.deptype = case a.attidentity when '' then 'a' else 'i' end
  order by p.objid limit 1
-"""
+""".replace("{options}", SEQUENCE_OPTIONS)
 
 COLUMNS: Final = """
 select pg_catalog.json_agg(pg_catalog.json_build_object(

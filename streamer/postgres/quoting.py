@@ -34,12 +34,18 @@ def quote_literal(value: str) -> str:
     return f"'{quoted}'"
 
 
-def grant_on_sequence(privileges: str, namespace: str, name: str, role: str) -> str:
-    """Return the SQL that grants *privileges* on a sequence to *role*."""
-    return (
-        f"grant {privileges} on sequence {quote_qualified(namespace, name)} "
-        f"to {quote_identifier(role)}"
-    )
+def grants_on_sequence(
+    privileges: str, namespace: str, name: str, role: str, *, has_usage: bool
+) -> tuple[str, ...]:
+    """Return the SQL that grants *privileges* on a sequence to *role*.
+
+    *has_usage*: the role has USAGE on the schema.
+    """
+    to = f"to {quote_identifier(role)}"
+    grant = f"grant {privileges} on sequence {quote_qualified(namespace, name)} {to}"
+    if has_usage:
+        return (grant,)
+    return f"grant usage on schema {quote_identifier(namespace)} {to}", grant
 
 
 def add_columns_clause(columns: Iterable[tuple[str, str]], *, if_not_exists: bool = False) -> str:

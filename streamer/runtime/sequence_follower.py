@@ -135,10 +135,10 @@ def obstacle_of(
     sequence: SourceSequence, there: TargetSequence
 ) -> tuple[str, Remedy] | tuple[None, None]:
     """Return why the target's sequence cannot follow, and the SQL that ends it."""
-    if sequence.grant is not None:
-        fix = Remedy.of("run at the source: ", at_source(sequence.grant))
+    if sequence.grants:
+        fix = Remedy.of("run at the source: ", at_source(*sequence.grants))
         return "the role may not read it", fix
-    if there.grant is not None:
-        fix = Remedy.of("run at the target: ", at_target(there.grant))
+    if there.grants:
+        fix = Remedy.of("run at the target: ", at_target(*there.grants))
         return "the role may not set the target's sequence", fix
     return None, None

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamer.mapping.names import RelationName
-from streamer.postgres.quoting import grant_on_sequence, quote_qualified
+from streamer.postgres.describing import SEQUENCE_OPTIONS
+from streamer.postgres.quoting import grants_on_sequence, quote_qualified
 from streamer.source.connection import Connection, fetch_all, fetch_one
 
 
@@ -20,27 +21,32 @@ class SourceSequence:
 
     ``owner``: the table and the column that it belongs to, as an identity or a serial; None for a
     sequence on its own. ``last_value``: None before its first use, and where the role may not read
-    it. ``grant``: the SQL that lets the role read it, if it may not.
+    it. ``grants``: the SQL that lets the role read it, if it may not. ``options``: its definition,
+    as CREATE SEQUENCE takes it.
     """
 
     name: RelationName
     owner: tuple[RelationName, str] | None
     increment: int
     last_value: int | None
-    grant: str | None = None
+    grants: tuple[str, ...] = ()
+    options: str = ""
 
 
 # Members of an extension belong to that extension; temporary sequences to a session.
-_SEQUENCES_SQL: Final = """
+_SEQUENCES_SQL: Final = f"""
 select n.nspname as namespace, c.relname as name, s.seqincrement as increment, r.is_readable,
-       current_user as role,
+       current_user as role, u.has_usage,
+       pg_catalog.format_type(s.seqtypid, null) as type, {SEQUENCE_OPTIONS} as options,
        case when r.is_readable then pg_catalog.pg_sequence_last_value(c.oid) end as last_value,
        tn.nspname as table_namespace, t.relname as table_name, a.attname as column_name
 from pg_catalog.pg_sequence s
 join pg_catalog.pg_class c on c.oid = s.seqrelid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 cross join lateral (
-    select pg_catalog.has_sequence_privilege(c.oid, 'usage, select') as is_readable) r
+    select pg_catalog.has_schema_privilege(n.oid, 'usage') as has_usage) u
+cross join lateral (
+    select u.has_usage and pg_catalog.has_sequence_privilege(c.oid, 'select') as is_readable) r
 left join pg_catalog.pg_depend d
   on d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.objid = c.oid
  and d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.refobjsubid > 0
@@ -54,6 +60,11 @@ where c.relpersistence = 'p'
                      and e.objid = c.oid and e.deptype = 'e')
 order by 1, 2
 """
+
+
+def create_sql(sequence: SourceSequence, name: RelationName) -> str:
+    """Return the SQL that creates a sequence *name* with the definition of *sequence*. Pure."""
+    return f"create sequence {quote_qualified(name.namespace, name.name)} {sequence.options}"
 
 
 async def read_exact(
@@ -80,8 +91,12 @@ async def read_sequences(plain: Connection) -> list[SourceSequence]:
             table = RelationName(row["table_namespace"], row["table_name"])
             owner = table, row["column_name"]
         name = RelationName(row["namespace"], row["name"])
-        grant = None
+        grants: tuple[str, ...] = ()
         if not row["is_readable"]:
-            grant = grant_on_sequence("select", name.namespace, name.name, row["role"])
-        sequences.append(SourceSequence(name, owner, row["increment"], row["last_value"], grant))
+            where = name.namespace, name.name, row["role"]
+            grants = grants_on_sequence("select", *where, has_usage=row["has_usage"])
+        values = row["increment"], row["last_value"]
+        sequences.append(
+            SourceSequence(name, owner, *values, grants, f"as {row['type']} {row['options']}")
+        )
     return sequences

@@ -10,7 +10,7 @@ from typing import Final
 
 from streamer.mapping.names import RelationName
 from streamer.mapping.sequences import Range, SequencePlace
-from streamer.postgres.quoting import grant_on_sequence
+from streamer.postgres.quoting import grants_on_sequence
 from streamer.target.connection import TargetConnection
 
 
@@ -18,14 +18,14 @@ from streamer.target.connection import TargetConnection
 class TargetSequence:
     """A sequence of the target.
 
-    ``range``: None where the role may not read it. ``grant``: the SQL that lets the role read and
+    ``range``: None where the role may not read it. ``grants``: the SQL that lets the role read and
     set it, if it may not.
     """
 
     oid: int
     name: RelationName
     range: Range | None
-    grant: str | None = None
+    grants: tuple[str, ...] = ()
 
 
 _FIND_SQL: Final = """
@@ -51,16 +51,18 @@ with wanted as (
 )
 select f.number, c.oid::int8 as oid, n.nspname::text as namespace, c.relname::text as name,
        s.seqincrement as increment, s.seqmin as minimum, s.seqmax as maximum,
-       p.may_read, p.may_set, current_user::text as role,
+       u.has_usage, p.may_read, p.may_set, current_user::text as role,
        case when p.may_read then pg_catalog.pg_sequence_last_value(c.oid) end as last_value
 from found f
 join pg_catalog.pg_sequence s on s.seqrelid = f.oid
 join pg_catalog.pg_class c on c.oid = f.oid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 cross join lateral (
-    select pg_catalog.has_schema_privilege(n.oid, 'usage')
+    select pg_catalog.has_schema_privilege(n.oid, 'usage') as has_usage) u
+cross join lateral (
+    select u.has_usage
              and pg_catalog.has_sequence_privilege(c.oid, 'usage, select') as may_read,
-           pg_catalog.has_schema_privilege(n.oid, 'usage')
+           u.has_usage
              and pg_catalog.has_sequence_privilege(c.oid, 'update') as may_set) p
 """
 
@@ -91,9 +93,13 @@ async def find_sequences(
             Range(row["increment"], row["minimum"], row["maximum"], row["last_value"])
             if row["may_read"]
             else None,
-            None
+            ()
             if row["may_read"] and row["may_set"]
-            else grant_on_sequence("select, update", row["namespace"], row["name"], row["role"]),
+            else grants_on_sequence(
+                "select, update",
+                *(row["namespace"], row["name"], row["role"]),
+                has_usage=row["has_usage"],
+            ),
         )
         for row in rows
     }

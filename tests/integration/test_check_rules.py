@@ -113,6 +113,8 @@ async def test_children_large_objects_and_sequences(checker: Checker) -> None:
     checker.target.execute("create sequence s as smallint owned by counted.id")
     checker.source.execute("select setval('counted_id_seq', 40000)")
     await checker.finds(WARNING, '"public.s" cannot follow: the source is at 40000')
+    checker.source.execute("create sequence invoice minvalue 5 maxvalue 9 cycle")
+    await checker.mends(WARNING, 'no sequence "public"."invoice"')
     await checker.is_gone(WARNING, "large objects")
     checker.source.execute("select lo_create(0)")
     await checker.finds(WARNING, "1 large objects are not replicated", "bytea")

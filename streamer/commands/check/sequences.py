@@ -9,12 +9,14 @@ from streamer.commands.check.findings import (
     at_target,
     in_words,
     info,
+    quote_relation,
     some_of,
     warning,
 )
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.mapping.sequences import value_ahead
+from streamer.source.sequences import create_sql
 
 
 def check_sequences(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
@@ -38,19 +40,26 @@ def check_sequences(facts: SourceFacts, target: TargetFacts | None) -> Iterable[
         home = facts.sequence_places.get(sequence.name)
         if home is None or target is None:
             continue
-        if sequence.grant is not None:
-            yield warning(place, "the role may not read this sequence", at_source(sequence.grant))
+        if sequence.grants:
+            yield warning(place, "the role may not read this sequence", at_source(*sequence.grants))
         there = target.sequences.get((facts.label, sequence.name))
         if there is None:
-            if home.column is not None and home.name in target.tables:
+            if home.column is None:
+                yield warning(
+                    place,
+                    f"the target has no sequence {quote_relation(home.name)}, so nothing follows "
+                    "this sequence",
+                    at_target(create_sql(sequence, home.name)),
+                )
+            elif home.name in target.tables:
                 yield info(
                     place,
                     f"the target has no sequence for column {home}, so nothing follows it",
                     in_words("make that column an identity column if programs will insert there"),
                 )
-        elif there.grant is not None:
+        elif there.grants:
             problem = f'the role may not set the target\'s sequence "{there.name}"'
-            yield warning(place, problem, at_target(there.grant))
+            yield warning(place, problem, at_target(*there.grants))
         elif there.range is not None and sequence.last_value is not None:
             try:
                 value_ahead(sequence.last_value, sequence.increment, 0, there.range)
