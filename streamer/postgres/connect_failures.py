@@ -19,6 +19,10 @@ _REFUSALS: Final = (
     "no password supplied",
     "permission denied for database",
 )
+_MAY_NOT_REPLICATE: Final = (
+    "permission denied to start WAL sender",
+    "must be superuser or replication role to start walsender",
+)
 _LOST: Final = ("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof")
 """An encrypted connection that was lost: the encryption is not the cause."""
 _IS_STANDBY: Final = (
@@ -56,7 +60,12 @@ def is_refused(text: str) -> bool:
 
     One that is down or a standby may be the right one again in a moment.
     """
-    return all(_has(each, _REFUSALS) for each in _of_hosts(text))
+    return all(_has(each, (*_REFUSALS, *_MAY_NOT_REPLICATE)) for each in _of_hosts(text))
+
+
+def may_not_replicate(text: str) -> bool:
+    """Return whether every host has refused a walsender, which needs the attribute REPLICATION."""
+    return all(_has(each, _MAY_NOT_REPLICATE) for each in _of_hosts(text))
 
 
 def connect_hint(text: str) -> str | None:

@@ -49,6 +49,9 @@ _MEANINGS: Final[dict[str, Meaning]] = {
     "P0": Meaning.CONFLICT,
 }
 
+PRIVILEGE_HINT: Final = "grant the role the missing privilege, or make it the owner"
+"""The remedy of 42501, where nothing tells the statement."""
+
 _CATALOG_RACE: Final = re.compile(
     r"could not map filen(umber|ode) |could not open relation with OID |cache lookup failed for "
     r"|could not find .* for relation |tuple concurrently (updated|deleted)$"

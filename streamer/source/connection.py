@@ -4,6 +4,7 @@ A source's url takes every parameter of libpq, because libpq connects. This modu
 the driver's errors.
 """
 
+import getpass
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -30,7 +31,7 @@ from streamer.errors import (
 )
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres import pooler, session
-from streamer.postgres.connect_failures import connect_hint, is_refused
+from streamer.postgres.connect_failures import connect_hint, is_refused, may_not_replicate
 from streamer.postgres.conninfo import has_several_hosts, with_host_first
 from streamer.postgres.credentials import (
     current_password,
@@ -40,11 +41,11 @@ from streamer.postgres.credentials import (
 )
 from streamer.postgres.limits import limit_hint
 from streamer.postgres.password_source import PasswordUnavailableError
-from streamer.postgres.quoting import quote_literal
+from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.secret import Secret
-from streamer.postgres.sqlstate import Meaning, is_catalog_race, meaning
-from streamer.remedies import Remedy
+from streamer.postgres.sqlstate import PRIVILEGE_HINT, Meaning, is_catalog_race, meaning
+from streamer.remedies import Remedy, at_source
 from streamer.source.synchronous import COMMIT_AT_ONCE_SQL
 
 Connection = psycopg.AsyncConnection[DictRow]
@@ -102,7 +103,8 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
     means = meaning(state, error.diag.severity_nonlocalized)
     kind = _BY_SQLSTATE.get(state) or _BY_MEANING.get(means, SourceError)
     text = quoted_unless_known(first_line(error), state, error.diag.context)
-    return kind(f'source "{label}": {text}')
+    hint = PRIVILEGE_HINT if state == "42501" else None
+    return kind(f'source "{label}": {text}', hint=hint)
 
 
 def _translate_without_sqlstate(error: psycopg.Error, message: str) -> StreamerError:
@@ -194,7 +196,11 @@ def _naming_the_url(source: SourceMapping) -> Iterator[None]:
     try:
         yield
     except SourceRejectedError as exc:
-        if source.url_place:
+        if may_not_replicate(exc.message):
+            role = conninfo_to_dict(conninfo(source)).get("user") or getpass.getuser()
+            grant = f"alter role {quote_identifier(str(role))} replication"
+            exc.remedy = Remedy.of("run at the source: ", at_source(grant))
+        elif source.url_place:
             words = f"check role, password and database in {source.url_place}, and pg_hba.conf"
             exc.remedy = Remedy.of(words)
         raise

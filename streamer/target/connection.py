@@ -51,7 +51,7 @@ from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.secret import Secret
-from streamer.postgres.sqlstate import Meaning, meaning
+from streamer.postgres.sqlstate import PRIVILEGE_HINT, Meaning, meaning
 from streamer.target.array_types import OWN_ARRAYS, own_array
 from streamer.target.claim import PROOF_SQL, Claim
 from streamer.target.liveness import Activity, Unreachable, Watch
@@ -230,8 +230,7 @@ def _translate(error: BaseException) -> StreamerError:
             hint = limit_hint(f"{message} {getattr(error, 'hint', None) or ''}")
             return TargetContentionError(message, hint=hint)
         case Meaning.REJECTED if state == "42501":
-            hint = "grant the role the missing privilege, or make it the owner"
-            return TargetRejectedError(message, hint=hint)
+            return TargetRejectedError(message, hint=PRIVILEGE_HINT)
         case Meaning.REJECTED:
             hint = "check role, password and database in target.url, and pg_hba.conf"
             return TargetRejectedError(message, hint=hint)

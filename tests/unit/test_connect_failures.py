@@ -15,6 +15,7 @@ from streamer.target import connection as target_connection
 AT = 'connection to server at "10.0.0.1", port 5432 failed: '
 REFUSED = AT + "Connection refused"
 PASSWORD = AT + 'FATAL:  password authentication failed for user "streamer"'
+NO_WALSENDER = AT + "FATAL:  permission denied to start WAL sender"
 EXPIRED = AT + "SSL error: certificate verify failed"
 LOST = AT + "SSL SYSCALL error: EOF detected"
 PROMOTED = AT + "server is not in hot standby mode"
@@ -29,6 +30,7 @@ def several(*texts: str) -> str:
     ("text", "kind", "hint"),
     [
         (REFUSED, SourceConnectionError, None),
+        (NO_WALSENDER, SourceRejectedError, None),
         (LOST, SourceConnectionError, None),
         (PASSWORD, SourceRejectedError, ROLE_HINT),
         (EXPIRED, SourceConnectionError, TLS_HINT),
