@@ -7,8 +7,13 @@ import typer
 
 from streamer.cli.options import DatabaseOption, JsonOption, SidOption
 from streamer.cli.terminal import fail, load, print_json, run_to_end
-from streamer.commands.cutover.plan import CutoverOptions, FinalComparison, StopWrites
-from streamer.errors import StreamerError
+from streamer.commands.cutover.plan import (
+    CutoverOptions,
+    FinalComparison,
+    StepObstacle,
+    StopWrites,
+)
+from streamer.errors import CutoverError, StreamerError
 
 
 def cutover(
@@ -39,7 +44,7 @@ def cutover(
             metavar="FILE",
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Timeout of each wait, in seconds.", min=1)] = 60,
+    timeout: Annotated[float, typer.Option(help="Limit of each step, in seconds.", min=1)] = 60,
     database: DatabaseOption = None,
     sid: SidOption = None,
     as_json: JsonOption = False,
@@ -48,8 +53,8 @@ def cutover(
 
     The steps are: check, stop writes at the source, drain, compare, set sequences, prepare the
     stream back if requested, finish. Without --yes the command only shows them. If it is killed,
-    run it again: it continues with the interrupted step. --undo goes back at any step before the
-    last.
+    run it again: it continues with the interrupted step. A step that exceeds its time limit goes
+    back to the state before the cut-over. --undo goes back at any step before the last.
     """
     from streamer.commands.cutover.run import Cutover, CutoverState
     from streamer.commands.teardown import choose
@@ -69,33 +74,40 @@ def cutover(
         if not as_json:
             typer.echo(f"{step}: {outcome}")
 
-    async def run() -> tuple[CutoverState, list[str]]:
+    async def run() -> tuple[CutoverState, list[StepObstacle]]:
         options = CutoverOptions(stop_writes, compare, reverse, timeout)
         async with Cutover(settings, mapping, sources[0], options, report) as work:
             state = await work.state()
             if undo:
                 await work.undo()
                 return state, []
-            if not as_json:
+            if not (as_json or dry_run):
                 typer.echo("\n".join(state.lines()))
-            if dry_run and state.left:
-                return state, await work.check()
-            if yes:
-                await work.run()
-            return state, []
+            if dry_run:
+                await work.check()
+            elif yes:
+                try:
+                    await work.run()
+                except CutoverError:
+                    if not work.obstacles:
+                        raise
+            return state, work.obstacles
 
-    state, problems = run_to_end(run())
+    state, obstacles = run_to_end(run())
     if as_json:
         shown: dict[str, Any] = {
             "source": state.label,
             "finished": state.record is not None and state.record.is_finished,
             "steps": [step.value for step in state.left],
-            "problems": problems,
+            "problems": [obstacle.to_json() for obstacle in obstacles],
             "done": done,
         }
         print_json(shown)
-    if problems:
-        fail("; ".join(problems), 1)
+    elif state.left and (dry_run or obstacles):
+        typer.echo("\n".join(state.marked_lines(obstacles)))
+    if obstacles:
+        steps = ", ".join(dict.fromkeys(obstacle.step.value for obstacle in obstacles))
+        fail(f"nothing was done; these steps would fail: {steps}", 1)
     if not state.left and not undo and not as_json:
         typer.echo(f"the cut-over of {state.label} has finished")
     if state.left and not (undo or yes or dry_run):

@@ -4,44 +4,93 @@
 (PostgreSQL documentation, "Client Connection Defaults"). Sessions that are there are ended, apart
 from those of streamer, which pin the setting for themselves. A program that sets the opposite for
 itself can still write; the stream then shows its changes behind the marker.
+
+``pg_stat_activity`` hides the transactions of other roles from a role without
+``pg_read_all_stats``. Such a session may write, so it counts as one that does.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from streamer.postgres.quoting import quote_identifier, quote_literal
+from streamer.remedies import Remedy, at_source
 from streamer.source.connection import Connection, fetch_all, fetch_one
 
 _FACTS_SQL: Final = """
 select pg_catalog.current_database() as database, current_user as role,
-       pg_catalog.pg_has_role(d.datdba, 'member') as may_alter,
-       pg_catalog.pg_has_role('pg_signal_backend', 'member') or r.rolsuper as may_end,
+       pg_catalog.pg_has_role(d.datdba, 'usage') as may_alter,
+       pg_catalog.pg_has_role('pg_signal_backend', 'usage') as may_end,
+       pg_catalog.pg_has_role('pg_read_all_stats', 'usage') as may_see,
+       case when not o.rolsuper then o.rolname end as owner,
        (select pg_catalog.count(*) from pg_catalog.pg_prepared_xacts p
         where p.database = pg_catalog.current_database()) as prepared,
        (select o.option from pg_catalog.pg_db_role_setting s,
                unnest(s.setconfig) o (option)
         where s.setdatabase = d.oid and s.setrole = 0
           and o.option like 'default_transaction_read_only=%') as setting,
-       array(select pg_catalog.quote_ident(g.rolname)
+       array(select pg_catalog.format(
+                 'alter role %I%s reset default_transaction_read_only', g.rolname,
+                 case when s.setdatabase <> 0
+                      then pg_catalog.format(' in database %I', d.datname) end)
              from pg_catalog.pg_db_role_setting s
              join pg_catalog.pg_roles g on g.oid = s.setrole, unnest(s.setconfig) o (option)
              where s.setdatabase in (0, d.oid)
-               and o.option ilike 'default_transaction_read_only=%') as roles
-from pg_catalog.pg_database d, pg_catalog.pg_roles r
-where d.datname = pg_catalog.current_database() and r.rolname = current_user
+               and o.option ilike 'default_transaction_read_only=%') as role_settings
+from pg_catalog.pg_database d
+join pg_catalog.pg_roles o on o.oid = d.datdba
+where d.datname = pg_catalog.current_database()
 """
+# A worker without a role, such as autovacuum, runs no program's statements.
 _OTHERS: Final = """
 from pg_catalog.pg_stat_activity a
-where a.datname = pg_catalog.current_database() and a.backend_type = 'client backend'
-  and a.pid <> pg_catalog.pg_backend_pid()
+join pg_catalog.pg_roles r on r.oid = a.usesysid
+cross join lateral (
+    select pg_catalog.pg_has_role('pg_signal_backend', 'usage')
+             or pg_catalog.pg_has_role(r.oid, 'usage') as has_right,
+           (select m.rolsuper from pg_catalog.pg_roles m where m.rolname = current_user) as is_super
+) me
+where a.datname = pg_catalog.current_database() and a.pid <> pg_catalog.pg_backend_pid()
   and not (a.usename = current_user
            and (a.application_name like 'streamer%'
                 or a.application_name = pg_catalog.current_setting('application_name')))
 """
-_END_SQL: Final = f"select pg_catalog.pg_terminate_backend(a.pid) {_OTHERS}"
-_SESSIONS_SQL: Final = f"""
-select a.usename as role, a.pid, a.backend_xid is not null as writes {_OTHERS}
+_MAY_END: Final = "me.is_super or (me.has_right and not r.rolsuper)"
+_END_SQL: Final = f"""
+select pg_catalog.pg_terminate_backend(a.pid) {_OTHERS}
+  and a.backend_type = 'client backend' and ({_MAY_END})
 """
+_SESSIONS_SQL: Final = f"""
+select a.usename as role, a.pid, a.backend_type is null as is_hidden,
+       a.backend_xid is not null as writes, r.rolsuper as is_superuser,
+       coalesce(a.backend_type = 'client backend' and not ({_MAY_END}), false) as stays
+{_OTHERS} order by a.pid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSession:
+    """A session of a program at the source.
+
+    ``is_hidden``: the role does not see whether it writes. ``stays``: the role may not end it.
+    """
+
+    role: str
+    pid: int
+    is_hidden: bool
+    writes: bool
+    is_superuser: bool
+    stays: bool
+
+    def __str__(self) -> str:
+        return f"{quote_identifier(self.role)} (pid {self.pid})"
+
+
+def _listed(sessions: Iterable[ProgramSession]) -> str:
+    return ", ".join(map(str, sessions))
+
+
+Problem = tuple[str, Remedy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,41 +98,82 @@ class WriteFacts:
     """What decides whether streamer can stop the writes of a source.
 
     ``setting``: the database's own value of ``default_transaction_read_only``, if it has one.
-    ``roles``: roles with a value of their own, which goes before that of the database.
+    ``owner``: the owner of the database, if that is no superuser. ``role_settings``: statements
+    that take back the values of roles, which go before that of the database.
     """
 
     database: str
     role: str
     may_alter: bool
     may_end: bool
+    may_see: bool
+    owner: str | None
     prepared: int
     setting: str | None
-    roles: tuple[str, ...]
+    role_settings: tuple[str, ...]
+    sessions: tuple[ProgramSession, ...] = ()
 
-    def obstacles(self, *, stops: bool) -> list[str]:
+    def obstacles(self, *, stops: bool) -> list[Problem]:
         """Return the obstacles to stopping writes; *stops*: streamer is to do it. Pure."""
-        found = []
+        problems: list[Problem] = []
         if self.prepared:
-            found.append(
-                f"{self.prepared} prepared transactions would write when they are committed; "
-                "commit them or roll them back: select * from pg_prepared_xacts"
+            text = f"{self.prepared} prepared transactions would write when they are committed"
+            fix = Remedy.of(
+                "commit them or roll them back; they are listed at the source by: ",
+                at_source("select * from pg_catalog.pg_prepared_xacts"),
             )
-        if not stops:
-            return found
-        if not self.may_alter:
-            found.append(
-                f"role {quote_identifier(self.role)} does not own the database; stop the programs "
-                "yourself and use --stop-writes operator"
+            problems.append((text, fix))
+        problems += self.of_hidden()
+        return problems + self._of_stopping() if stops else problems
+
+    def of_hidden(self) -> list[Problem]:
+        """Return the obstacle that the role does not see who writes. Pure."""
+        if self.may_see:
+            return []
+        hidden = [session for session in self.sessions if session.is_hidden]
+        text = f"role {quote_identifier(self.role)} does not see the transactions of other roles"
+        if hidden:
+            text += f", now of {_listed(hidden)}"
+        return [(text, self._grant("pg_read_all_stats"))]
+
+    def of_kept(self) -> list[Problem]:
+        """Return the sessions that only a superuser can end. Pure."""
+        return [
+            (
+                f"only a superuser can end the session of superuser {session}",
+                Remedy.of(
+                    "run at the source: ",
+                    at_source(f"select pg_catalog.pg_terminate_backend({session.pid})"),
+                ),
             )
-        if not self.may_end:
-            grant = f"grant pg_signal_backend to {quote_identifier(self.role)}"
-            found.append(f"the role may not end the programs' sessions; run at the source: {grant}")
-        found += [
-            f"role {role} has a default_transaction_read_only of its own, which goes before that "
-            "of the database; reset it"
-            for role in self.roles
+            for session in self.sessions
+            if session.stays and session.is_superuser
         ]
-        return found
+
+    def _grant(self, granted: str) -> Remedy:
+        grant = f"grant {granted} to {quote_identifier(self.role)}"
+        return Remedy.of("run at the source: ", at_source(grant))
+
+    def _of_stopping(self) -> list[Problem]:
+        problems: list[Problem] = []
+        role, database = quote_identifier(self.role), quote_identifier(self.database)
+        if not self.may_alter:
+            owns = f"alter database {database} owner to {role}"
+            if self.owner is not None:
+                owns = f"grant {quote_identifier(self.owner)} to {role}"
+            fix = Remedy.of(
+                "run at the source: ",
+                at_source(owns),
+                "; or stop the programs yourself and use --stop-writes operator",
+            )
+            problems.append((f"role {role} does not own the database", fix))
+        if not self.may_end:
+            text = f"role {role} may not end the programs' sessions"
+            problems.append((text, self._grant("pg_signal_backend")))
+        for sql in self.role_settings:
+            text = "a default_transaction_read_only of a role goes before that of the database"
+            problems.append((text, Remedy.of("run at the source: ", at_source(sql))))
+        return problems + self.of_kept()
 
 
 async def read_write_facts(plain: Connection) -> WriteFacts:
@@ -91,8 +181,8 @@ async def read_write_facts(plain: Connection) -> WriteFacts:
     row = await fetch_one(plain, _FACTS_SQL)
     setting = row["setting"]
     row["setting"] = None if setting is None else setting.partition("=")[2]
-    row["roles"] = tuple(row["roles"])
-    return WriteFacts(**row)
+    row["role_settings"] = tuple(row["role_settings"])
+    return WriteFacts(**row, sessions=tuple(await _read_sessions(plain)))
 
 
 def stop_sql(database: str) -> str:
@@ -109,17 +199,21 @@ def allow_sql(database: str, setting: str | None) -> str:
 
 
 async def end_sessions(plain: Connection) -> None:
-    """End the sessions of all programs but streamer. Raises psycopg.Error."""
+    """End the sessions of all programs but streamer that the role may end. Raises psycopg.Error."""
     await fetch_all(plain, _END_SQL)
 
 
-async def read_writers(plain: Connection, *, every_session: bool) -> list[str]:
-    """Return the sessions of programs that are in a transaction that writes.
+async def _read_sessions(plain: Connection) -> list[ProgramSession]:
+    return [ProgramSession(**row) for row in await fetch_all(plain, _SESSIONS_SQL)]
 
-    *every_session*: all sessions. One that began before its database was read-only may write.
+
+async def read_writers(plain: Connection, *, ends: bool) -> list[str]:
+    """Return the sessions that write, or of which the role does not see whether they do.
+
+    *ends*: all other sessions are to end, so one that the role may not end is among them.
     """
     return [
-        f"{row['role']} (pid {row['pid']})"
-        for row in await fetch_all(plain, _SESSIONS_SQL)
-        if row["writes"] or every_session
+        f"{session}, which the role does not see" if session.is_hidden else str(session)
+        for session in await _read_sessions(plain)
+        if session.writes or session.is_hidden or (ends and session.stays)
     ]

@@ -3,10 +3,13 @@
 from typing import Final
 
 from streamer.postgres.quoting import quote_identifier
+from streamer.remedies import Remedy, at_target
 from streamer.target.connection import TargetConnection
 
 _READ_SQL: Final = """
-select d.datname::text from pg_catalog.pg_database d
+select d.datname::text as name, pg_catalog.pg_has_role(d.datdba, 'usage') as may_alter,
+       current_user::text as role
+from pg_catalog.pg_database d
 join pg_catalog.pg_db_role_setting s on s.setdatabase = d.oid and s.setrole = 0
 where d.datname = pg_catalog.current_database()
   and exists (select from unnest(s.setconfig) o (option)
@@ -20,10 +23,24 @@ async def allow_writes(connection: TargetConnection) -> bool:
 
     Return whether it had. Raises TargetError.
     """
-    database = await connection.fetch_value(_READ_SQL)
-    if database is None:
+    rows = await connection.fetch(_READ_SQL)
+    if not rows:
         return False
-    await connection.execute(
-        f"alter database {quote_identifier(database)} reset default_transaction_read_only"
-    )
+    await connection.execute(_allow_sql(rows[0]["name"]))
     return True
+
+
+async def find_obstacles(connection: TargetConnection) -> list[tuple[str, Remedy]]:
+    """Return why the role may not take that setting back, with the SQL. Raises TargetError."""
+    problems = []
+    for row in await connection.fetch(_READ_SQL):
+        if not row["may_alter"]:
+            role = quote_identifier(row["role"])
+            owns = f"alter database {quote_identifier(row['name'])} owner to {role}"
+            text = f"the target is read-only, and role {role} does not own its database"
+            problems.append((text, Remedy.of("run at the target: ", at_target(owns))))
+    return problems
+
+
+def _allow_sql(database: str) -> str:
+    return f"alter database {quote_identifier(database)} reset default_transaction_read_only"

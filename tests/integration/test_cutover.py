@@ -1,18 +1,28 @@
 """`streamer cutover`: programs go over to the target, and back again at any step before the last."""
 
+import asyncio
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
-from streamer.commands.cutover.plan import CutoverOptions, FinalComparison, Step, StopWrites
+from streamer.commands.cutover import run as run_module
+from streamer.commands.cutover.plan import (
+    CutoverOptions,
+    FinalComparison,
+    Step,
+    StepObstacle,
+    StopWrites,
+)
 from streamer.commands.cutover.run import Cutover
 from streamer.errors import CutoverError
-from tests.support.postgres import Database, assert_same
+from streamer.source.stop_writes import read_write_facts, read_writers
+from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
@@ -121,11 +131,12 @@ async def test_each_step_can_be_undone_and_a_check_changes_nothing(
         target.execute("drop sequence invoice; delete from t where id = 7")
         async with case.open() as work:
             (problem,) = await work.check()
-            assert 'create sequence "public"."invoice"' in problem
+            assert problem.step is Step.SEQUENCES
+            assert 'create sequence "public"."invoice"' in str(problem.remedy)
         target.execute("create sequence invoice")
         async with case.open() as work:
             (problem,) = await work.check()
-            assert problem == 'table "public.t": different'
+            assert problem == StepObstacle(Step.CHECK, 'table "public.t": different')
             with pytest.raises(CutoverError, match="different"):
                 await work.run()
         assert not is_read_only(source)
@@ -270,3 +281,129 @@ async def test_a_sequence_of_several_sources_never_gives_a_value_twice(
         # THEN the sequences go on
         assert target.value(insert) == 1002
         assert target.value("select nextval('invoice')") == 1001
+
+
+def administer(db: Database, statement: str) -> None:
+    """Run a statement in a session of its own, which ends: no other is to be ended for a step."""
+    options = "-c default_transaction_read_only=off"
+    with psycopg.connect(db.server.url(db.name), autocommit=True, options=options) as connection:
+        connection.execute(statement.encode())
+
+
+async def test_a_session_that_the_role_cannot_see_fails_the_stop_and_the_check(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    set_up(source, target)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        source.execute(f"create role watcher_{source.name} login")
+        role = f"watcher_{source.name}"
+        # GIVEN a role that may not read pg_stat_activity, and another role in a transaction
+        program = psycopg.connect(source.url, application_name="shop")
+        program.execute("insert into t (v) values ('late')")
+        try:
+            plain = await psycopg.AsyncConnection.connect(
+                source.url, autocommit=True, row_factory=dict_row
+            )
+            async with plain:
+                await plain.execute(f"set role {role}".encode())
+                facts = await read_write_facts(plain)
+                writers = await read_writers(plain, ends=False)
+            # THEN the writer counts, with role and pid
+            assert str(program.info.backend_pid) in "".join(writers)
+            hidden = [f"{problem}; {fix}" for problem, fix in facts.of_hidden()]
+            assert f"(pid {program.info.backend_pid})" in hidden[0]
+            assert f'grant pg_read_all_stats to "{role}"' in hidden[0]
+            # WHEN the statement has run, THEN the role sees the writer as such
+            source.execute(f'grant pg_read_all_stats to "{role}"')
+            async with await psycopg.AsyncConnection.connect(
+                source.url, autocommit=True, row_factory=dict_row
+            ) as plain:
+                await plain.execute(f"set role {role}".encode())
+                facts = await read_write_facts(plain)
+                assert facts.of_hidden() == []
+                assert [s.pid for s in facts.sessions if s.writes] == [program.info.backend_pid]
+        finally:
+            program.close()
+            source.execute(f"drop role {role}")
+
+
+@contextmanager
+def forward_roles(source: Database, target: Database) -> Iterator[None]:
+    """Let streamer connect to both sides as roles with the rights of the forward stream alone."""
+    with ordinary_role(target) as writer:
+        reader = source.url_user = f"reader_{source.name}"
+        administer(source, f"create role {reader} login replication")
+        administer(source, f"grant create on database {source.name} to {reader}")
+        for table in ("t", "words"):
+            administer(source, f"alter table {table} owner to {reader}")
+            administer(source, f"revoke insert, update, delete on {table} from {reader}")
+            administer(target, f"grant all on {table} to {writer}")
+        administer(target, f"alter database {target.name} owner to postgres")
+        administer(target, f"grant create, temporary on database {target.name} to {writer}")
+        try:
+            yield
+        finally:
+            for db in (source, target):
+                statement = f"reassign owned by {db.url_user} to postgres; drop owned by "
+                administer(db, statement + db.url_user)
+            administer(source, f"drop role {reader}")
+
+
+async def test_the_check_lists_every_right_of_a_later_step_and_its_statements_suffice(
+    source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
+) -> None:
+    set_up(source, target)
+    source.execute("create sequence tickets minvalue 10 maxvalue 20 start 12 cycle")
+    # GIVEN roles that have the rights of no later step
+    with forward_roles(source, target):
+        async with stream(TABLES) as streamer:
+            await streamer.caught_up()
+            administer(
+                target, f"alter database {target.name} set default_transaction_read_only = on"
+            )
+            case = Case(streamer, CutoverOptions(reverse=tmp_path / "back.yaml"))
+            # WHEN an administrator runs the statements of each list
+            steps: set[Step] = set()
+            statements: list[str] = []
+            for _ in range(8):
+                async with case.open() as work:
+                    if not (obstacles := await work.check()):
+                        break
+                steps |= {obstacle.step for obstacle in obstacles}
+                for obstacle in obstacles:
+                    assert obstacle.remedy is not None, obstacle
+                    for fix in obstacle.remedy.sql:
+                        statements += fix.statements
+                        for statement in fix.statements:
+                            administer(source if fix.side == "source" else target, statement)
+            # THEN each right was asked for while programs wrote, and all steps succeed
+            assert obstacles == []
+            assert not is_read_only(source)
+            assert steps >= {Step.STOP_WRITES, Step.SEQUENCES, Step.REVERSE, Step.FINISH}
+            assert f'alter role "{target.url_user}" replication' in statements
+            await case.run()
+            assert is_read_only(source)
+            assert not is_read_only(target)
+    assert target.value(
+        "select seqcycle and seqmax = 20 from pg_sequence where seqrelid = 'tickets'::regclass"
+    )
+
+
+async def test_a_step_that_takes_too_long_sends_the_command_back(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up(source, target)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        case = Case(streamer, CutoverOptions(seconds=1))
+        monkeypatch.setattr(run_module, "GRACE_SECONDS", 0.0)
+        endless = asyncio.Event()
+        monkeypatch.setattr(run_module, "read_exact", lambda *_: endless.wait())
+        with pytest.raises(CutoverError, match=r"sequences: .*went back.*begin again"):
+            await case.run()
+        assert not is_read_only(source)
+        monkeypatch.undo()
+        case = Case(streamer, CutoverOptions(seconds=30))
+        await case.run()
+        assert is_read_only(source)

@@ -8,12 +8,15 @@ from streamer.commands.cutover.plan import (
     CutoverOptions,
     FinalComparison,
     Step,
+    StepObstacle,
     StopWrites,
     describe,
     steps,
 )
+from streamer.commands.cutover.run import CutoverState
 from streamer.progress.cutovers import CutoverRecord
-from streamer.source.stop_writes import WriteFacts, allow_sql
+from streamer.remedies import Remedy, at_target
+from streamer.source.stop_writes import ProgramSession, WriteFacts, allow_sql
 
 BACK = CutoverOptions(reverse=Path("/back.yaml"))
 
@@ -61,9 +64,36 @@ def test_undoing_restores_the_setting_of_before() -> None:
 
 
 def test_each_obstacle_to_stopping_writes_is_named() -> None:
-    facts = WriteFacts("d", "r", False, False, 2, None, ("app",))
-    found = facts.obstacles(stops=True)
-    assert len(found) == 4
-    assert 'grant pg_signal_backend to "r"' in found[2]
-    assert len(facts.obstacles(stops=False)) == 1
-    assert WriteFacts("d", "r", True, True, 0, "off", ()).obstacles(stops=True) == []
+    reset = "alter role app reset default_transaction_read_only"
+    hidden = ProgramSession("app", 4, is_hidden=True, writes=False, is_superuser=False, stays=False)
+    admin = ProgramSession(
+        "postgres", 5, is_hidden=True, writes=False, is_superuser=True, stays=True
+    )
+    lowly = WriteFacts("d", "r", False, False, False, "o", 2, None, (reset,), (hidden, admin))
+    found = [f"{problem}; {remedy}" for problem, remedy in lowly.obstacles(stops=True)]
+    assert [text.partition("run at the source: ")[2] for text in found[1:]] == [
+        'grant pg_read_all_stats to "r"',
+        'grant "o" to "r"; or stop the programs yourself and use --stop-writes operator',
+        'grant pg_signal_backend to "r"',
+        reset,
+        "select pg_catalog.pg_terminate_backend(5)",
+    ]
+    assert '"app" (pid 4), "postgres" (pid 5)' in found[1]
+    assert len(lowly.obstacles(stops=False)) == 2
+    able = WriteFacts("d", "r", True, True, True, None, 0, "off", ())
+    assert able.obstacles(stops=True) == []
+
+
+def test_a_step_that_would_fail_is_marked_with_its_statement_below() -> None:
+    state = CutoverState("shop", "d", None, BACK, tuple(Step))
+    grant = Remedy.of("run at the target: ", at_target("alter role r replication"))
+    lines = state.marked_lines([StepObstacle(Step.REVERSE, "may not replicate", grant)])
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [
+        "ok" if step is not Step.REVERSE else "fails" for step in Step
+    ]
+    at = next(number for number, line in enumerate(lines) if line.startswith("fails"))
+    assert [line.strip() for line in lines[at + 1 : at + 4]] == [
+        "may not replicate",
+        "run at the target:",
+        "alter role r replication;",
+    ]

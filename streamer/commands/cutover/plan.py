@@ -1,11 +1,14 @@
 """The steps of a cut-over, in order, in words. Pure."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streamer.commands.check.findings import Fix, found_lines
 from streamer.progress.cutovers import CutoverRecord
+from streamer.remedies import Remedy
 from streamer.source.stop_writes import stop_sql
 
 
@@ -19,6 +22,26 @@ class Step(enum.StrEnum):
     SEQUENCES = "sequences"
     REVERSE = "reverse"
     FINISH = "finish"
+
+
+@dataclass(frozen=True, slots=True)
+class StepObstacle:
+    """What would make a step fail, and the remedy."""
+
+    step: Step
+    problem: str
+    remedy: Remedy | None = None
+
+    def lines(self) -> list[str]:
+        """Return the obstacle for people, and below it each statement, ready to paste."""
+        return found_lines(self.problem, None if self.remedy is None else Fix.of(self.remedy))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step": self.step.value,
+            "problem": self.problem,
+            "remedy": None if self.remedy is None else self.remedy.to_json(),
+        }
 
 
 class StopWrites(enum.StrEnum):
@@ -41,7 +64,7 @@ class CutoverOptions:
     """The options of the command. An interrupted cut-over goes on with those it began with.
 
     ``reverse``: the configuration file of the stream back; None for no such stream. ``seconds``:
-    the limit for each wait.
+    the limit for each step behind the check.
     """
 
     stop_writes: StopWrites = StopWrites.READ_ONLY
@@ -106,3 +129,8 @@ def describe(step: Step, options: CutoverOptions, label: str, database: str) -> 
             return f"prepare the stream back; its configuration is {options.reverse}"
         case Step.FINISH:
             return "check that nothing was written in the meantime, and allow writes at the target"
+
+
+def marked(step: Step, obstacles: Sequence[StepObstacle]) -> str:
+    """Return the mark of a step that the check has looked at."""
+    return "fails" if any(each.step is step for each in obstacles) else "ok"

@@ -8,12 +8,16 @@ a replication origin, so a change does not come back. Tables are declared to be 
 
 import asyncio
 import os
+import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from streamer.commands import teardown as teardown_command
+from streamer.commands.check.command import examine
+from streamer.commands.check.findings import Fix
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.errors import CutoverError
@@ -21,8 +25,12 @@ from streamer.mapping.options import TableType
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.credentials import ConnectionUrl
 from streamer.postgres.secret import Secret
+from streamer.remedies import Command, Remedy, at_source, at_target
+from streamer.report.problems import Severity
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.target.connection import TargetAddress
+
+POLL_SECONDS: Final = 0.1
 
 
 def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[str]:
@@ -98,13 +106,66 @@ def write(path: Path, content: dict[str, Any]) -> None:
         file.write(text)
 
 
-async def prepare(path: Path) -> None:
+async def find_missing(path: Path, content: dict[str, Any]) -> list[tuple[str, Remedy | None]]:
+    """Return what the stream back lacks at either side, as `streamer check` finds that.
+
+    A file at *path* goes before *content*. Warnings count if a GRANT is their fix. The sides of the
+    remedies are those of the cut-over: the target is the source of the stream back.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        if not await asyncio.to_thread(path.exists):
+            path = Path(directory) / "back.yaml"
+            write(path, content)
+        settings, mapping = await asyncio.to_thread(static.load, path)
+    report = (await examine(settings, mapping)).report
+    return [
+        (f"stream back, {finding.place}: {finding.problem}", _remedy(finding.fix))
+        for finding in report.findings
+        if finding.severity is Severity.ERROR
+        or (finding.fix is not None and any(sql.startswith("grant ") for sql in finding.fix.sql))
+    ]
+
+
+def _remedy(fix: Fix | None) -> Remedy | None:
+    """Return a fix of the stream back as a remedy of the cut-over."""
+    if fix is None or not fix.sql:
+        return None if fix is None else Remedy.given(fix.words)
+    words = f"; {fix.words}" if fix.words else None
+    if fix.at == "source":
+        return Remedy.of("run at the target: ", at_target(*fix.sql), words)
+    if fix.at == "target":
+        return Remedy.of("run at the source: ", at_source(*fix.sql), words)
+    return Remedy.of("run: ", *map(Command, fix.sql), words)
+
+
+async def prepare(path: Path, seconds: float) -> None:
     """Create slot and bookkeeping of the stream back, and declare its tables to be in step.
 
-    A second time is fine.
+    A second time is fine. Raises the error of the stream that only an operator can end, and
+    TimeoutError after *seconds*, with the error that it met last.
     """
     settings, mapping = await asyncio.to_thread(static.load, path)
-    await Engine(settings, mapping, StopCondition(when_caught_up=True)).run()
+    engine = Engine(settings, mapping, StopCondition(when_caught_up=True))
+    deadline = time.monotonic() + seconds
+    running = asyncio.ensure_future(engine.run())
+    try:
+        while not (await asyncio.wait([running], timeout=POLL_SECONDS))[0]:
+            for supervisor in engine.supervisors:
+                if supervisor.failure is not None:
+                    raise supervisor.failure
+            if time.monotonic() > deadline:
+                errors = [
+                    str(each.health.error)
+                    for each in engine.supervisors
+                    if each.health.error is not None
+                ]
+                raise TimeoutError("; ".join(["the stream back did not start", *errors]))
+        await running
+    finally:
+        if not running.done():
+            engine.stop()
+            running.cancel()
+            await asyncio.wait([running])
 
 
 async def remove(path: Path) -> None:

@@ -3,16 +3,19 @@
 Each step is stored before its work begins and may be done twice. A command that was killed is run
 again: it goes on with the step that began last, or back with ``--undo``. The last step is the one
 that cannot be undone, because programs write at the target from then on.
+
+Each step behind the check has a limit of time. A step that exceeds its limit sends the command back
+to the state before the cut-over, so that programs write to the source again.
 """
 
 import asyncio
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from streamer.commands.cutover import reverse
 from streamer.commands.cutover.equality import Equality, uncountable
@@ -20,8 +23,10 @@ from streamer.commands.cutover.plan import (
     CutoverOptions,
     FinalComparison,
     Step,
+    StepObstacle,
     StopWrites,
     describe,
+    marked,
     steps,
 )
 from streamer.commands.scope import Scope
@@ -32,9 +37,9 @@ from streamer.errors import CutoverError, MappingError, StreamerError
 from streamer.failpoints import failpoint
 from streamer.hints import command
 from streamer.lsn import NOTHING, Lsn
+from streamer.mapping.names import RelationName
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, find_source
 from streamer.mapping.sequences import places
-from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.cutovers import (
     CutoverRecord,
@@ -48,11 +53,11 @@ from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.server_of_run import connection_of_run
 from streamer.progress.sources import read_source_records
-from streamer.remedies import Remedy
+from streamer.remedies import Remedy, at_target
 from streamer.runtime.sequence_follower import obstacle_of
 from streamer.source.catalog import flush_wal
 from streamer.source.connection import Connection, fetch_one
-from streamer.source.sequences import SourceSequence, read_exact, read_sequences
+from streamer.source.sequences import SourceSequence, create_sql, read_exact, read_sequences
 from streamer.source.stop_writes import (
     allow_sql,
     end_sessions,
@@ -60,11 +65,17 @@ from streamer.source.stop_writes import (
     read_writers,
     stop_sql,
 )
-from streamer.target.allow_writes import allow_writes
+from streamer.target.allow_writes import allow_writes, find_obstacles
 from streamer.target.connection import TargetAddress
 from streamer.target.sequences import TargetSequence, find_sequences, set_ahead, set_exact
 
 POLL_SECONDS: Final = 0.2
+GRACE_SECONDS: Final = 10.0
+"""A step may take so much longer than a wait in that step, which names what it waited for."""
+COMPARE_FACTOR: Final = 2.0
+
+Problem = tuple[str, Remedy | None]
+"""What would make a step fail, and the remedy."""
 
 Report = Callable[[str, str], None]
 """Called with a step and its outcome, in words."""
@@ -86,6 +97,16 @@ class CutoverState:
             f"{number}. {step.value}: {describe(step, self.options, self.label, self.database)}"
             for number, step in enumerate(self.left, 1)
         ]
+
+    def marked_lines(self, obstacles: Sequence[StepObstacle]) -> list[str]:
+        """Return the steps as the check has found them, each with its obstacles below."""
+        lines = []
+        for step, line in zip(self.left, self.lines(), strict=True):
+            lines.append(f"{marked(step, obstacles):<5} {line}")
+            for obstacle in obstacles:
+                if obstacle.step is step:
+                    lines += [f"        {each}" for each in obstacle.lines()]
+        return lines
 
 
 class Cutover:
@@ -112,6 +133,8 @@ class Cutover:
         self._marks: Marks | None = None
         """From before the comparison that found everything equal."""
         self._compared_seconds = 0.0
+        self.obstacles: list[StepObstacle] = []
+        """What the last check has found."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Cutover":
@@ -149,28 +172,74 @@ class Cutover:
             tuple(steps(self._options, self._record)),
         )
 
-    async def check(self) -> list[str]:
-        """Return everything that stands in the way; changes nothing."""
-        found = []
+    async def check(self) -> list[StepObstacle]:
+        """Return the obstacles to every step; changes nothing.
+
+        It tests each right that a step needs, on both sides and for the way back.
+        """
+        begun = steps(self._options, self._record)
+        if not begun:
+            return []
+        found: list[StepObstacle] = []
+
+        async def look(step: Step, ask: Callable[[], Awaitable[list[Problem]]]) -> None:
+            where = step if step in begun else begun[0]
+            try:
+                found.extend(StepObstacle(where, *problem) for problem in await ask())
+            except StreamerError as exc:
+                found.append(StepObstacle(where, exc.message, exc.remedy))
+
+        await look(Step.CHECK, self._find_waits)
+        await look(Step.STOP_WRITES, self._find_write_obstacles)
+        if self._options.comparison is FinalComparison.COUNTS:
+            await look(Step.COMPARE, self._find_uncountable)
+        await look(Step.SEQUENCES, self._find_sequence_obstacles)
+        if self._options.reverse is not None:
+            await look(Step.REVERSE, self._find_reverse_obstacles)
+        await look(Step.FINISH, self._find_target_obstacles)
+        if not found:
+            await look(Step.CHECK, self._find_differences)
+        self.obstacles = found
+        return found
+
+    async def _find_waits(self) -> list[Problem]:
         waits = await wait(self._address, self._mapping, self._options.seconds, self._scope)
-        if waits is not None:
-            found.append(waits)
+        return [] if waits is None else [(waits, None)]
+
+    async def _find_write_obstacles(self) -> list[Problem]:
         async with connection_of_run(self._source, self._bookkeeping) as plain:
             facts = await read_write_facts(plain)
-            stops = self._options.stop_writes is StopWrites.READ_ONLY
-            found += facts.obstacles(stops=stops)
-            mappings = await self._equality.mappings(plain)
-            found += await self._check_sequences(plain, mappings)
-        if self._options.reverse is not None:
-            found += reverse.obstacles(self._source, mappings)
-        if self._options.comparison is FinalComparison.COUNTS:
-            found += uncountable(self._source, mappings)
-        if not found:
-            marks = await self._equality.read_marks(self._source_id)
-            answer = await self._equality.compare_all()
-            found += answer.problems()
-            self._marks, self._compared_seconds = marks, answer.seconds
-        return found
+        stops = self._options.stop_writes is StopWrites.READ_ONLY
+        return [*facts.obstacles(stops=stops)]
+
+    async def _find_uncountable(self) -> list[Problem]:
+        return [(text, None) for text in uncountable(self._source, await self._mappings())]
+
+    async def _find_sequence_obstacles(self) -> list[Problem]:
+        async with connection_of_run(self._source, self._bookkeeping) as plain:
+            return await self._check_sequences(plain, await self._equality.mappings(plain))
+
+    async def _find_reverse_obstacles(self) -> list[Problem]:
+        path, mappings = self._options.reverse, await self._mappings()
+        assert path is not None
+        if found := reverse.obstacles(self._source, mappings):
+            return [(text, None) for text in found]
+        content = reverse.document(self._settings, self._source, mappings)
+        return [*await reverse.find_missing(path, content)]
+
+    async def _find_target_obstacles(self) -> list[Problem]:
+        async with self._bookkeeping.connection() as target:
+            return [*await find_obstacles(target)]
+
+    async def _find_differences(self) -> list[Problem]:
+        marks = await self._equality.read_marks(self._source_id)
+        answer = await self._equality.compare_all()
+        self._marks, self._compared_seconds = marks, answer.seconds
+        return [(text, None) for text in answer.problems()]
+
+    async def _mappings(self) -> list[RelationMapping]:
+        async with connection_of_run(self._source, self._bookkeeping) as plain:
+            return await self._equality.mappings(plain)
 
     async def run(self) -> None:
         """Do the steps that are left. Raises CutoverError at the first that cannot be done."""
@@ -189,12 +258,12 @@ class Cutover:
                 hint="run a cut-over in the other direction, with the configuration of the "
                 "stream back",
             )
+        if record.details["has_stopped"]:  # first: programs wait for that
+            sql = await self._allow_writes(record)
+            self._report("undo", f"writes are allowed at {self._source.label} again: {sql}")
         if self._options.reverse is not None and Step(record.step) in (Step.REVERSE, Step.FINISH):
             await reverse.remove(self._options.reverse)
             self._report("undo", "the stream back has been removed")
-        if record.details["has_stopped"]:
-            sql = await self._allow_writes(record)
-            self._report("undo", f"writes are allowed at {self._source.label} again: {sql}")
         failpoint("cutover.undone")
         await forget_cutover(self._bookkeeping, self._source_id)
         self._report("undo", "the cut-over has been undone")
@@ -203,9 +272,8 @@ class Cutover:
 
     async def _do(self, step: Step) -> None:
         if step is Step.CHECK:
-            found = await self.check()
-            if found:
-                raise CutoverError("; ".join(found))
+            if found := await self.check():
+                raise _refused([(each.problem, each.remedy) for each in found])
             self._report(
                 step.value,
                 "every table is ready and equal, and the target has every sequence; "
@@ -223,13 +291,49 @@ class Cutover:
         try:
             if step is not Step.STOP_WRITES:  # which stores more
                 await self._store(step, self._details)
-            self._report(step.value, await work())
+            async with asyncio.timeout(self._limit(step)):
+                outcome = await work()
+            if step is Step.FINISH:
+                outcome = await self._open_target()
+            self._report(step.value, outcome)
+        except TimeoutError as exc:
+            reason = str(exc) or f"the step took longer than {self._limit(step):g} s"
+            await self._go_back(f"{step.value}: {reason}")
         except StreamerError as exc:
-            source = self._source
-            again = command("cutover", database=source.database, sid=source.sid)
-            go_on = f"run `{again} --yes` again, or `{again} --undo` to go back"
+            go_on = f"run `{self._again} --yes` again, or `{self._again} --undo` to go back"
             exc.remedy = Remedy.of(exc.remedy or "fix that", "; then ", go_on)
+            exc.add_note(f"step {step.value}")
             raise
+
+    @property
+    def _again(self) -> str:
+        return command("cutover", database=self._source.database, sid=self._source.sid)
+
+    def _limit(self, step: Step) -> float:
+        """Return the limit of a step, which exceeds that of each wait in the step.
+
+        A comparison may take as long as that of the check, which ran beside writing programs.
+        """
+        seconds = self._options.seconds + GRACE_SECONDS
+        if step is Step.COMPARE:
+            seconds += COMPARE_FACTOR * self._details.get("compared_seconds", 0.0)
+        return seconds
+
+    async def _go_back(self, failure: str) -> NoReturn:
+        """Go back to the state before the cut-over, and raise CutoverError."""
+        try:
+            async with asyncio.timeout(self._options.seconds + GRACE_SECONDS):
+                self._record = await read_cutover(self._bookkeeping, self._source_id)
+                await self.undo()
+        except (StreamerError, TimeoutError) as exc:
+            why = str(exc) or "that took too long"
+            undo = Remedy.of(f"go back with `{self._again} --undo`")
+            raise CutoverError(f"{failure}; going back failed: {why}", hint=undo) from exc
+        raise CutoverError(
+            f"{failure}; the command went back to the state before the cut-over, so programs may "
+            f"write to {self._source.label}",
+            hint=f"correct the cause, then begin again with `{self._again} --yes`",
+        )
 
     @property
     def _details(self) -> dict[str, Any]:
@@ -247,9 +351,10 @@ class Cutover:
         async with connection_of_run(self._source, self._bookkeeping) as plain:
             facts = await read_write_facts(plain)
             if obstacles := facts.obstacles(stops=stops):
-                raise CutoverError("; ".join(obstacles))
+                raise _refused([*obstacles])
             details = {"setting": facts.setting, "has_stopped": stops, **self._options.to_json()}
             details["marks"] = None if self._marks is None else self._marks.to_json()
+            details["compared_seconds"] = self._compared_seconds
             if self._record is not None:  # the value of before is that of the first time
                 details |= self._record.details
             await self._store(Step.STOP_WRITES, details)
@@ -271,11 +376,11 @@ class Cutover:
         while True:
             if ends:
                 await end_sessions(plain)
-            writers = await read_writers(plain, every_session=False)
+            writers = await read_writers(plain, ends=ends)
             if not writers:
                 return
             if time.monotonic() > deadline:
-                raise CutoverError(f"sessions still write to the source: {', '.join(writers)}")
+                raise TimeoutError(f"sessions still write to the source: {', '.join(writers)}")
             await asyncio.sleep(POLL_SECONDS)
 
     async def _allow_writes(self, record: CutoverRecord) -> str:
@@ -288,7 +393,7 @@ class Cutover:
     async def _drain(self) -> str:
         waits = await wait(self._address, self._mapping, self._options.seconds, self._scope)
         if waits is not None:
-            raise CutoverError(waits)
+            raise TimeoutError(waits)
         return "the target has everything"
 
     async def _compare_again(self) -> str:
@@ -310,7 +415,7 @@ class Cutover:
         async with connection_of_run(self._source, self._bookkeeping) as plain:
             mappings = await self._equality.mappings(plain)
             if found := await self._check_sequences(plain, mappings):
-                raise CutoverError("; ".join(found))
+                raise _refused(found)
             pairs = await self._sequences(plain, mappings)
             values = await read_exact(plain, [sequence.name for sequence, _ in pairs])
         shared = await self._find_shared(there.oid for _, there in pairs if there is not None)
@@ -344,7 +449,7 @@ class Cutover:
         async with connection_of_run(self._source, self._bookkeeping) as plain:
             mappings = await self._equality.mappings(plain)
         reverse.write(path, reverse.document(self._settings, self._source, mappings))
-        await reverse.prepare(path)
+        await reverse.prepare(path, self._options.seconds)
         failpoint("cutover.reversed")
         start = shlex.join(["streamer", "run", "--config", str(path)])
         return f"the target keeps its changes for the stream back; start it: {start}"
@@ -355,9 +460,19 @@ class Cutover:
             raise CutoverError("writes to the source were never stopped")
         if late := await self._written_behind(self._record.marker_lsn):
             raise CutoverError(f"rows were written to the source after the stop: {', '.join(late)}")
-        async with self._bookkeeping.connection() as target:
-            await allow_writes(target)
-        await finish_cutover(self._bookkeeping, self._source_id)
+        return ""
+
+    async def _open_target(self) -> str:
+        """Let programs write at the target. From here on, no way leads back."""
+        try:
+            async with asyncio.timeout(self._options.seconds + GRACE_SECONDS):
+                async with self._bookkeeping.connection() as target:
+                    await allow_writes(target)
+                await finish_cutover(self._bookkeeping, self._source_id)
+        except TimeoutError:
+            raise CutoverError(
+                "the target did not answer, and programs may write to the target already"
+            ) from None
         return "programs may now write to the target"
 
     async def _written_behind(self, marker: Lsn) -> list[str]:
@@ -386,21 +501,29 @@ class Cutover:
 
     async def _check_sequences(
         self, plain: Connection, mappings: list[RelationMapping]
-    ) -> list[str]:
-        problems = []
+    ) -> list[Problem]:
+        problems: list[Problem] = []
         for sequence, there in await self._sequences(plain, mappings):
             if there is None:
-                name = quote_qualified(self._settings.target.schema_, sequence.name.name)
-                what = (
-                    f"run at the target: create sequence {name}"
-                    if sequence.owner is None
-                    else "make the column of the target table an identity or serial column"
-                )
-                problems.append(
-                    f'the target has no counterpart of sequence "{sequence.name}"; {what}'
-                )
+                name = RelationName(self._settings.target.schema_, sequence.name.name)
+                fix = Remedy.of("make the column of the target table an identity or serial column")
+                if sequence.owner is None:
+                    fix = Remedy.of("run at the target: ", at_target(create_sql(sequence, name)))
+                text = f'the target has no counterpart of sequence "{sequence.name}"'
+                problems.append((text, fix))
                 continue
             obstacle, remedy = obstacle_of(sequence, there)
             if obstacle is not None:
-                problems.append(f'sequence "{sequence.name}": {obstacle}; {remedy}')
+                problems.append((f'sequence "{sequence.name}": {obstacle}', remedy))
         return problems
+
+
+def _refused(problems: list[Problem]) -> CutoverError:
+    """Return one error for all *problems*, with their statements."""
+    parts: list[Remedy | str] = []
+    for _, remedy in problems:
+        if remedy is not None:
+            parts += ["; " if parts else "", remedy]
+    return CutoverError(
+        "; ".join(text for text, _ in problems), hint=Remedy.of(*parts) if parts else None
+    )
