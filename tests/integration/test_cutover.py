@@ -20,10 +20,11 @@ from streamer.commands.cutover.plan import (
     StopWrites,
 )
 from streamer.commands.cutover.run import Cutover
-from streamer.errors import CutoverError
-from streamer.source.stop_writes import read_write_facts, read_writers
+from streamer.errors import CutoverError, SourceRejectedError
+from streamer.source.connection import connect
+from streamer.source.stop_writes import WriteFacts, read_write_facts, read_writers
 from tests.support.postgres import Database, assert_same, ordinary_role
-from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("comparing_in_threads")
@@ -339,6 +340,8 @@ def forward_roles(source: Database, target: Database) -> Iterator[None]:
             administer(source, f"alter table {table} owner to {reader}")
             administer(source, f"revoke insert, update, delete on {table} from {reader}")
             administer(target, f"grant all on {table} to {writer}")
+        setting = "set default_transaction_read_only = off"
+        administer(source, f"alter role {reader} in database {source.name} {setting}")
         administer(target, f"alter database {target.name} owner to postgres")
         administer(target, f"grant create, temporary on database {target.name} to {writer}")
         try:
@@ -350,6 +353,12 @@ def forward_roles(source: Database, target: Database) -> Iterator[None]:
             administer(source, f"drop role {reader}")
 
 
+@pytest.mark.follows("commands.cutover.reverse:_remedy")
+@pytest.mark.follows("commands.cutover.run:Cutover._check_sequences")
+@pytest.mark.follows("source.stop_writes:WriteFacts._grant")
+@pytest.mark.follows("source.stop_writes:WriteFacts._of_stopping")
+@pytest.mark.follows("source.stop_writes:WriteFacts.of_kept")
+@pytest.mark.follows("target.allow_writes:find_obstacles")
 async def test_the_check_lists_every_right_of_a_later_step_and_its_statements_suffice(
     source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
 ) -> None:
@@ -382,6 +391,7 @@ async def test_the_check_lists_every_right_of_a_later_step_and_its_statements_su
             assert not is_read_only(source)
             assert steps >= {Step.STOP_WRITES, Step.SEQUENCES, Step.REVERSE, Step.FINISH}
             assert f'alter role "{target.url_user}" replication' in statements
+            assert sum("reset default_transaction_read_only" in each for each in statements) == 1
             await case.run()
             assert is_read_only(source)
             assert not is_read_only(target)
@@ -407,3 +417,34 @@ async def test_a_step_that_takes_too_long_sends_the_command_back(
         case = Case(streamer, CutoverOptions(seconds=30))
         await case.run()
         assert is_read_only(source)
+
+
+@pytest.mark.follows("source.connection:_naming_the_url")
+async def test_a_refused_walsender_is_a_missing_right_whose_statement_helps(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    role = source.url_user = f"reader_{source.name}"
+    source.execute(f"create role {role} login")
+    write_config(tmp_path / "config.yaml", source, target, "t:")
+    (mapped,) = Streamer(tmp_path / "config.yaml").mapping.sources
+    try:
+        with pytest.raises(SourceRejectedError) as raised:
+            await connect(mapped, replication=True)
+        assert "pg_isready" not in str(raised.value)
+        assert raised.value.remedy is not None
+        (fix,) = raised.value.remedy.sql
+        for statement in fix.statements:
+            source.execute(statement)
+        await (await connect(mapped, replication=True)).close()
+    finally:
+        source.execute(f"drop role {role}")
+
+
+@pytest.mark.follows("source.stop_writes:WriteFacts.obstacles")
+def test_prepared_transactions_are_listed_by_the_statement(source: Database) -> None:
+    facts = WriteFacts(source.name, "r", True, True, True, None, 1, None, ())
+    ((problem, remedy),) = facts.obstacles(stops=True)
+    assert "1 prepared transactions" in problem
+    for fix in remedy.sql:
+        for statement in fix.statements:
+            assert source.execute(statement) == []
