@@ -174,6 +174,8 @@ create table streamer.relation (
     outlives boolean not null default false,
     -- Columns of the target whose values existing rows lack, until a copy has brought them.
     unfilled text[] not null default '{}',
+    -- Existing rows need a copy that streamer began by itself, until one has succeeded.
+    copy_is_due boolean not null default false,
     -- Labels of enums that the source has renamed: {OID of the type: {former label: label}}. Rows of
     -- transactions that began before may still come with them.
     former_labels jsonb not null default '{}',

@@ -369,6 +369,7 @@ update streamer.relation set
     columns = case when $5 then $6::text::jsonb else columns end,
     unfilled = case when $5 then '{}'
                     else array(select unnest(unfilled) except select unnest($7::text[])) end,
+    copy_is_due = copy_is_due and not $5,
     resync = null, error = null, error_code = null, error_remedy = null, waiting_for = null,
     changed_at = now()
 where id = $1 and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $2::text::pg_lsn
@@ -410,7 +411,8 @@ update streamer.relation r set
     owns_rows = r.owns_rows or c.owns, columns = c.columns::jsonb,
     definition = c.definition::jsonb,
     filling = false, chunks = null, resync = null, error = null, error_code = null,
-    error_remedy = null, waiting_for = null, changed_at = now(), unfilled = '{}'
+    error_remedy = null, waiting_for = null, changed_at = now(), unfilled = '{}',
+    copy_is_due = false
 from unnest($1::int8[], $2::text[], $3::int8[], $4::int8[], $5::int4[], $6::bool[], $7::text[],
             $8::text[])
      c (id, lsn, copied, size, attempt, owns, columns, definition)

@@ -22,7 +22,7 @@ from streamer.progress.purges import read_left_rows
 from streamer.progress.unmapped_relations import bring_back, keep_former
 from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.unfilled_columns import request_automatic, request_unfilled
+from streamer.target.unfilled_columns import request_unfilled
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +156,7 @@ set type = w.type, expressions = w.expressions,
                  when w.is_copied then 'init' else r.state end,
     snapshot_lsn = case when w.is_copied and not p.is_in_step then null else r.snapshot_lsn end,
     resync = case when p.is_in_step then $7::text::jsonb else r.resync end, chunks = null,
+    copy_is_due = r.copy_is_due or p.is_in_step,
     error = case when p.lacks_changes then r.error end,
     error_code = case when p.lacks_changes then r.error_code end,
     error_remedy = case when p.lacks_changes then r.error_remedy end,
@@ -422,9 +423,7 @@ async def demand_copy_at_point(
     *columns*: those of the target to bring, if not all.
     """
     async with bookkeeping.connection() as connection, transaction(connection):
-        if columns is None:
-            await request_automatic(connection, relation_id, Resync(Mode.DIFF))
-        elif columns:
+        if columns is None or columns:
             await request_unfilled(connection, relation_id, columns)
 
 
@@ -456,6 +455,16 @@ async def fail_chunk(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
             error.text,
             error.code,
             error.stored_remedy,
+        )
+
+
+async def is_copy_due(bookkeeping: Bookkeeping, relation_id: int) -> bool:
+    """Whether rows of a relation in sync need a copy that streamer began by itself."""
+    async with bookkeeping.connection() as connection:
+        return bool(
+            await connection.fetch_value(
+                "select copy_is_due from streamer.relation where id = $1", relation_id
+            )
         )
 
 
@@ -561,17 +570,17 @@ async def set_brake(
 
 
 async def request_still_unfilled(bookkeeping: Bookkeeping, relation_id: int) -> None:
-    """Request the columns that existing rows of a relation still lack, if there are any.
+    """Request the values that existing rows of a relation still lack, if there are any.
 
     The same cause may have stopped the relation and the copy that was to bring them.
     """
     async with bookkeeping.connection() as connection, transaction(connection):
-        columns = await connection.fetch_value(
-            "select unfilled from streamer.relation"
-            " where id = $1 and unfilled <> '{}' and resync is null for update",
+        for row in await connection.fetch(
+            "select unfilled, copy_is_due from streamer.relation"
+            " where id = $1 and (unfilled <> '{}' or copy_is_due) and resync is null for update",
             relation_id,
-        )
-        if columns:
+        ):
+            columns = None if row["copy_is_due"] else row["unfilled"]
             await request_unfilled(connection, relation_id, columns)
 
 

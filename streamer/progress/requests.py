@@ -14,7 +14,12 @@ from streamer.mapping.rules import SourceMapping, find_rules
 from streamer.progress.audit import write_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.unfilled_columns import AUTOMATIC, read_unfilled, remember_unfilled
+from streamer.target.unfilled_columns import (
+    AUTOMATIC,
+    read_unfilled,
+    remember_unfilled,
+    resync_of_unfilled,
+)
 
 CHANNEL: Final = "streamer"
 """Notified when an operator makes a request, or `WAITING` when one waits for the sources."""
@@ -96,10 +101,13 @@ update streamer.relation set
 where id = $1 and state in ('paused', 'error')
 """
 _UNFILLED_SQL: Final = """
-select id, unfilled from streamer.relation
-where source_id = $1 and ($2::int8 is null or id = $2) and unfilled <> '{}' and resync is null
-  and state <> 'paused'
-order by id for update
+select r.id, unfilled, w.is_due
+from streamer.relation r, lateral (
+    select copy_is_due and (type = 'clone' or not exists (
+        select from streamer.quarantine q where q.relation_id = r.id)) as is_due) w
+where source_id = $1 and ($2::int8 is null or id = $2) and (unfilled <> '{}' or w.is_due)
+  and resync is null and state <> 'paused'
+order by id for update of r
 """
 # A request to resume is about the transaction that the operator has seen.
 _INSERT_SQL: Final = """
@@ -162,7 +170,7 @@ async def take_requests(
 ) -> list[Request]:
     """Take the requests for a source's relations, in order, storing the requested states.
 
-    A start, *begins*, and a request to resume bring columns that existing rows still lack. The
+    A start, *begins*, and a request to resume bring values that existing rows still lack. The
     rules of *source* tell which tables keep their past.
 
     *pause* is called with each relation to pause before readers can see that it is paused. Requests
@@ -221,13 +229,14 @@ async def _take_resume(connection: TargetConnection, request: Request) -> Reques
 async def _take_unfilled(
     connection: TargetConnection, source_id: int, relation_id: int | None = None
 ) -> list[Request]:
-    """Begin to bring columns that existing rows of relations lack: of one, or of all."""
+    """Begin to bring values that existing rows of relations lack: of one, or of all."""
     taken = []
     for row in await connection.fetch(_UNFILLED_SQL, source_id, relation_id):
-        resync = Resync(Mode.DIFF, columns=tuple(row["unfilled"]))
-        request = Request(0, row["id"], "resync", resync.to_json())
-        if (found := await _store_to_point(connection, request, resync)) is not None:
-            taken.append(found)
+        resync = resync_of_unfilled(None if row["is_due"] else row["unfilled"])
+        request = Request(0, row["id"], "resync", resync.to_json() | {AUTOMATIC: True})
+        stored = await _store_to_point(connection, request, resync, is_sure=True)
+        if stored is not None:
+            taken.append(stored)
     return taken
 
 

@@ -28,7 +28,8 @@ insert into streamer.relation (
     rows_copied, bytes_copied, rows_total, target_created, declared, owns_rows, filling,
     publication_mark, identity, needs_resync, error, error_code, error_remedy, leaves, leaf_joins,
     resync,
-    truncates_skipped, brake, outlives, unfilled, definition, former_labels)
+    truncates_skipped, brake, outlives, unfilled, copy_is_due, definition,
+    former_labels)
 select f.source_id, f.source, r.target, r.type, r.expressions,
        case when i.is_in_step or r.needs_resync then r.state else 'init' end,
        case when i.is_in_step then r.snapshot_lsn end, r.end_lsn, r.attempt,
@@ -39,7 +40,8 @@ select f.source_id, f.source, r.target, r.type, r.expressions,
        case when i.is_in_step or r.needs_resync then r.error_remedy end, r.leaves, r.leaf_joins,
        case when i.is_in_step then r.resync else $5::text::jsonb end,
        r.truncates_skipped, case when i.is_in_step then r.brake end,
-       i.is_in_step and r.outlives, coalesce(r.unfilled, '{}'), r.definition,
+       i.is_in_step and r.outlives, coalesce(r.unfilled, '{}'),
+       coalesce(r.copy_is_due, false), r.definition,
        coalesce(r.former_labels, '{}')
 from unnest($2::text[], $3::text[]) w (source, target)
 join streamer.former_relation f on f.source_id = $1 and f.source = w.source

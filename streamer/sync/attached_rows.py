@@ -6,7 +6,6 @@ known once such a copy has ended. Until then each look asks again if the request
 a pause. After a failure the table shows the error, and an operator acts.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,7 +21,7 @@ from streamer.source.attached_partitions import Leaf
 from streamer.source.connection import Connection, fetch_all
 from streamer.sync.resync_scope import parse_condition
 from streamer.target.connection import transaction
-from streamer.target.unfilled_columns import AUTOMATIC
+from streamer.target.unfilled_columns import request_automatic
 
 log = structlog.get_logger()
 
@@ -35,9 +34,6 @@ select r.snapshot_lsn::text as snapshot_lsn,
        r.error is null or r.error_code = 'gap' as is_well, r.state,
        exists (select from streamer.request q where q.relation_id = r.id) as is_asked
 from streamer.relation r where r.id = $1
-"""
-_REQUEST_SQL: Final = """
-insert into streamer.request (relation_id, action, options) values ($1, 'resync', $2::text::jsonb)
 """
 
 
@@ -87,9 +83,7 @@ class AttachedRows:
             if wanted := [leaf for leaf in gaps if leaf not in done]:
                 found = await fetch_all(plain, _BOUNDS_SQL, [leaf.oid for leaf in wanted])
                 resync = resync_of(mapped.mapping, [row["bounds"] for row in found])
-                options = json.dumps(resync.to_json() | {AUTOMATIC: True})
-                await connection.execute(_REQUEST_SQL, relation_id, options)
-                await connection.execute("notify streamer")
+                await request_automatic(connection, relation_id, resync)
                 failpoint("attach.requesting")
         for leaf in done:
             del self._asked[relation_id, leaf]

@@ -43,6 +43,7 @@ from streamer.progress.relations import (
     fail_copy,
     fail_part,
     forget_target,
+    is_copy_due,
     store_leaves,
 )
 from streamer.remedies import Remedy, run
@@ -165,11 +166,15 @@ class Finisher:
     async def _fail_part(self, mapped: MappedRelation, error: ErrorReport) -> None:
         if self._queue.failed(mapped):
             return  # an operator asked for it meanwhile: the next round tries again
+        lack = None
         if (columns := mapped.resync.columns) is not None:
+            lack = f"the values of {', '.join(columns)} in existing rows are still missing"
+        elif await is_copy_due(self._context.bookkeeping, mapped.relation_id):
+            lack = "existing rows are still those from before"
+        if lack is not None:
             source = mapped.source
             again = Remedy.of(
-                f"the values of {', '.join(columns)} in existing rows are still missing: "
-                "streamer tries again at its next start, or run: ",
+                f"{lack}: streamer tries again at its next start, or run: ",
                 run("resume", str(mapped.mapping.source), database=source.database, sid=source.sid),
             )
             remedy = again if error.remedy is None else Remedy.of(error.remedy, "; ", again)

@@ -11,10 +11,13 @@ from streamer.commands.requests import request
 from streamer.config import static
 from streamer.errors import MappingError
 from streamer.postgres.secret import Secret
+from streamer.remedies import Remedy
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, contents
+from tests.support.remedies import Operator
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, write_config
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
@@ -264,6 +267,36 @@ async def test_another_filter_costs_no_version(
             await applying
         await streamer.caught_up()
         assert versions(target) == list(range(13))
+
+
+@pytest.mark.follows("sync.hand_over:Finisher._fail_part")
+@pytest.mark.parametrize("by", ["start", "resume"])
+async def test_a_failed_copy_for_another_filter_is_made_by_the_next_try(
+    source: Database, target: Database, stream: MakeStreamer, by: str
+) -> None:
+    source.execute(f"{KEYED} insert into t values (3, -5)")
+    async with stream('t: {type: history, filter: "v >= 0"}') as streamer:
+        await streamer.caught_up()
+        await streamer.stop()
+        target.execute("alter table t add constraint few check (v >= 0)")
+        write_config(streamer.path, source, target, 't: {type: history, filter: "v > -9"}')
+        streamer.settings, streamer.mapping = static.load(streamer.path)
+        streamer.start()
+        error = "select error from streamer.relation"
+        await until(lambda: "existing rows are still those from before" in str(target.value(error)))
+        assert (await streamer.table("public.t"))["state"] == "ready"
+        target.execute("alter table t drop constraint few")
+        if by == "resume":
+            remedy = Remedy.from_json(target.value("select error_remedy from streamer.relation"))
+            assert remedy is not None
+            resume = next(n for n, step in enumerate(remedy.steps) if step in remedy.commands)
+            await Operator(streamer.path, source, target).follow(remedy, choose=resume)
+        else:
+            await streamer.stop()
+            streamer.start()
+        await until(lambda: versions(target, 3) == [-5])
+        await until(lambda: target.value(error) is None)
+        assert target.value("select not copy_is_due from streamer.relation")
 
 
 @streams(

@@ -51,7 +51,6 @@ WITHOUT_TEST: Final = frozenset(
         "source.standbys:judge_standby_wait",
         "sync.create_tables:_create_type",
         "sync.create_tables:create_tables",
-        "sync.hand_over:Finisher._fail_part",
         "sync.prepare:Preparation._check_readable",
         "sync.prepare:_choose_mode",
         "sync.refused_values:way_for_values",
