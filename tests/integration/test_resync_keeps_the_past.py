@@ -11,7 +11,10 @@ from streamer.commands.requests import request
 from streamer.config import static
 from streamer.errors import MappingError
 from streamer.postgres.secret import Secret
+from streamer.progress.relations import demand_copy_at_point
 from streamer.remedies import Remedy
+from streamer.runtime import publications
+from streamer.source import publication as source_publication
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, contents
 from tests.support.remedies import Operator
@@ -162,6 +165,32 @@ async def test_a_column_that_joins_a_column_list_costs_no_version(
         await streamer.eventually(is_filled)
         await streamer.caught_up()
         assert versions(target) == list(range(16))
+
+
+async def test_a_copy_is_requested_once_while_its_publication_waits_for_a_lock(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute("create table t (id int primary key, v int, secret int)")
+    source.execute("insert into t values (1, 0)")
+    looks: list[int] = []
+
+    async def demand(*arguments: Any) -> None:
+        await demand_copy_at_point(*arguments)
+        looks.append(int(str(target.value("select count(*) from streamer.request"))))
+
+    monkeypatch.setattr(publications, "demand_copy_at_point", demand)
+    monkeypatch.setattr(source_publication, "LOCK_SECONDS", 1)
+    rule = "t: {type: history, column_list: true, exclude: [secret], on_column_added: add}"
+    async with stream(rule) as streamer:
+        await streamer.caught_up()
+        await streamer.stop()
+        source.execute("alter table t add column w int default 7")
+        with source.connect() as other, other.transaction():
+            other.execute("lock table t in share update exclusive mode")
+            streamer.start()
+            await until(lambda: len(looks) >= 4)
+        await until(lambda: target.execute("select to_jsonb(t) ->> 'w' from t") == [("7",)])
+        assert max(looks) == 1
 
 
 @streams("t: {type: history}", source=KEYED)
