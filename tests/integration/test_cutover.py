@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from streamer.commands.cutover import reverse
 from streamer.commands.cutover import run as run_module
 from streamer.commands.cutover.plan import (
     CutoverOptions,
@@ -23,6 +24,7 @@ from streamer.commands.cutover.run import Cutover
 from streamer.errors import CutoverError, SourceRejectedError
 from streamer.source.connection import connect
 from streamer.source.stop_writes import WriteFacts, read_write_facts, read_writers
+from tests.support.invoking import invoke
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
@@ -448,3 +450,48 @@ def test_prepared_transactions_are_listed_by_the_statement(source: Database) -> 
     for fix in remedy.sql:
         for statement in fix.statements:
             assert source.execute(statement) == []
+
+
+async def test_a_stream_back_without_its_rights_ends_at_once_and_the_check_names_the_triggers(
+    source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
+) -> None:
+    set_up(source, target)
+    back = tmp_path / "back.yaml"
+    with forward_roles(source, target):
+        async with stream(TABLES) as streamer:
+            await streamer.caught_up()
+            case = Case(streamer, CutoverOptions(reverse=back))
+            async with case.open() as work:
+                content = reverse.document(
+                    streamer.settings, streamer.mapping.sources[0], await work._mappings()
+                )
+            content["sources"][0]["ddl"] = "capture"
+            reverse.write(back, content)
+            async with case.open() as work:
+                found = [each for each in await work.check() if "event triggers" in each.problem]
+            assert [each.step for each in found] == [Step.REVERSE]
+            assert "create event trigger" in str(found[0].remedy)
+            with pytest.raises(SourceRejectedError, match="replication"):
+                await reverse.prepare(back, 60)
+
+
+async def test_the_dry_run_marks_each_step_and_the_one_that_would_fail(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    set_up(source, target)
+    target.execute("drop sequence invoice")
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        given = ("--config", str(streamer.path), "cutover", "--dry-run")
+        result = await asyncio.to_thread(invoke, *given)
+        assert result.exit_code == 1, result.output
+        assert "these steps would fail: sequences" in result.output
+        marks = [line.split()[:3] for line in result.output.splitlines()]
+        for number, step in enumerate((s for s in Step if s is not Step.REVERSE), 1):
+            mark = "fails" if step is Step.SEQUENCES else "ok"
+            assert [mark, f"{number}.", f"{step.value}:"] in marks
+        (statement,) = [line for line in result.output.splitlines() if "create sequence" in line]
+        administer(target, statement)
+        result = await asyncio.to_thread(invoke, *given)
+        assert "fails" not in result.output
+        assert result.exit_code == 0, result.output

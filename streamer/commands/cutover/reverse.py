@@ -16,6 +16,7 @@ from typing import Any, Final
 import yaml
 
 from streamer.commands import teardown as teardown_command
+from streamer.commands.check.capture import check_capture
 from streamer.commands.check.command import examine
 from streamer.commands.check.findings import Fix
 from streamer.config import static
@@ -109,19 +110,22 @@ def write(path: Path, content: dict[str, Any]) -> None:
 async def find_missing(path: Path, content: dict[str, Any]) -> list[tuple[str, Remedy | None]]:
     """Return what the stream back lacks at either side, as `streamer check` finds that.
 
-    A file at *path* goes before *content*. Warnings count if a GRANT is their fix. The sides of the
-    remedies are those of the cut-over: the target is the source of the stream back.
+    A file at *path* goes before *content*. Warnings count if a GRANT is their fix, or if they are
+    about the event triggers of `ddl: capture`. The sides of the remedies are those of the cut-over:
+    the target is the source of the stream back.
     """
     with tempfile.TemporaryDirectory() as directory:
         if not await asyncio.to_thread(path.exists):
             path = Path(directory) / "back.yaml"
             write(path, content)
         settings, mapping = await asyncio.to_thread(static.load, path)
-    report = (await examine(settings, mapping)).report
+    examination = await examine(settings, mapping)
+    needed = {finding for facts in examination.sources for finding in check_capture(facts)}
     return [
         (f"stream back, {finding.place}: {finding.problem}", _remedy(finding.fix))
-        for finding in report.findings
+        for finding in examination.report.findings
         if finding.severity is Severity.ERROR
+        or finding in needed
         or (finding.fix is not None and any(sql.startswith("grant ") for sql in finding.fix.sql))
     ]
 
