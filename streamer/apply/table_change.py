@@ -32,11 +32,12 @@ from streamer.mapping.definition import (
     SourceDefinition,
 )
 from streamer.mapping.definition_message import DefinitionMessage
+from streamer.mapping.names import RelationName
 from streamer.mapping.objects import ObjectChange, TypeChange
 from streamer.mapping.options import DdlKind, OnDdl
 from streamer.mapping.partitions import PartitionChange
 from streamer.mapping.rules import SourceMapping
-from streamer.postgres.quoting import quote_identifier
+from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.definition_changes import (
     SKIP,
     WAITING,
@@ -63,6 +64,7 @@ from streamer.target.catalog import (
     read_relation,
 )
 from streamer.target.connection import TargetConnection
+from streamer.target.foreign_functions import ForeignCalls
 from streamer.target.unfilled_columns import read_unfilled
 
 log = structlog.get_logger()
@@ -209,7 +211,11 @@ class TableChange:
             # The last of several tenants drops the former column, with its indexes and constraints.
             may_lose = target.has_sid and any(c.kind is DdlKind.RENAME_COLUMN for c in changes)
             names = await self._objects.read_names(target) if may_lose else frozenset()
-            await self._run(translation, is_edited=is_edited)
+            # Who decided has read the expressions, and skipping makes other changes only.
+            types = [c.after.full_name for c in changes if isinstance(c, TypeChange)]
+            is_read = decision is not None and decision.state != SKIP
+            calls = None if is_read else await self._calls(types)
+            await self._run(translation, calls, is_edited=is_edited)
             await self._plan(translation, changes, names)
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
@@ -372,14 +378,26 @@ class TableChange:
                 raise
             return []
 
-    async def _run(self, translation: Translation, *, is_edited: bool) -> None:
-        """Run statements; those that an operator has edited find tables without a schema."""
+    async def _calls(self, types: Sequence[RelationName]) -> ForeignCalls:
+        name = self._mapped.mapping.target
+        table = quote_qualified(name.namespace, name.name)
+        return await ForeignCalls.before(self._target, [table], types)
+
+    async def _run(
+        self, translation: Translation, calls: ForeignCalls | None, *, is_edited: bool
+    ) -> None:
+        """Run statements; those that an operator has edited find tables without a schema.
+
+        *calls*: what the statements must not bring; a later one may run an expression.
+        """
         path = await self._target.fetch_value("select pg_catalog.current_setting('search_path')")
         if is_edited:
             namespace = quote_identifier(self._mapped.mapping.target.namespace)
             await self._target.execute(f"set local search_path = {namespace}, public")
         for statement in translation.statements:
             await self._target.execute(statement)
+            if calls is not None:
+                await calls.refuse()
         if is_edited:
             await self._target.fetch_value(
                 "select pg_catalog.set_config('search_path', $1, true)", path

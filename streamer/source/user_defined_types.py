@@ -29,6 +29,9 @@ class SourceType:
         return quote_qualified(self.name.namespace, self.name.name)
 
 
+_NOT_VALID: Final = " NOT VALID"
+"""CREATE DOMAIN takes no such check."""
+
 _TYPES_SQL: Final = """
 select t.oid::int8 as oid, n.nspname as namespace, t.typname as name, t.typtype as kind,
        t.typelem::int8 as element, t.typcategory = 'A' as is_array,
@@ -132,8 +135,10 @@ def _create_sql(row: dict[str, Any], name: RelationName, multirange: str | None)
             return f"create type {quoted} as enum ({labels})"
         case "d":
             not_null = " not null" if row["not_null"] else ""
-            checks = "".join(f" {check}" for check in row["checks"])
-            return f"create domain {quoted} as {row['base_type']}{not_null}{checks}"
+            checks = "".join(f" {c}" for c in row["checks"] if not c.endswith(_NOT_VALID))
+            created = f"create domain {quoted} as {row['base_type']}{not_null}{checks}"
+            later = [c for c in row["checks"] if c.endswith(_NOT_VALID)]
+            return "; ".join([created, *(f"alter domain {quoted} add {c}" for c in later)])
         case "c":
             attributes = ", ".join(f"{quote_identifier(n)} {t}" for n, t, _ in row["attributes"])
             return f"create type {quoted} as ({attributes})"

@@ -31,6 +31,7 @@ from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.user_defined_types import SourceType
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.conventions import HISTORY_COLUMNS_SQL, SID, TABLE_COLUMNS_MAX
+from streamer.target.foreign_functions import ForeignCall, foreign_error, read_calls
 
 _DDL_LOCK: Final = 0x7461626C6573  # "tables"
 
@@ -232,9 +233,12 @@ async def create_tables(
             if not wanted:
                 return set()
             await _create_namespaces(connection, {name.namespace for name in wanted})
-            for kind in types:
-                await _create_type(connection, kind)
+            made = [kind for kind in types if await _create_type(connection, kind)]
             await connection.execute(_joined(wanted.values()))
+            calls = await read_calls(connection, [table.quoted for table in wanted.values()])
+            if calls:
+                sql = [kind.create_sql or "" for kind in made]
+                raise _waiting(calls, *_schemas(made, wanted), *sql, _joined(wanted.values()))
             for table in wanted.values():
                 await _name_primary_key(connection, table)
             await connection.execute(
@@ -291,7 +295,8 @@ async def _create_namespaces(connection: TargetConnection, namespaces: Iterable[
         await connection.execute(f"create schema {quote_identifier(row['name'])}")
 
 
-async def _create_type(connection: TargetConnection, kind: SourceType) -> None:
+async def _create_type(connection: TargetConnection, kind: SourceType) -> bool:
+    """Create a type; return whether it was missing."""
     exists = await connection.fetch_value(
         "select exists (select from pg_type t join pg_namespace n on n.oid = t.typnamespace"
         " where n.nspname = $1 and t.typname = $2)",
@@ -299,10 +304,26 @@ async def _create_type(connection: TargetConnection, kind: SourceType) -> None:
         kind.name.name,
     )
     if exists:
-        return
+        return False
     if kind.create_sql is None:
         sql = f"create extension {quote_identifier(kind.extension or '')}"
         hint = Remedy.of("run there: ", at_target(sql)) if kind.extension else None
         raise TargetSchemaError(f'the target has no type "{kind.name}"', hint=hint)
     await _create_namespaces(connection, [kind.name.namespace])
     await connection.execute(kind.create_sql)
+    if calls := await read_calls(connection, [], [kind.name]):
+        raise _waiting(calls, *_schemas([kind], ()), kind.create_sql)
+    return True
+
+
+def _schemas(types: Iterable[SourceType], tables: Iterable[RelationName]) -> list[str]:
+    """Return the statements that create the schemas of *types* and *tables*."""
+    names = {each.name.namespace for each in types} | {name.namespace for name in tables}
+    return [f"create schema if not exists {quote_identifier(name)}" for name in sorted(names)]
+
+
+def _waiting(calls: Sequence[ForeignCall], *statements: str) -> TargetSchemaError:
+    """Return the error about *calls*, with the statements for an operator who has read them."""
+    error = foreign_error(calls)
+    hint = Remedy.of("to allow this, run there: ", at_target(*statements))
+    return TargetSchemaError(error.message, hint=hint)

@@ -25,6 +25,7 @@ from streamer.target.connection import (
     target_connection,
     transaction,
 )
+from streamer.target.foreign_functions import ForeignCalls
 
 log = structlog.get_logger()
 
@@ -58,8 +59,10 @@ async def widen_shared_table(
             await connection.execute(f"lock table {quoted} in access exclusive mode")
             present = await read_relation(connection, table.name) or table
             statements = widened(relation.definition, mapping, present, sid)
+            calls = await ForeignCalls.before(connection, [quoted])
             for statement in statements:
                 await connection.execute(statement)
+            await calls.refuse()
     except StreamerError as exc:
         if exc.retry is Retry.TIMED:
             raise

@@ -50,6 +50,7 @@ from streamer.source.connection import Connection, fetch_all
 from streamer.sync.prepare import TableCopy
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetConnection, may_replace_role, transaction
+from streamer.target.foreign_functions import refuse_in_trial
 
 log = structlog.get_logger()
 
@@ -219,6 +220,12 @@ class DefinitionFacts:
 _CONSTRAINTS: Final = frozenset(
     {ObjectKind.UNIQUE, ObjectKind.EXCLUSION, ObjectKind.CHECK, ObjectKind.FOREIGN_KEY}
 )
+_HAS_EXPRESSIONS: Final = frozenset(
+    {
+        *(ObjectKind.INDEX, ObjectKind.UNIQUE, ObjectKind.EXCLUSION, ObjectKind.CHECK),
+        *(ObjectKind.DEFAULT, ObjectKind.EXTENDED_STATISTICS),
+    }
+)
 _BUILT: Final = frozenset({ObjectKind.INDEX, ObjectKind.EXCLUSION, ObjectKind.UNIQUE})
 
 
@@ -241,6 +248,25 @@ def left_to_run(
     if record.kind is ObjectKind.DEFAULT and facts.has_default:
         return ()
     return statements
+
+
+def around_table(record: DefinitionRecord) -> tuple[str, str] | None:
+    """Return the first statement of *record* before and behind the name of its table.
+
+    None if it has no expression of the source. Pure.
+    """
+    if record.kind not in _HAS_EXPRESSIONS:
+        return None
+    statement = record.statements[0]
+    table = quote_qualified(record.target.namespace, record.target.name)
+    name = quote_identifier(record.name)
+    heads = ("alter table ", f"create index {name} on ", f"create unique index {name} on ")
+    for head in heads:
+        if statement.startswith(f"{head}{table} "):
+            return head, statement[len(head) + len(table) :]
+    if statement.endswith(f" from {table}"):
+        return statement.removesuffix(table), ""
+    return None  # a sequence of the column, whose statements streamer writes
 
 
 async def make_before_hand_over(target: TargetConnection, relation_id: int) -> None:
@@ -395,6 +421,10 @@ async def _make(target: TargetConnection, record: DefinitionRecord, *, online: b
         await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
         await target.execute(f"drop index concurrently if exists {quoted}")
     statements = left_to_run(record, facts, online=online)
+    is_new = bool(statements) and statements[0] in (record.statements[0], record.online[0])
+    if is_new and (parts := around_table(record)) is not None:
+        table = quote_qualified(place.namespace, place.name)
+        await refuse_in_trial(target, table, *parts)
     failpoint("definitions.before_make")
     if not online:
         async with transaction(target):

@@ -161,8 +161,11 @@ class TypeTranslator:
         for name, text in wanted.items():
             binds_all = all(name in {n for _, n, _ in other.checks} for other in others)
             if present.get(name) != _check(text) and binds_all:
-                added = f"{alter} add constraint {quote_identifier(name)} {text}"
-                found.statements.append(added)
+                # The check runs on rows only after its functions have been looked at.
+                quoted = quote_identifier(name)
+                found.statements.append(f"{alter} add constraint {quoted} {_check(text)} not valid")
+                if _check(text) == text:
+                    found.statements.append(f"{alter} validate constraint {quoted}")
         if there.not_null != new.not_null and (not new.not_null or all(o.not_null for o in others)):
             found.statements.append(f"{alter} {'set' if new.not_null else 'drop'} not null")
         if there.default != new.default and not others:
@@ -208,14 +211,15 @@ class TypeTranslator:
 def create_statements(type_: DefinedType) -> list[str]:
     """Return the statements that create a type, and its schema if need be."""
     quoted = _quoted(type_)
+    later: list[str] = []  # CREATE DOMAIN takes no check that is NOT VALID
     match type_.kind:
         case "e":
             labels = ", ".join(quote_literal(text) for _, text in type_.labels)
             created = f"create type {quoted} as enum ({labels})"
         case "d":
-            checks = "".join(
-                f" constraint {quote_identifier(name)} {text}" for _, name, text in type_.checks
-            )
+            named = [f"constraint {quote_identifier(n)} {text}" for _, n, text in type_.checks]
+            checks = "".join(f" {each}" for each in named if each == _check(each))
+            later = [f"alter domain {quoted} add {e}" for e in named if e != _check(e)]
             default = "" if type_.default is None else f" default {type_.default}"
             not_null = " not null" if type_.not_null else ""
             created = f"create domain {quoted} as {type_.base}{default}{not_null}{checks}"
@@ -224,7 +228,7 @@ def create_statements(type_: DefinedType) -> list[str]:
             created = f"create type {quoted} as ({listed})"
         case _:
             created = f"create type {quoted} as range (subtype = {type_.base})"
-    return [f"create schema if not exists {quote_identifier(type_.namespace)}", created]
+    return [f"create schema if not exists {quote_identifier(type_.namespace)}", created, *later]
 
 
 def columns_of(columns: Iterable[DefinedColumn], type_name: str) -> list[DefinedColumn]:

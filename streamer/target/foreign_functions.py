@@ -1,0 +1,203 @@
+"""Functions that the expressions of a source call at the target, where they run as streamer's role.
+
+The owner of a table at the source writes its defaults and checks, and no such text has authority at
+the target. streamer makes a definition without running its expressions, and then asks the catalogs
+which functions PostgreSQL has found for them. The OIDs in the stored trees say this, not a text.
+
+An expression may call built-in functions that are immutable, belong to an operator or a cast, or
+are on a short list. None of these reads a table, a file or a setting. It may also call immutable
+functions of an extension, which an administrator has installed at the target.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from streamer.errors import TargetSchemaError
+from streamer.mapping.names import RelationName
+from streamer.target.connection import TargetConnection, transaction
+
+HARMLESS: Final = (
+    # The time, and its parts and texts in the time zone of the session.
+    *("now", "transaction_timestamp", "statement_timestamp", "clock_timestamp", "timeofday"),
+    *("age", "date_part", "date_trunc", "extract", "timezone", "make_timestamptz", "overlaps"),
+    *("date_add", "date_subtract", "to_char", "to_date", "to_timestamp"),
+    # Numbers and identifiers that nobody chooses.
+    *("random", "random_normal", "gen_random_uuid", "uuidv4", "uuidv7"),
+    # Texts and documents made of values.
+    *("concat", "concat_ws", "format", "to_number", "quote_literal", "quote_nullable"),
+    *("array_to_string", "array_to_json", "row_to_json", "to_json", "to_jsonb"),
+    *("json_build_array", "json_build_object", "jsonb_build_array", "jsonb_build_object"),
+    *("to_tsvector", "to_tsquery", "plainto_tsquery", "phraseto_tsquery", "websearch_to_tsquery"),
+)
+"""Functions in pg_catalog that are not immutable, and that expressions may call."""
+HARMLESS_OF_EXTENSIONS: Final = (
+    *("gen_random_uuid", "gen_random_bytes", "gen_salt"),  # pgcrypto
+    *("uuid_generate_v1", "uuid_generate_v1mc", "uuid_generate_v4"),  # uuid-ossp
+)
+_EXTENSIONS: Final = ("pgcrypto", "uuid-ossp")
+
+_USER_OIDS_BEGIN: Final = 16384
+
+# ts_stat, query_to_xml and the like are neither immutable nor behind an operator or a cast.
+_CALLS_SQL: Final = f"""
+with relation as (
+    select coalesce(t.relid::oid, c.oid) as oid
+      from unnest($1::text[]) w (name)
+      join pg_catalog.pg_class c on c.oid = pg_catalog.to_regclass(w.name)
+      left join lateral pg_catalog.pg_partition_tree(c.oid) t on true
+), expression as (
+    select d.oid, 'default' as kind, a.attname as name, d.adbin::text as tree
+      from relation r join pg_catalog.pg_attrdef d on d.adrelid = r.oid
+      join pg_catalog.pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum
+    union all
+    select k.oid, 'constraint', k.conname, k.conbin::text
+      from pg_catalog.pg_constraint k
+     where k.conbin is not null and k.conrelid in (select oid from relation)
+    union all
+    select i.indexrelid, 'index', x.relname, pg_catalog.concat(i.indexprs, i.indpred)
+      from relation r join pg_catalog.pg_index i on i.indrelid = r.oid
+      join pg_catalog.pg_class x on x.oid = i.indexrelid
+    union all
+    select p.partrelid, 'partition key', c.relname, p.partexprs::text
+      from relation r join pg_catalog.pg_partitioned_table p on p.partrelid = r.oid
+      join pg_catalog.pg_class c on c.oid = p.partrelid
+    union all
+    select s.oid, 'extended statistics', s.stxname, pg_catalog.to_jsonb(s) ->> 'stxexprs'
+      from relation r join pg_catalog.pg_statistic_ext s on s.stxrelid = r.oid
+    union all
+    select t.oid, 'default', t.typname, t.typdefaultbin::text
+      from unnest($2::text[], $3::text[]) w (namespace, name)
+      join pg_catalog.pg_namespace n on n.nspname = w.namespace
+      join pg_catalog.pg_type t on t.typnamespace = n.oid and t.typname = w.name
+    union all
+    select k.oid, 'constraint', k.conname, k.conbin::text
+      from unnest($2::text[], $3::text[]) w (namespace, name)
+      join pg_catalog.pg_namespace n on n.nspname = w.namespace
+      join pg_catalog.pg_type t on t.typnamespace = n.oid and t.typname = w.name
+      join pg_catalog.pg_constraint k on k.contypid = t.oid and k.conbin is not null
+), called as (
+    select e.oid, e.kind, e.name, pg_catalog.md5(e.tree) as mark, m.found[1]::oid as function
+      from expression e, pg_catalog.regexp_matches(e.tree,
+           ':(?:funcid|opfuncid|hashfuncid|negfuncid|elemfuncid|aggfnoid|winfnoid) (\\d+)', 'g')
+           m (found)
+    union
+    select e.oid, e.kind, e.name, pg_catalog.md5(e.tree), o.oprcode
+      from expression e, pg_catalog.regexp_matches(e.tree, ':opno (\\d+)', 'g') m (found)
+      join pg_catalog.pg_operator o on o.oid = m.found[1]::oid
+)
+select c.oid::int8, c.kind, c.name, c.mark,
+       pg_catalog.format('%I.%I(%s)', n.nspname, p.proname,
+                         pg_catalog.pg_get_function_identity_arguments(p.oid)) as function
+  from called c join pg_catalog.pg_proc p on p.oid = c.function
+  join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+ where not case when p.oid < {_USER_OIDS_BEGIN} then
+           p.provolatile = 'i' or p.proname = any ($4::text[])
+           or c.kind = 'default' and p.proname = 'nextval'
+           or exists (select from pg_catalog.pg_operator o where o.oprcode = p.oid)
+           or exists (select from pg_catalog.pg_cast k where k.castfunc = p.oid)
+       else exists (
+           select from pg_catalog.pg_depend d
+             join pg_catalog.pg_extension e on e.oid = d.refobjid
+            where d.classid = 'pg_catalog.pg_proc'::regclass and d.objid = p.oid
+              and d.deptype = 'e' and d.refclassid = 'pg_catalog.pg_extension'::regclass
+              and (p.provolatile = 'i'
+                   or e.extname = any ($6::text[]) and p.proname = any ($5::text[]))) end
+ order by 1, 5
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCall:
+    """A call in an expression of the object with ``oid``. ``mark``: of that expression."""
+
+    oid: int
+    kind: str
+    name: str
+    mark: str
+    function: str
+
+    def __str__(self) -> str:
+        return f'{self.kind} "{self.name}" calls {self.function}'
+
+
+async def read_calls(
+    connection: TargetConnection, tables: Sequence[str], types: Sequence[RelationName] = ()
+) -> list[ForeignCall]:
+    """Return the calls in expressions of *tables*, given as SQL, and *types* that need consent."""
+    rows = await connection.fetch(
+        _CALLS_SQL,
+        list(tables),
+        [each.namespace for each in types],
+        [each.name for each in types],
+        list(HARMLESS),
+        list(HARMLESS_OF_EXTENSIONS),
+        list(_EXTENSIONS),
+    )
+    return [ForeignCall(**row) for row in rows]
+
+
+def foreign_error(calls: Sequence[ForeignCall]) -> TargetSchemaError:
+    """Return the error about *calls* that only an operator may allow."""
+    return TargetSchemaError(
+        f"{'; '.join(map(str, calls))}, and an expression of a source runs only harmless built-in "
+        "functions as streamer's role; read it before you run it"
+    )
+
+
+class ForeignCalls:
+    """Refuses the calls that statements bring to some tables and types of the target."""
+
+    def __init__(
+        self,
+        connection: TargetConnection,
+        tables: Sequence[str],
+        types: Sequence[RelationName],
+        known: Sequence[ForeignCall],
+    ) -> None:
+        self._connection = connection
+        self._tables = tables
+        self._types = types
+        self._known = frozenset(known)
+
+    @classmethod
+    async def before(
+        cls,
+        connection: TargetConnection,
+        tables: Sequence[str],
+        types: Sequence[RelationName] = (),
+    ) -> Self:
+        """Return an object that lets the present calls be: they are the operator's."""
+        known = await read_calls(connection, tables, types)
+        return cls(connection, tables, types, known)
+
+    async def refuse(self) -> None:
+        """Raise TargetSchemaError if there are new calls; the caller's transaction ends then."""
+        calls = await read_calls(self._connection, self._tables, self._types)
+        if added := [each for each in calls if each not in self._known]:
+            raise foreign_error(added)
+
+
+class _UndoneError(Exception):
+    """Ends a trial."""
+
+
+async def refuse_in_trial(
+    connection: TargetConnection, table: str, before: str, after: str
+) -> None:
+    """Raise TargetSchemaError if a statement brings *table*, given as SQL, such calls.
+
+    *before* and *after*: the statement around the table's name. It runs on an empty table with the
+    columns of *table*, so that it evaluates nothing, and is undone.
+    """
+    trial = f"streamer.trial_{await connection.fetch_value('select pg_catalog.pg_backend_pid()')}"
+    calls: list[ForeignCall] = []
+    with contextlib.suppress(_UndoneError):
+        async with transaction(connection):
+            await connection.execute(f"create table {trial} (like {table})")
+            await connection.execute(f"{before}{trial}{after}")
+            calls = await read_calls(connection, [trial])
+            raise _UndoneError
+    if calls:
+        raise foreign_error(calls)

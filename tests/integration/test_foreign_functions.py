@@ -1,0 +1,226 @@
+"""An owner of a source's table gets no function run at the target as streamer's role."""
+
+import asyncio
+
+import pytest
+
+from streamer.commands import ddl
+from streamer.runtime import definition_maker
+from streamer.target.connection import TargetAddress
+from tests.support.definitions import described
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer, Streamer
+
+pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.hostile_sessions]
+
+MARK = "query_to_xml('create table public.was_here ()', true, false, '')"
+"""Makes a table where it runs; without rows it gives an empty document."""
+NOTED = "lo_from_bytea(0, '') > 0"
+"""Makes a large object wherever it runs."""
+ALL = "ddl: capture\ncreate: all"
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definition_maker, "LOOK_SECONDS", 0.1)
+
+
+def large_objects(database: Database) -> object:
+    return database.value("select count(*) from pg_largeobject_metadata")
+
+
+async def states(streamer: Streamer, target: Database, **wanted: str) -> None:
+    """Wait until the named definitions are in the states *wanted*."""
+
+    async def are_so() -> bool:
+        rows = await asyncio.to_thread(
+            target.execute, "select name, state from streamer.definition"
+        )
+        there = {str(name): str(state) for name, state in rows}
+        return all(there.get(name) == state for name, state in wanted.items())
+
+    try:
+        await streamer.eventually(are_so, 20)
+    except AssertionError as exc:
+        plans = target.execute("select kind, name, state, reason from streamer.definition")
+        raise AssertionError(f"{exc}\n{plans}") from exc
+
+
+@pytest.mark.follows("sync.create_tables:_waiting")
+@pytest.mark.parametrize("create", ["columns", "all"])
+async def test_a_domain_whose_check_calls_a_function_is_left_to_an_operator(
+    source: Database, target: Database, stream: MakeStreamer, create: str
+) -> None:
+    source.execute(
+        f"create domain noted as int constraint runs check ({NOTED});"
+        "create table t (id int primary key, n noted); insert into t values (1, null), (2, 5)"
+    )
+    before = large_objects(target)
+    async with stream("t:", group=f"create: {create}") as streamer:
+        await streamer.table_state("public.t", "error", 30)
+        error = str((await streamer.table("public.t"))["error"])
+        assert "calls pg_catalog.lo_from_bytea" in error
+        assert target.value("select to_regtype('noted')") is None
+        assert large_objects(target) == before
+
+        # The printed statements work for an operator who trusts the expression.
+        remedy = error[error.index("run there: ") + len("run there: ") :]
+        target.execute(remedy)
+        await streamer.ask("resync", "public.t")
+        await streamer.caught_up(30)
+        assert_same(source, target, "t")
+
+
+async def test_checks_defaults_and_indexes_of_a_copy_call_no_such_function(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(
+        "create table t (id int primary key, n int, name text, d text default "
+        f"({MARK})::text, s text default pg_read_file('PG_VERSION'));"
+        "insert into t values (1, 1, 'a', 'x', 'y');"
+        f"alter table t add constraint runs check ({NOTED}) not valid;"
+        "create function own(text) returns text immutable language sql as 'select $1';"
+        "create index of_own on t (own(name)) where own(name) <> ''"
+    )
+    # The target has a function of that name, whose author did not ask for a call.
+    target.execute(
+        "create function own(text) returns text immutable language plpgsql as"
+        " $$begin perform pg_catalog.lo_create(78); return $1; end$$"
+    )
+    before = large_objects(target)
+    async with stream("t:", group="create: all") as streamer:
+        await streamer.caught_up(30)
+        await states(streamer, target, runs="failed", d="failed", s="failed", of_own="failed")
+        rows = target.execute("select name, reason from streamer.definition")
+        reasons = {str(name): str(reason) for name, reason in rows}
+        assert "query_to_xml" in reasons["d"]
+        assert "pg_read_file" in reasons["s"]
+        assert "lo_from_bytea" in reasons["runs"]
+        assert "calls public.own(text)" in reasons["of_own"]
+        source.execute("insert into t values (2, 2, 'b', '', '')")
+        await streamer.caught_up()
+        assert large_objects(target) == before
+        assert target.value("select to_regclass('public.was_here')") is None
+        assert_same(source, target, "t")
+
+
+async def test_definitions_in_the_stream_call_no_such_function(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(
+            "create domain level as int; create table t (id int primary key, n level, d text);"
+            "insert into t values (1, 1, 'a')"
+        )
+    before = large_objects(target)
+    async with stream("t: {initial: none}", group=ALL) as streamer:
+        await streamer.caught_up()
+        address = TargetAddress.parse(streamer.settings.target.url)
+        for command, word in (
+            (f"alter table t alter d set default ({MARK})::text", "query_to_xml"),
+            (f"alter domain level add constraint runs check ({NOTED})", "lo_from_bytea"),
+        ):
+            await asyncio.to_thread(source.execute, command)
+            await streamer.table_state("public.t", "error", 20)
+            assert word in str((await streamer.table("public.t"))["error"])
+            assert large_objects(target) == before
+            # An operator has read it.
+            await ddl.store_decision(address, "apply", "t", "shop", None)
+            await streamer.table_state("public.t", "ready", 20)
+        source.execute("alter domain level drop constraint runs")
+        await streamer.caught_up()
+        before = large_objects(target)
+        source.execute(f"alter table t add constraint also check ({NOTED}) not valid")
+        source.execute("insert into t values (2, 2, 'b')")
+        await states(streamer, target, also="failed")
+        assert large_objects(target) == before
+        defaults = (
+            "select pg_get_expr(adbin, adrelid) from pg_attrdef where adrelid = 't'::regclass"
+        )
+        assert "query_to_xml" in str(target.value(defaults))
+
+        # Or the operator leaves the target as it is.
+        await asyncio.to_thread(
+            source.execute, f"alter table t alter n set default ({NOTED})::int::level"
+        )
+        await streamer.table_state("public.t", "error", 20)
+        await ddl.store_decision(address, "skip", "t", "shop", None)
+        await streamer.table_state("public.t", "ready", 20)
+        await streamer.caught_up()
+        assert target.value(defaults.replace("pg_get_expr", "count(*) over (), pg_get_expr")) == 1
+        assert large_objects(target) == before
+        assert_same(source, target, "t")
+
+
+MEMBER = """
+create function member(text) returns text immutable language sql as 'select $1';
+alter extension plpgsql add function member(text);
+"""
+"""An extension of the server has this function."""
+ORDINARY = """
+create domain email as text check (value ~ '^[^@]+@[^@]+$' and length(value) < 100);
+alter domain email add constraint late check (value <> 'x') not valid;
+create sequence numbers;
+create table t (
+    id int primary key default nextval('numbers'), x text check (length(x) > 0 and lower(x) = x),
+    e email default 'a@b', at timestamptz default now() + interval '7 days',
+    day date default current_date, u uuid default gen_random_uuid(),
+    j jsonb default jsonb_build_object('a', 1),
+    r tstzrange default tstzrange(now(), null, '[)'), c text check (member(c) <> 'x'),
+    role text default current_user, tag text default 'n' || (random() * 9)::int,
+    utc timestamp default (now() at time zone 'utc'), p numeric check (coalesce(p, 1) >= 0),
+    z text[] default array[]::text[] check (cardinality(z) < 9 and not 'x' = any (z)),
+    g text generated always as (upper(x) || '!') stored,
+    check (j ? 'a' or j ->> 'b' = any ('{x,y}') or j @> '{"c": 1}'), check (at::date > '1999-01-01')
+);
+create index i1 on t (lower(x)) where (j ->> 'a') is not null;
+create index i2 on t (member(c), (coalesce(p, 0)::int));
+insert into t (id, x) values (1, 'a');
+"""
+
+
+async def test_ordinary_expressions_travel(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(MEMBER + ORDINARY)
+    target.execute(MEMBER + "create sequence numbers")
+    async with stream("t:", group=ALL) as streamer:
+        await streamer.caught_up(30)
+
+        async def are_made() -> bool:
+            sql = "select count(*) from streamer.definition where state <> 'pending'"
+            return bool(
+                target.value(sql) == target.value("select count(*) from streamer.definition")
+            )
+
+        await streamer.eventually(are_made, 20)
+        kept = target.execute(
+            "select kind, name, state, reason from streamer.definition where state <> 'made'"
+        )
+        assert kept == []
+        assert described(target, "public.t") == described(source, "public.t")
+        for command in (
+            "alter table t alter at set default now() - interval '1 day'",
+            "alter table t alter x set default 'b' || clock_timestamp()::text",
+            "alter table t alter tag set default to_char(now(), 'YYYY')",
+            "alter domain email add constraint short check (length(value) < 90)",
+            (
+                "create domain code as int;"
+                "alter domain code add constraint c check (value > 0) not valid;"
+                "alter table t add column k code"
+            ),
+            "alter table t add column h text generated always as (md5(x)) stored",
+            "alter table t add constraint named check (x ~ '^[a-z]' or (j -> 'a') is null)",
+        ):
+            await asyncio.to_thread(source.execute, command)
+        source.execute("insert into t (id, x) values (2, 'b')")
+        await streamer.caught_up(30)
+
+        async def are_alike() -> bool:
+            here, there = [
+                await asyncio.to_thread(described, db, "public.t") for db in (source, target)
+            ]
+            return here == there
+
+        await streamer.eventually(are_alike, 20)
+        assert_same(source, target, "t")
