@@ -182,6 +182,10 @@ create table streamer.relation (
     -- While a copy in chunks is under way: {"columns", "types", "border", "definition", "count",
     -- "chunk_bytes", "size_bytes", "began_at", "attempt"}. The target has the rows up to the border.
     chunks jsonb,
+    -- The storage of the source's table, or of each partition, when rows and stream agreed. Its form
+    -- is {OID: [OID of the TOAST table, file, digest of the columns' types]}; file 0: the rows no
+    -- longer agree. Null until streamer has read it.
+    storage jsonb,
     unique (source_id, source)
 );
 

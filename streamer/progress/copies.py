@@ -13,6 +13,8 @@ from streamer.lsn import Lsn
 from streamer.mapping.chunks import GROWTH, ChunkedCopy
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.names import parse_name
+from streamer.progress.storage import to_json
+from streamer.source.rewritten_tables import Storage
 from streamer.target.connection import TargetConnection
 
 
@@ -134,14 +136,15 @@ async def hand_over_part(
     end_lsn: Lsn,
     is_whole: bool,
     columns: Mapping[str, int],
+    storage: Mapping[int, Storage],
     filled: Sequence[str] = (),
 ) -> None:
     """Rows of a relation in sync were exchanged at *lsn*, where its stream goes on.
 
     *end_lsn*: the relation's position before. *is_whole*: the exchange compared all its rows, so
-    none is in quarantine any more. *columns*: as in `hand_over`. *filled*: the columns that all
-    rows have got, if not whole rows. Raises TargetFencedError if
-    another process has moved the position, or the copy has begun again.
+    none is in quarantine any more. *columns*, *storage*: as in `hand_over`. *filled*: the columns
+    that all rows have got, if not whole rows. Raises TargetFencedError if another process has moved
+    the position, or the copy has begun again.
     """
     updated = await connection.execute(
         _HAND_OVER_PART_SQL,
@@ -152,6 +155,7 @@ async def hand_over_part(
         is_whole,
         json.dumps(dict(columns)),
         list(filled),
+        to_json(storage),
     )
     if not updated:
         raise TargetFencedError("a request or another process has begun this copy again")
@@ -161,8 +165,8 @@ async def hand_over_part(
 class HandedOver:
     """A relation whose copy is in the target: the stream brings its changes from *lsn* on.
 
-    ``definition``: that of the source's table at *lsn*. Without ``attempt`` there was no copy:
-    `initial: none` declared the relation in sync.
+    ``definition``, ``storage``: those of the source's table at *lsn*. Without ``attempt`` there was
+    no copy: `initial: none` declared the relation in sync.
     """
 
     relation_id: int
@@ -173,6 +177,7 @@ class HandedOver:
     owns_rows: bool
     columns: Mapping[str, int]
     definition: SourceDefinition
+    storage: Mapping[int, Storage] | None = None
 
 
 async def hand_over(connection: TargetConnection, relations: Sequence[HandedOver]) -> None:
@@ -190,6 +195,7 @@ async def hand_over(connection: TargetConnection, relations: Sequence[HandedOver
         [each.owns_rows for each in relations],
         [json.dumps(dict(each.columns)) for each in relations],
         [each.definition.to_json() for each in relations],
+        [to_json(each.storage) for each in relations],
     )
     if updated < len(relations):
         raise TargetFencedError("a request or another process has begun this copy again")
@@ -367,6 +373,7 @@ update streamer.relation set
     state = case state when 'paused' then state else 'catching_up' end,
     snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,
     columns = case when $5 then $6::text::jsonb else columns end,
+    storage = case when $5 then $8::text::jsonb else storage end,
     unfilled = case when $5 then '{}'
                     else array(select unnest(unfilled) except select unnest($7::text[])) end,
     copy_is_due = copy_is_due and not $5,
@@ -409,13 +416,13 @@ update streamer.relation r set
     bytes_copied = c.size + b.size,
     declared = r.declared or c.attempt is null,
     owns_rows = r.owns_rows or c.owns, columns = c.columns::jsonb,
-    definition = c.definition::jsonb,
+    definition = c.definition::jsonb, storage = c.storage::jsonb,
     filling = false, chunks = null, resync = null, error = null, error_code = null,
     error_remedy = null, waiting_for = null, changed_at = now(), unfilled = '{}',
     copy_is_due = false
 from unnest($1::int8[], $2::text[], $3::int8[], $4::int8[], $5::int4[], $6::bool[], $7::text[],
-            $8::text[])
-     c (id, lsn, copied, size, attempt, owns, columns, definition)
+            $8::text[], $9::text[])
+     c (id, lsn, copied, size, attempt, owns, columns, definition, storage)
 join lateral (
     select case when o.chunks is null then 0 else o.rows_copied end,
            case when o.chunks is null then 0 else o.bytes_copied end

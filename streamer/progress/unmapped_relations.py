@@ -29,7 +29,7 @@ insert into streamer.relation (
     publication_mark, identity, needs_resync, error, error_code, error_remedy, leaves, leaf_joins,
     resync,
     truncates_skipped, brake, outlives, unfilled, copy_is_due, definition,
-    former_labels)
+    former_labels, storage)
 select f.source_id, f.source, r.target, r.type, r.expressions,
        case when i.is_in_step or r.needs_resync then r.state else 'init' end,
        case when i.is_in_step then r.snapshot_lsn end, r.end_lsn, r.attempt,
@@ -42,7 +42,7 @@ select f.source_id, f.source, r.target, r.type, r.expressions,
        r.truncates_skipped, case when i.is_in_step then r.brake end,
        i.is_in_step and r.outlives, coalesce(r.unfilled, '{}'),
        coalesce(r.copy_is_due, false), r.definition,
-       coalesce(r.former_labels, '{}')
+       coalesce(r.former_labels, '{}'), case when i.is_in_step then r.storage end
 from unnest($2::text[], $3::text[]) w (source, target)
 join streamer.former_relation f on f.source_id = $1 and f.source = w.source
 join streamer.source s on s.id = f.source_id,

@@ -3,7 +3,8 @@
 One kind is a partition that was attached to a published table with rows in it, or that was detached
 for a while. Another is a partition that is a foreign table, whose changes no WAL of the source has.
 The third is a column that a session dropped and added again, or that took another's name: older
-rows keep its former values.
+rows keep its former values. The fourth is a table that ALTER TABLE rewrote with the same columns,
+see `streamer.source.rewritten_tables`.
 
 The partitions in the snapshot of a copy are known. A later partition that brought rows shows in the
 table's status until the next copy. A foreign one shows again after a copy, because its rows change
@@ -23,10 +24,12 @@ from streamer.failpoints import failpoint
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import read_columns_known
 from streamer.progress.relations import read_known_leaves, report_gap, set_leaves
+from streamer.progress.storage import read_storage, set_storage
 from streamer.remedies import Remedy, run
 from streamer.source.attached_partitions import Leaf, brought_rows, read_leaves
 from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection
+from streamer.source.rewritten_tables import is_rewritten, read_stored_tables
 from streamer.sync.attached_rows import AttachedRows
 from streamer.target.add_columns import store_known
 
@@ -73,6 +76,9 @@ async def look_at_leaves(
     if not relations:
         return
     gaps: dict[MappedRelation, list[_Gap]] = defaultdict(list)
+    storage = await _find_rewritten(bookkeeping, plain, relations, captures=not columns_too)
+    for mapped, gap in storage.items():
+        gaps[mapped].append(gap)
     if columns_too:
         for mapped, gap in (await _find_columns(bookkeeping, plain, relations)).items():
             gaps[mapped].append(gap)
@@ -189,5 +195,44 @@ async def _find_columns(
             gaps[mapped] = _Gap(
                 f"column {listed} of the source is another one since a DROP or RENAME, so older "
                 "rows keep former values"
+            )
+    return gaps
+
+
+async def _find_rewritten(
+    bookkeeping: Bookkeeping,
+    plain: Connection,
+    relations: Iterable[MappedRelation],
+    *,
+    captures: bool,
+) -> dict[MappedRelation, _Gap]:
+    """Return the gaps of tables that ALTER TABLE rewrote since their copies.
+
+    *captures*: the stream itself brings the values of columns that a session rewrote.
+    """
+    gaps: dict[MappedRelation, _Gap] = {}
+    by_name = {mapped.mapping.source: mapped for mapped in relations}
+    stored = await read_storage(bookkeeping, [mapped.relation_id for mapped in by_name.values()])
+    for name, tables in (await read_stored_tables(plain, by_name)).items():
+        mapped = by_name[name]
+        # `initial: none` copies nothing, so the present storage counts as known.
+        known = stored.get(mapped.relation_id)
+        present = {}
+        for table in tables:
+            before = (known or {}).get(table.oid, table.storage)
+            signs = await is_rewritten(plain, table, before, captures=captures)
+            if signs is None:
+                present[table.oid] = before
+            else:
+                present[table.oid] = table.storage.lost if signs else table.storage
+        if present != known and not await set_storage(
+            bookkeeping, mapped.relation_id, present, known
+        ):
+            continue  # a copy has stored another one
+        if lost := [table.name for table in tables if present[table.oid].is_lost]:
+            listed = ", ".join(f'"{table}"' for table in lost)
+            gaps[mapped] = _Gap(
+                f"ALTER TABLE rewrote {listed} (SET UNLOGGED, SET LOGGED, USING or the like), and "
+                "changes made that way are not replicated"
             )
     return gaps

@@ -446,6 +446,7 @@ async def _hand_over(target: TargetConnection, copy: TableCopy, rows: int, size:
         owns_rows=copy.owns_rows,
         columns=copy.column_numbers,
         definition=copy.relation.definition,
+        storage=copy.storage,
     )
     await hand_over(target, [handed_over])
 
@@ -460,6 +461,7 @@ async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:
         end_lsn=mapped.end_lsn,
         is_whole=not copy.resync.is_partial,
         columns=copy.column_numbers,
+        storage=copy.storage,
         filled=copy.resync.columns or (),
     )
     if copy.leaves is not None:

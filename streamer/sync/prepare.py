@@ -14,7 +14,7 @@ take longer than the rows of a small table. Together they wait for no lock on a 
 that are in the way, or a failure, concern one table. So the caller then prepares tables alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ from streamer.remedies import Remedy, at_source, run
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_condition, describe_expressions
+from streamer.source.rewritten_tables import Storage
 from streamer.source.user_defined_types import read_types
 from streamer.sync.changed_definitions import ChangedDefinitions
 from streamer.sync.copy_query import CopyOrder
@@ -105,6 +106,8 @@ class TableCopy:
     """The copy has the rows too that only the target finds by the conditions of the scope."""
     leaves: dict[int, str] | None = None
     """The partitions to know once it has brought their rows, if the relation is in sync."""
+    storage: Mapping[int, Storage] = field(default_factory=dict)
+    """The storage of the table, or of each partition, in the snapshot."""
 
     @property
     def name(self) -> str:

@@ -416,7 +416,7 @@ class Round:
             await self._leave_to_next_round(copy, reason)
         else:
             copy.reads(found.relation)
-            copy.heaps, copy.can_split = found.heaps, found.can_split
+            copy.heaps, copy.can_split, copy.storage = found.heaps, found.can_split, found.storage
 
     def _is_published(self, found: TableSeen, publications: Iterable[Publication]) -> bool:
         """Whether the stream brings all changes behind the snapshot.

@@ -33,6 +33,7 @@ from streamer.source.connection import (
     first_line,
     translating,
 )
+from streamer.source.rewritten_tables import STORAGE_SQL, Storage
 from streamer.source.slot import ExportedSnapshot
 from streamer.source.timeline import check_same_server_plainly
 from streamer.source.wait_limits import set_lock_timeout
@@ -135,6 +136,7 @@ class TableSeen:
     relation: SourceRelation
     heaps: tuple[Heap, ...]
     can_split: bool
+    storage: dict[int, Storage]
 
 
 def is_same(one: SourceRelation, other: SourceRelation) -> bool:
@@ -194,7 +196,8 @@ def _seen(relation: SourceRelation, rows: list[DictRow]) -> TableSeen | None:
     if any(row["is_rewritten"] for row in rows):
         return None
     heaps, can_split = _heaps(relation, rows)
-    return TableSeen(relation, heaps, can_split)
+    storage = {row["oid"]: Storage.of(row["storage"]) for row in rows if row["is_table"]}
+    return TableSeen(relation, heaps, can_split, storage)
 
 
 def lock_sql(name: RelationName, *, is_partitioned: bool) -> str:
@@ -208,7 +211,7 @@ def lock_sql(name: RelationName, *, is_partitioned: bool) -> str:
 
 # The tree of the snapshot: pg_inherits follows it, functions of partitions do not. Such functions,
 # and those of sizes, show the present, which is the same under the lock.
-_HEAPS_SQL: Final = """
+_HEAPS_SQL: Final = f"""
 with recursive tree (root, oid) as (
     select r.oid, r.oid from pg_catalog.unnest(%s::oid[]) r (oid)
     union all
@@ -218,7 +221,7 @@ with recursive tree (root, oid) as (
 )
 select t.root::int8 as root, c.oid::int8 as oid,
        pg_catalog.format('%%I.%%I', n.nspname, c.relname) as quoted,
-       c.relkind = 'r' as is_table, c.relfilenode::int8 as filenode,
+       c.relkind = 'r' as is_table, c.relfilenode::int8 as filenode, {STORAGE_SQL} as storage,
        c.relkind = 'r'
          and c.relfilenode is distinct from pg_catalog.pg_relation_filenode(c.oid) as is_rewritten,
        coalesce(pg_catalog.pg_table_size(c.oid), 0) as size_bytes,

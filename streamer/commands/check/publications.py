@@ -185,8 +185,7 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
         yield warning(
             Place(facts.label, f'publication "{publication.name}"'),
             "names no tables, so PostgreSQL lets their owners run ALTER TABLE … SET UNLOGGED. "
-            "Changes of an unlogged table are not in the WAL. streamer does not notice a table "
-            "that was unlogged for less than two seconds, or while `run` was down",
+            "Changes of an unlogged table are not in the WAL, so such a table needs a resync",
             in_words("re-create the publication with a list of tables"),
         )
     for identity in _identities(facts):

@@ -1,0 +1,181 @@
+"""Rows that ALTER TABLE changed without a change in the stream are reported as a gap."""
+
+import asyncio
+import re
+
+import pytest
+
+from streamer.runtime import source_guard as watch
+from streamer.runtime import source_survey as survey
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer, Streamer
+
+FILL = "select g, g from generate_series(1, 300) g"
+TABLES = {
+    "toasted": f"create table toasted (id int primary key, n int, v text);"
+    f" insert into toasted {FILL}",
+    "plain": f"create table plain (id int primary key, n int); insert into plain {FILL}",
+    "parts": "create table parts (id int primary key, n int, v text) partition by range (id);"
+    " create table part partition of parts for values from (0) to (1000);"
+    f" insert into parts {FILL}",
+}
+ERROR = "select error from streamer.relation where source = 'public.{}'"
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "LOOK_SECONDS", 0.2)
+
+
+@pytest.fixture
+def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard makes its first look only after the test."""
+    monkeypatch.setattr(watch, "GUARD_SECONDS", 3600.0)
+
+
+def leaf(table: str) -> str:
+    return "part" if table == "parts" else table
+
+
+def unlogged_for_a_while(table: str) -> str:
+    """Return one message, hence one transaction: no look sees the table between two of them."""
+    name = leaf(table)
+    return (
+        f"alter table {name} set unlogged; update {name} set n = -n where id = 7;"
+        f" delete from {name} where id = 8; alter table {name} set logged"
+    )
+
+
+async def knows_storage(streamer: Streamer, source: Database, target: Database, table: str) -> None:
+    """Wait until a look has taken the present file of *table* as known."""
+
+    async def is_known() -> bool:
+        file = source.value(f"select relfilenode from pg_class where relname = '{leaf(table)}'")
+        known = target.execute(
+            "select (s.value->>1)::int8 from streamer.relation, jsonb_each(storage) s"
+            f" where source = 'public.{table}'"
+        )
+        return known == [(file,)]
+
+    await streamer.eventually(is_known, 60)
+
+
+async def follow_the_remedy(streamer: Streamer, target: Database, table: str) -> None:
+    error = str(target.value(ERROR.format(table)))
+    command = re.search(r"streamer resync public\.(\w+) --database shop --mode (\w+)$", error)
+    assert command is not None, error
+    target.execute(
+        "insert into streamer.request (relation_id, action, options)"
+        f" select id, 'resync', '{{\"mode\": \"{command[2]}\"}}' from streamer.relation"
+        f" where source = 'public.{command[1]}'; notify streamer"
+    )
+
+    async def is_well() -> bool:
+        state = target.execute(
+            f"select state, error from streamer.relation where source = 'public.{table}'"
+        )
+        return state == [("ready", None)]
+
+    await streamer.eventually(is_well, 60)
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("when", ["running", "down"])
+@pytest.mark.follows("sync.gap_reports:_report")
+async def test_a_table_that_was_unlogged_for_a_while_reports_a_gap(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    unguarded: None,
+    table: str,
+    when: str,
+) -> None:
+    everything = "create publication streamer_shop for all tables"
+    source.execute(f"{TABLES[table]}; {everything} with (publish_via_partition_root = true)")
+
+    async def is_told() -> bool:
+        return "ALTER TABLE rewrote" in str(target.value(ERROR.format(table)))
+
+    async with stream(f"{table}:") as streamer:
+        await streamer.caught_up(60)
+        if when == "running":
+            await asyncio.to_thread(source.execute, unlogged_for_a_while(table))
+            await streamer.eventually(is_told, 60)
+    if when == "down":
+        source.execute(unlogged_for_a_while(table))
+    async with stream(f"{table}:") as streamer:
+        await streamer.eventually(is_told, 60)
+        assert f'"public.{leaf(table)}"' in str(target.value(ERROR.format(table)))
+        assert source.value(f"select count(*) from {table}") == 299
+        assert target.value(f"select count(*) from {table}") == 300, "nothing told of the delete"
+        await follow_the_remedy(streamer, target, table)
+        assert_same(source, target, table)
+        # The copy knows the storage, so the next rewrite shows again.
+        await knows_storage(streamer, source, target, table)
+        await asyncio.to_thread(source.execute, f"alter table {table} alter n type int using n + 1")
+        await streamer.eventually(is_told, 60)
+        await follow_the_remedy(streamer, target, table)
+        assert_same(source, target, table)
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_a_rewrite_that_the_stream_shows_or_that_changes_no_row_reports_no_gap(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None, table: str
+) -> None:
+    source.execute(TABLES[table])
+    name = leaf(table)
+    refill = f"begin; truncate {table}; insert into {table} {FILL}; commit"
+    async with stream(f"{table}: {{on_column_added: add}}") as streamer:
+        await streamer.caught_up(60)
+        for statement in (
+            f"vacuum full {name}",
+            f"cluster {name} using {name}_pkey",
+            refill,
+            f"{refill[:-7]} alter table {table} add check (n is not null); commit",
+            f"truncate {table}; insert into {table} {FILL}",
+            f"alter table {table} add x float default random()",
+            f"vacuum full {name}",
+        ):
+            for command in [statement] if "begin" in statement else statement.split("; "):
+                await asyncio.to_thread(source.execute, command)
+            await knows_storage(streamer, source, target, table)
+            error = target.value(ERROR.format(table))
+            assert error is None or "rewrote" not in str(error), statement
+        await asyncio.to_thread(source.execute, f"insert into {table} (id, n) values (900, 1)")
+        await streamer.caught_up(60)
+        assert_same(source, target, table)
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_capture_explains_a_rewrite_of_columns_but_not_one_of_the_persistence(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    without_spark: None,
+    unguarded: None,
+    table: str,
+) -> None:
+    everything = "create publication streamer_shop for all tables"
+    source.execute(f"{TABLES[table]}; {everything} with (publish_via_partition_root = true)")
+    async with stream(f"{table}:", group="ddl: capture") as streamer:
+        await streamer.caught_up(60)
+        await asyncio.to_thread(source.execute, f"alter table {table} alter n type int using n + 1")
+        await knows_storage(streamer, source, target, table)
+        await streamer.caught_up(60)
+
+        async def is_equal() -> bool:
+            return source.execute(f"select id, n from {table} order by id") == target.execute(
+                f"select id, n from {table} order by id"
+            )
+
+        await streamer.eventually(is_equal, 60)
+        assert "rewrote" not in str(target.value(ERROR.format(table)))
+        await asyncio.to_thread(source.execute, unlogged_for_a_while(table))
+
+        async def is_told() -> bool:
+            return "ALTER TABLE rewrote" in str(target.value(ERROR.format(table)))
+
+        await streamer.eventually(is_told, 60)
+        await follow_the_remedy(streamer, target, table)
+        assert_same(source, target, table)
