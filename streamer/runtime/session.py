@@ -18,7 +18,12 @@ from streamer.decode.pgoutput import DDL_PREFIX
 from streamer.decode.table_messages import TableMessages
 from streamer.decode.transactions import TransactionAssembler
 from streamer.error_reports import ErrorReport
-from streamer.errors import SourceContentionError, SourcePasswordError, StreamerError
+from streamer.errors import (
+    SourceContentionError,
+    SourcePasswordError,
+    SourceRejectedError,
+    StreamerError,
+)
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.definition_message import parts_of
 from streamer.mapping.names import RelationName, parse_name
@@ -51,8 +56,14 @@ from streamer.runtime.table_events import TableEvents
 from streamer.runtime.timeline_watch import TimelineWatch
 from streamer.runtime.transport import ChosenTransport, choose_transport
 from streamer.runtime.wal_retention.guard import BacklogGuard
-from streamer.source.catalog import SourceRelation, SourceServer, check_ready, read_server
-from streamer.source.connection import Connection, connect, translating
+from streamer.source.catalog import (
+    SourceRelation,
+    SourceServer,
+    check_ready,
+    read_server,
+    read_server_plainly,
+)
+from streamer.source.connection import Connection, connect, connection, translating
 from streamer.source.database_encoding import read_conversion
 from streamer.source.ddl_capture import (
     ensure_capture,
@@ -228,7 +239,7 @@ class _Opening:
         known = record.known_place
         async with self._telling_of_password():
             await prefer_newest(source, known)
-            replication = await connect(source, replication=True)
+            replication = await self._connect_for_replication()
         try:
             with translating(source.label):
                 server = await read_server(replication)
@@ -247,6 +258,15 @@ class _Opening:
         except BaseException:
             self._end_turn()
             await replication.close()
+            raise
+
+    async def _connect_for_replication(self) -> Connection:
+        """Connect as a walsender. A role that may not replicate learns so by `check_ready`."""
+        try:
+            return await connect(self._source, replication=True)
+        except SourceRejectedError:
+            async with connection(self._source) as plain:
+                check_ready(await read_server_plainly(plain), self._source)
             raise
 
     @contextlib.asynccontextmanager
@@ -414,7 +434,6 @@ class _Opening:
         unproven = unproven_rows(taken, source, installation, declared, is_known=is_known)
         if unproven is not None:
             raise unproven
-        self._services.take_over.discard(source.label)
         if any(
             relations.awaits_copy(mapped) and not mapped.is_to_declare and not mapped.is_set_aside
             for mapped in relations
@@ -429,6 +448,8 @@ class _Opening:
         if ddl_token is not None and uses_table(source, server.version):
             await publish_messages(plain, source)
         start_lsn, snapshot = await slot_check.open_slot(plain)
+        # Until the target knows the server and slot, an attempt without the order refuses them.
+        self._services.take_over.discard(source.label)
         if ddl_token is not None:
             await self._send_baseline(plain)
         return _Settled(transport, publishing, watch, slot_check, start_lsn, snapshot, ddl_token)

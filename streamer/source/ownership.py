@@ -113,9 +113,10 @@ def unproven_rows(
     """
     others = [other for other in found.installations if other != installation]
     is_own = installation in found.installations and found.is_used is None
-    is_fresh = not found.has_slot or is_own or found.is_used is False
+    is_fresh = not others and (is_own or found.is_used is False)
     tables = [str(name) for name in declared]
-    if is_known or not tables or (is_fresh and not others):
+    # A slot that streamer makes now passes on all later changes, whoever had the name before.
+    if is_known or not tables or not found.has_slot or is_fresh:
         return None
     drop = f"select pg_drop_replication_slot({quote_literal(source.slot)})"
     return SourceTakenError(

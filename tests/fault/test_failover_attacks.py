@@ -22,6 +22,7 @@ from streamer.sync.context import CopyContext
 from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
+from tests.support.remedies import Operator, remedy_of
 from tests.support.standby import OnEither, Standby, standby
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
@@ -270,6 +271,7 @@ async def test_what_no_slot_of_the_new_primary_brings_stops_the_source(
     assert target.value(KEYS) == "1"
 
 
+@pytest.mark.follows("source.primaries:require_successor")
 async def test_the_old_primary_that_runs_again_is_never_followed(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
 ) -> None:
@@ -325,6 +327,25 @@ async def test_the_old_primary_that_runs_again_is_never_followed(
             return target.value(KEYS) == "1 2 3"
 
         await streamer.eventually(goes_on, SECONDS)
+
+        # WHEN an operator gives the new primary up THEN the target gets the rows of the old one.
+        await asyncio.to_thread(second.stop)
+        remedy = await remedy_of(streamer, None, "it is the old primary")
+        await streamer.stop()
+        operator = Operator(streamer.path, source, target)
+        with operator.start(remedy):
+            await operator.follow(await remedy_of(streamer, None, "resync"))
+
+            async def is_back() -> bool:
+                return target.value(KEYS) == "1 90"
+
+            await streamer.eventually(is_back, SECONDS)
+            source.execute("insert into t values (91)")
+
+            async def streams_on() -> bool:
+                return target.value(KEYS) == "1 90 91"
+
+            await streamer.eventually(streams_on, SECONDS)
     finally:
         await streamer.stop()
 
@@ -397,6 +418,7 @@ async def test_a_snapshot_that_a_standby_took_while_it_switched_is_taken_again(
     assert looks == [None, None]
 
 
+@pytest.mark.follows("source.standbys:judge_standby_wait")
 async def test_a_standby_that_holds_changes_back_is_named_and_the_sql_lets_them_go(
     target: Database, tmp_path: Path, server_directory: Path
 ) -> None:

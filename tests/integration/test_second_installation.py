@@ -14,6 +14,7 @@ from streamer.runtime.wal_retention import guard
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.proxy import Proxy
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
 
@@ -94,6 +95,36 @@ async def test_the_slot_and_publications_of_the_first_stay_its_own(
             assert other.execute("select id from t order by 1") == [(1,), (2,), (3,)]
         finally:
             await second.stop()
+
+
+@pytest.mark.follows("source.ownership:take_over_hint")
+@pytest.mark.follows("source.ownership:unproven_rows")
+async def test_another_target_with_all_rows_takes_the_place_of_the_first(
+    source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    async with stream("t: {initial: none}") as first:
+        source.execute("insert into t values (1)")
+        await first.caught_up(SECONDS)
+    with database(source.server, "other") as other:
+        other.execute(f"{DDL}; insert into t values (1)")
+        (tmp_path / "other").mkdir()
+        path = tmp_path / "other" / "config.yaml"
+        write_config(path, source, other, "t: {initial: none}")
+        second, operator = Streamer(path), Operator(path, source, other)
+        second.start()
+        remedy = await remedy_of(second, None, "belongs to installation")
+        await second.stop()
+        with operator.start(remedy):
+            await operator.follow(await remedy_of(second, None, "nothing proves"))
+            await second.source_state("streaming", SECONDS)
+            source.execute("insert into t values (2)")
+
+            async def has_arrived() -> bool:
+                return other.execute("select id from t order by 1") == [(1,), (2,)]
+
+            await second.eventually(has_arrived, SECONDS)
 
 
 def taking_over(path: Path) -> Streamer:
