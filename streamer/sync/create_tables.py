@@ -13,7 +13,7 @@ one open version. A key that is deferrable at the source is deferrable here too.
 Building statements is pure; `create_tables` runs them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -220,6 +220,8 @@ async def create_tables(
         check_can_be_made(table.relation, table.mapping, table.sid)
     wanted = {table.mapping.target: table for table in tables}
     named = ", ".join(f'"{name}"' for name in wanted)
+    statements: list[str] = []
+    role = quote_identifier(await connection.fetch_value("select current_user::text"))
     try:
         async with transaction(connection):
             # Several sources may want the same table at the same time.
@@ -232,6 +234,7 @@ async def create_tables(
                 wanted = {n: table for n, table in wanted.items() if table.quoted != row["name"]}
             if not wanted:
                 return set()
+            statements = await _statements(connection, list(wanted.values()), types, role)
             await _create_namespaces(connection, {name.namespace for name in wanted})
             made = [kind for kind in types if await _create_type(connection, kind)]
             await connection.execute(_joined(wanted.values()))
@@ -249,9 +252,12 @@ async def create_tables(
                 [table.relation.definition.to_json() for table in wanted.values()],
             )
     except TargetRejectedError as exc:
+        look_up, write = _grants(wanted.values(), role)
+        # Without statements, the role could not even look whether the tables exist.
+        sql = [*statements, look_up, write] if statements else [look_up]
         raise TargetRejectedError(
             f"cannot create target table {named}: {exc.message}",
-            hint=Remedy.of("have its owner run there: ", at_target(_joined(wanted.values()))),
+            hint=Remedy.of("have an administrator run there: ", at_target(*sql)),
         ) from exc
     except StreamerError as exc:
         exc.add_note(f"while creating target table {named}")
@@ -281,6 +287,16 @@ async def _name_primary_key(connection: TargetConnection, table: NewTable) -> No
         )
 
 
+def _grants(tables: Iterable[NewTable], role: str) -> tuple[str, str]:
+    """Return the statements by which *role* may look up *tables* of others, and may write them."""
+    own = list(tables)
+    schemas = sorted({quote_identifier(table.mapping.target.namespace) for table in own})
+    return (
+        f"grant usage on schema {', '.join(schemas)} to {role}",
+        f"grant all on {', '.join(table.quoted for table in own)} to {role}",
+    )
+
+
 def _joined(tables: Iterable[NewTable]) -> str:
     return "; ".join(statement for table in tables for statement in table.statements)
 
@@ -305,10 +321,7 @@ async def _create_type(connection: TargetConnection, kind: SourceType) -> bool:
     )
     if exists:
         return False
-    if kind.create_sql is None:
-        sql = f"create extension {quote_identifier(kind.extension or '')}"
-        hint = Remedy.of("run there: ", at_target(sql)) if kind.extension else None
-        raise TargetSchemaError(f'the target has no type "{kind.name}"', hint=hint)
+    assert kind.create_sql is not None, kind  # `_statements` refuses the others
     await _create_namespaces(connection, [kind.name.namespace])
     await connection.execute(kind.create_sql)
     if calls := await read_calls(connection, [], [kind.name]):
@@ -327,3 +340,61 @@ def _waiting(calls: Sequence[ForeignCall], *statements: str) -> TargetSchemaErro
     error = foreign_error(calls)
     hint = Remedy.of("to allow this, run there: ", at_target(*statements))
     return TargetSchemaError(error.message, hint=hint)
+
+
+async def _statements(
+    connection: TargetConnection, tables: Sequence[NewTable], types: Sequence[SourceType], role: str
+) -> list[str]:
+    """Return the statements that create *tables*, with the schemas and *types* that are missing.
+
+    *role*: the quoted name of our role. Raises TargetSchemaError for a type of an extension that
+    the target lacks.
+    """
+    absent = await connection.fetch(
+        "select (i - 1)::int4 as number"
+        " from unnest($1::text[], $2::text[]) with ordinality w (namespace, name, i)"
+        " where not exists (select from pg_catalog.pg_type t"
+        " join pg_catalog.pg_namespace n on n.oid = t.typnamespace"
+        " where n.nspname = w.namespace and t.typname = w.name) order by i",
+        [kind.name.namespace for kind in types],
+        [kind.name.name for kind in types],
+    )
+    missing = [types[row["number"]] for row in absent]
+    rows = await connection.fetch("select nspname as name from pg_catalog.pg_namespace")
+    namespaces = {row["name"] for row in rows}
+    for kind in missing:
+        if kind.create_sql is None:
+            rows = await connection.fetch("select extname as name from pg_catalog.pg_extension")
+            hint = kind.extension and Remedy.of(
+                "run there: ",
+                at_target(
+                    *extension_sql(kind, namespaces, {row["name"] for row in rows}),
+                    f"grant usage on schema {quote_identifier(kind.name.namespace)} to {role}",
+                ),
+            )
+            raise TargetSchemaError(f'the target has no type "{kind.name}"', hint=hint or None)
+    needed = {table.mapping.target.namespace for table in tables}
+    needed |= {kind.name.namespace for kind in missing}
+    return [
+        *(f"create schema {quote_identifier(name)}" for name in sorted(needed - namespaces)),
+        *(kind.create_sql for kind in missing if kind.create_sql is not None),
+        *(statement for table in tables for statement in table.statements),
+    ]
+
+
+def extension_sql(
+    kind: SourceType, namespaces: Collection[str], installed: Collection[str]
+) -> list[str]:
+    """Return the statements that bring *kind* by its extension, in the schema of the source.
+
+    *namespaces*, *installed*: the schemas and extensions of the target.
+    """
+    quoted = quote_identifier(kind.extension or "")
+    namespace = quote_identifier(kind.name.namespace)
+    is_there = kind.name.namespace in namespaces
+    return [
+        *([] if is_there else [f"create schema if not exists {namespace}"]),
+        f"alter extension {quoted} set schema {namespace}"
+        if kind.extension in installed
+        else f"create extension {quoted} schema {namespace}",
+    ]

@@ -122,6 +122,8 @@ class Finisher:
         if mapped.is_held_to_point:
             await self._fail_part(mapped, error)
             return
+        if error.remedy is None or not (error.remedy.has("resume") or error.remedy.has("resync")):
+            error = _with_resume(mapped, error, "once the cause is gone, run: ")
         await fail_copy(self._context.bookkeeping, mapped.relation_id, error)
         if self._queue.failed(mapped):
             await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.resync)
@@ -172,13 +174,9 @@ class Finisher:
         elif await is_copy_due(self._context.bookkeeping, mapped.relation_id):
             lack = "existing rows are still those from before"
         if lack is not None:
-            source = mapped.source
-            again = Remedy.of(
-                f"{lack}: streamer tries again at its next start, or run: ",
-                run("resume", str(mapped.mapping.source), database=source.database, sid=source.sid),
+            error = _with_resume(
+                mapped, error, f"{lack}: streamer tries again at its next start, or run: "
             )
-            remedy = again if error.remedy is None else Remedy.of(error.remedy, "; ", again)
-            error = replace(error, text=f"{error.text}; {again}", remedy=remedy)
         await fail_part(self._context.bookkeeping, mapped.relation_id, error)
         self._context.events.copy_failed(mapped, error)
 
@@ -471,3 +469,12 @@ async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:
 async def _analyze(target: TargetConnection, copy: TableCopy) -> None:
     with contextlib.suppress(TargetContentionError):
         await target.execute(f"analyze {copy.table}")
+
+
+def _with_resume(mapped: MappedRelation, error: ErrorReport, words: str) -> ErrorReport:
+    """Return *error* with *words* and the command that lets streamer copy *mapped* again. Pure."""
+    source = mapped.source
+    table = str(mapped.mapping.source)
+    again = Remedy.of(words, run("resume", table, database=source.database, sid=source.sid))
+    remedy = again if error.remedy is None else Remedy.of(error.remedy, "; ", again)
+    return replace(error, text=f"{error.text}; {again}", remedy=remedy)

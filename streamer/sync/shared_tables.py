@@ -43,11 +43,11 @@ async def widen_shared_table(
     The statements run on a connection of their own, and have committed when the function returns.
     Raises TargetContentionError if the table stays locked, TargetSchemaError with the statements.
     """
-    if not widened(relation.definition, mapping, table, sid):
+    statements = widened(relation.definition, mapping, table, sid)
+    if not statements:
         return table
     if table.name not in await read_created(target, [table.name]):
         return table
-    statements: list[str] = []
     try:
         async with (
             target_connection(address, "streamer columns") as connection,

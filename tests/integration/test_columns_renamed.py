@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.support.postgres import Database, contents
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -36,6 +37,7 @@ def same(source: Database, target: Database, table: str, columns: str) -> bool:
     return contents(source, table, columns) == contents(target, table, columns)
 
 
+@pytest.mark.follows("sync.gap_reports:_report")
 @pytest.mark.follows("apply.make_plan:missing_error")
 async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_error_says_how(
     source: Database, target: Database, stream: MakeStreamer
@@ -69,10 +71,8 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
         error = await error_of(streamer, "again")
         assert "since a DROP or RENAME" in error
         assert "streamer resync public.again --database shop --mode diff" in error
-        target.execute(
-            "insert into streamer.request (relation_id, action) select id, 'resync'"
-            " from streamer.relation where source ~ 'again'; notify streamer"
-        )
+        remedy = await remedy_of(streamer, "public.again", "since a DROP or RENAME")
+        await Operator(streamer.path, source, target).follow(remedy)
 
         async def are_equal() -> bool:
             return all(
@@ -90,6 +90,7 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
 SWAP = "alter table {0} rename v to x; alter table {0} rename w to v; alter table {0} rename x to w"
 
 
+@pytest.mark.follows("apply.planner:Planner._columns_now")
 async def test_columns_that_had_each_others_names_stop_the_table_also_once_they_have_their_own(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -107,10 +108,8 @@ async def test_columns_that_had_each_others_names_stop_the_table_also_once_they_
             assert 'columns "w", "v"' in await error_of(streamer, name)
             await streamer.table_state(f"public.{name}", "error", 60)
             assert target.value(f"select count(*) from {name}") == 1
-        target.execute(
-            "insert into streamer.request (relation_id, action) select id, 'resync'"
-            " from streamer.relation; notify streamer"
-        )
+            remedy = await remedy_of(streamer, f"public.{name}", "had names of each other")
+            await Operator(streamer.path, source, target).follow(remedy)
 
         async def are_equal() -> bool:
             return all(same(source, target, name, "id, v, w") for name in ("swapped", "again"))

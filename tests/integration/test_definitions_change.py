@@ -11,6 +11,7 @@ from streamer.runtime import source_survey
 from streamer.source.attached_partitions import brought_rows, read_leaves
 from streamer.source.connection import connection
 from tests.support.postgres import Database, assert_same, contents
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
@@ -150,6 +151,7 @@ async def test_a_table_that_is_dropped_and_made_again_is_noticed(
         assert_same(source, target, "u")
 
 
+@pytest.mark.follows("sync.gap_reports:_report")
 async def test_partitions_come_and_go_and_tables_are_rewritten(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -215,10 +217,8 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
         assert target.value(state) == "ready"
         attempt = "select attempt from streamer.relation where source = 'public.p'"
         before = target.value(attempt)
-        target.execute(
-            "insert into streamer.request (relation_id, action)"
-            " select id, 'resync' from streamer.relation where source = 'public.p'; notify streamer"
-        )
+        remedy = await remedy_of(streamer, "public.p", "came as a partition")
+        await Operator(streamer.path, source, target).follow(remedy)
 
         async def is_copied_again() -> bool:
             return target.value(attempt) != before

@@ -12,6 +12,7 @@ from streamer.errors import MappingError, ScriptError, StreamerError
 from streamer.progress.scripts import ScriptSide, ScriptState
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -147,6 +148,7 @@ async def test_a_script_that_fails_at_the_source_leaves_nothing_and_may_be_corre
         assert source.value("select count(*) from keyless") == 0
 
 
+@pytest.mark.follows("runtime.script_runner:Scripts._refused")
 async def test_a_failure_at_the_target_stops_the_stream_there_until_it_is_settled(
     source: Database, target: Database, stream: MakeStreamer, short_backoffs: None
 ) -> None:
@@ -169,7 +171,9 @@ async def test_a_failure_at_the_target_stops_the_stream_there_until_it_is_settle
         assert target.execute("select id from t") == [(1,)]
         command = str((await streamer.status())["error"])
         assert "streamer execute --database shop --id 'it'\"'\"'s wide' --skip" in command
-        await change(streamer, "it's wide", "alter table other add column w int")
+        operator = Operator(streamer.path, source, target)
+        (streamer.path.parent / "FILE").write_text("alter table other add column w int")
+        await operator.follow(await remedy_of(streamer, None, "failed at the target"), choose=0)
         await streamer.caught_up()
         assert target.execute("select id from t order by 1") == [(1,), (2,)]
         source.execute("insert into u values (1, 5)")
@@ -179,7 +183,7 @@ async def test_a_failure_at_the_target_stops_the_stream_there_until_it_is_settle
 
         result = await execute(streamer, "wrong", "select no_function()", ScriptSide.TARGET)
         assert result.record.state is ScriptState.ERROR
-        await change(streamer, "wrong", None)
+        await operator.follow(await remedy_of(streamer, None, '"wrong" failed'), choose=1)
         source.execute("insert into t values (3, 'on')")
         await streamer.caught_up()
         with pytest.raises(ScriptError, match="waits"):
@@ -239,6 +243,7 @@ async def test_a_script_waits_for_a_table_that_is_paused_and_status_names_it(
         assert (await streamer.status())["error"] is None
 
 
+@pytest.mark.follows("runtime.missed_scripts:missed")
 async def test_a_script_that_a_new_slot_leaves_out_stops_the_source_until_it_is_skipped(
     source: Database, target: Database, stream: MakeStreamer, short_backoffs: None
 ) -> None:
@@ -276,8 +281,9 @@ async def test_a_script_that_a_new_slot_leaves_out_stops_the_source_until_it_is_
         ]
         with pytest.raises(ScriptError, match="begins behind this script; look on both sides"):
             await change(streamer, "lost", "select 1")
-        await change(streamer, "lost", None)
-        await change(streamer, "of another server", None)
+        operator = Operator(streamer.path, source, target)
+        for script in ("lost", "of another server"):
+            await operator.follow(await remedy_of(streamer, None, f'script "{script}"'))
 
         async def goes_on() -> bool:
             return bool((await streamer.status())["state"] == "streaming")

@@ -10,6 +10,7 @@ from streamer.commands.check.command import check
 from streamer.config import static
 from streamer.runtime import source_survey as looking
 from tests.support.postgres import Database, assert_same
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, write_config
 
 LOST = "updates and deletes are not replicated"
@@ -142,6 +143,7 @@ async def test_identities_that_change_while_streaming(
         assert not await is_copied_again("plain")
 
 
+@pytest.mark.follows("sync.gap_reports:_report")
 async def test_a_partition_that_was_detached_for_a_while_is_told_of(
     source: Database,
     target: Database,
@@ -165,16 +167,9 @@ async def test_a_partition_that_was_detached_for_a_while_is_told_of(
             "begin; alter table p detach partition p1; update p1 set v = 'changed';"
             " alter table p attach partition p1 for values from (0) to (10); commit",
         )
-
-        async def is_told() -> bool:
-            told = (await streamer.table("public.p"))["error"] or ""
-            return "was detached and attached again" in told and "--mode diff" in told
-
-        await streamer.eventually(is_told, 60)
-        target.execute(
-            "insert into streamer.request (relation_id, action, options)"
-            """ select id, 'resync', '{"mode": "diff"}' from streamer.relation; notify streamer"""
-        )
+        remedy = await remedy_of(streamer, "public.p", "was detached and attached again")
+        assert "--mode diff" in str(remedy)
+        await Operator(streamer.path, source, target).follow(remedy)
 
         async def is_equal() -> bool:
             table = await streamer.table("public.p")

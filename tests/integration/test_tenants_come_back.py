@@ -4,14 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from streamer.remedies import Remedy
 from tests.support.checking import ERROR, Checker
 from tests.support.postgres import Database
+from tests.support.remedies import Operator
 from tests.support.streamer import Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 OTHER = "create table other (id int primary key)"
 
 
+@pytest.mark.follows("progress.purges:left_rows_error")
 # A purge finds rows by their sid.
 @pytest.mark.parametrize(("sid", "is_purged"), [("a", False), ("a", True), (None, False)])
 async def test_a_source_that_comes_back_waits_for_a_resync(
@@ -52,7 +55,9 @@ async def test_a_source_that_comes_back_waits_for_a_resync(
         (table,) = status["tables"]
         assert table["error_code"] == "gap"
         # WHEN the operator runs the command of the message THEN the table is equal
-        await streamer.ask("resync")
+        remedy = Remedy.from_json(table["remedy"])
+        assert remedy is not None
+        await Operator(path, source, target).follow(remedy)
         await streamer.table_state("public.t", "ready")
         await streamer.caught_up()
         rows = "select id from t order by id"

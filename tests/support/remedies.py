@@ -13,49 +13,34 @@ from typing import Final
 
 from streamer.remedies import Command, Remedy, Sql, Step
 from tests.support.postgres import Database
-from tests.support.process import command
+from tests.support.process import Process, command
+from tests.support.streamer import Streamer
 
 ROOT: Final = Path(__file__).parents[2]
 MAKERS: Final = {"run", "at_source", "at_target", "Command", "resync_source"}
 """The names of `streamer.remedies` that make steps."""
 WITHOUT_TEST: Final = frozenset(
     {
-        "apply.planner:Planner._check_actions",
         "apply.planner:Planner._check_hashed_types",
-        "apply.planner:Planner._columns_now",
         "apply.rejection_advice:_ways",
         "commands.requests:find_gap",
         "indexes.foreign_keys:_build_once",
         "postgres.conninfo:reach_hint",
-        "progress.purges:left_rows_error",
         "report.problems:",
         "report.problems:_TableRules._of_definitions",
         "report.problems:_of_wal",
-        "runtime.missed_scripts:missed",
         "runtime.publications:Publishing._check_there",
         "runtime.publications:Publishing._judge_faults",
         "runtime.publications:Publishing._judge_identities",
-        "runtime.script_runner:Scripts._refused",
         "runtime.table_events:TableEvents._cannot_reach",
         "runtime.target_watch:ask",
-        "source.catalog:check_ready",
-        "source.large_rows:name_large_row",
-        "source.ownership:take_over_hint",
-        "source.ownership:unproven_rows",
-        "source.primaries:require_successor",
         "source.primary:primary_hint",
         "source.publication:PublicationFault.error",
-        "source.publication:_rejected",
         "source.slot:Slot.misfit",
         "source.slot:_wait_hint",
-        "source.standbys:judge_standby_wait",
-        "sync.create_tables:_create_type",
-        "sync.create_tables:create_tables",
-        "sync.prepare:Preparation._check_readable",
         "sync.prepare:_choose_mode",
         "sync.refused_values:way_for_values",
         "sync.shared_tables:widen_shared_table",
-        "target.add_columns:add_columns",
     }
 )
 """Places whose steps no test runs yet. This list only becomes shorter."""
@@ -119,8 +104,28 @@ def _marked(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     ]
 
 
+async def remedy_of(streamer: Streamer, table: str | None, words: str) -> Remedy:
+    """Wait until the error of *table* has *words*, and return its remedy.
+
+    *table*: a name with its schema; None for the error of the only source.
+    """
+    remedies: list[Remedy | None] = []
+
+    async def is_told() -> bool:
+        source = await streamer.status()
+        tables = [row for row in source["tables"] if row["source"] == table]
+        for row in [source] if table is None else tables:
+            remedies[:] = [Remedy.from_json(row["remedy"])]
+            return words in (row["error"] or "")
+        return False
+
+    await streamer.eventually(is_told)
+    assert remedies[0] is not None
+    return remedies[0]
+
+
 class Operator:
-    """Runs the steps of remedies as they are printed."""
+    """Runs the steps of remedies as they are printed, with a file of that name for FILE."""
 
     def __init__(self, config: Path, source: Database, target: Database) -> None:
         self._config = config
@@ -133,6 +138,13 @@ class Operator:
         for step in steps:
             await self._take(step)
 
+    def start(self, remedy: Remedy) -> Process:
+        """Start the program by the line `streamer run …` of *remedy*."""
+        (step,) = remedy.commands
+        program, action, *arguments = shlex.split(step.line)
+        assert (program, action) == ("streamer", "run"), step
+        return Process(self._config, *arguments, spark=False)
+
     async def _take(self, step: Step) -> None:
         if isinstance(step, Sql):
             for statement in step.statements:
@@ -141,6 +153,8 @@ class Operator:
         assert isinstance(step, Command)
         program, *arguments = shlex.split(step.line)
         assert program == "streamer", step
+        file = str(self._config.parent / "FILE")
+        arguments = [file if each == "FILE" else each for each in arguments]
         # The engine runs in this thread, and the command may wait for it.
         result = await asyncio.to_thread(command, self._config, *arguments)
         assert result.returncode == 0, f"{step}\n{result.stdout}{result.stderr}"

@@ -44,8 +44,13 @@ from streamer.postgres.quoting import (
 )
 from streamer.progress.purges import left_rows_error
 from streamer.source.catalog import SourceColumn
-from streamer.source.user_defined_types import FIRST_USER_OID, SourceType
-from streamer.sync.create_tables import check_can_be_made, create_table_sql, published_relation
+from streamer.source.user_defined_types import FIRST_USER_OID
+from streamer.sync.create_tables import (
+    check_can_be_made,
+    create_table_sql,
+    extension_sql,
+    published_relation,
+)
 from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.conventions import SID
 
@@ -141,19 +146,8 @@ def check_extensions(pair: Pair) -> Iterable[Finding]:
             words = f"install the package of extension {extension} on that server"
             yield error(pair.place, problem, in_words(words))
         else:
-            yield error(pair.place, problem, at_target(*_extension_sql(pair, kind, extension)))
-
-
-def _extension_sql(pair: Pair, kind: SourceType, extension: str) -> list[str]:
-    quoted, namespace = quote_identifier(extension), quote_identifier(kind.name.namespace)
-    statements = []
-    if kind.name.namespace not in pair.target.namespaces:
-        statements.append(f"create schema if not exists {namespace}")
-    if extension in pair.target.extensions:
-        statements.append(f"alter extension {quoted} set schema {namespace}")
-    else:
-        statements.append(f"create extension {quoted} schema {namespace}")
-    return statements
+            sql = extension_sql(kind, pair.target.namespaces, pair.target.extensions)
+            yield error(pair.place, problem, at_target(*sql))
 
 
 def missing_types_sql(pair: Pair) -> list[str]:
@@ -164,7 +158,8 @@ def missing_types_sql(pair: Pair) -> list[str]:
             continue
         if kind.create_sql is None:
             if kind.extension is not None:
-                statements += _extension_sql(pair, kind, kind.extension)
+                target = pair.target
+                statements += extension_sql(kind, target.namespaces, target.extensions)
             continue
         if kind.name.namespace not in pair.target.namespaces:
             namespace = quote_identifier(kind.name.namespace)

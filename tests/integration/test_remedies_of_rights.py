@@ -1,0 +1,117 @@
+"""Statements that errors print for an administrator give streamer the rights that it lacks.
+
+streamer connects as a role that may do next to nothing. The errors of several tables name the
+statements, and each table goes on after its statements.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.postgres import Database, assert_same, ordinary_role
+from tests.support.remedies import Operator, remedy_of
+from tests.support.streamer import MakeStreamer
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+SECONDS = 60.0
+
+
+@pytest.fixture
+def reader(source: Database) -> Iterator[str]:
+    """A role for the source that may replicate, and owns the tables that streamer publishes."""
+    role = f"reader_{source.name}"
+    source.execute(
+        f"create role {role} login; grant create on database {source.name} to {role};"
+        f"grant create on schema public to {role}"
+    )
+    source.url_user = role
+    yield role
+    source.url_user = "postgres"
+    source.execute(
+        "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+        " where slot_name = 'streamer_shop';"
+        f"reassign owned by {role} to postgres; drop owned by {role}; drop role {role}"
+    )
+
+
+@pytest.mark.follows("source.catalog:check_ready")
+@pytest.mark.follows("source.publication:_rejected")
+@pytest.mark.follows("sync.prepare:Preparation._check_readable")
+async def test_rights_at_the_source_let_each_table_go_on(
+    reader: str, source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for name in ("hidden", "unreadable", "foreign_one"):
+        source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
+    source.execute(
+        f"create role {reader}_group; grant {reader}_group to {reader};"
+        f"alter table hidden owner to {reader}_group; alter table hidden force row level security;"
+        f"alter table hidden enable row level security; alter table unreadable owner to {reader};"
+        f"revoke all on unreadable from {reader}; grant select on foreign_one to {reader}"
+    )
+    try:
+        async with stream("hidden:\nunreadable:\nforeign_one:") as streamer:
+            operator = Operator(streamer.path, source, target)
+            await operator.follow(await remedy_of(streamer, None, "may not replicate"))
+            await operator.follow(
+                await remedy_of(streamer, None, "must be owner of table foreign_one")
+            )
+            for table, words in (("hidden", "row level"), ("unreadable", "cannot be read")):
+                await operator.follow(await remedy_of(streamer, f"public.{table}", words))
+            for name in ("hidden", "unreadable", "foreign_one"):
+                await streamer.table_state(f"public.{name}", "ready", SECONDS)
+            await streamer.caught_up(SECONDS)
+            for name in ("hidden", "unreadable", "foreign_one"):
+                source.execute(f"insert into {name} values (2)")
+            await streamer.caught_up(SECONDS)
+            for name in ("hidden", "unreadable", "foreign_one"):
+                assert_same(source, target, name)
+    finally:
+        source.execute(f"reassign owned by {reader}_group to postgres; drop role {reader}_group")
+
+
+@pytest.mark.follows("sync.create_tables:_statements")
+@pytest.mark.follows("sync.hand_over:_with_resume")
+@pytest.mark.follows("sync.create_tables:create_tables")
+@pytest.mark.follows("target.add_columns:add_columns")
+async def test_rights_at_the_target_let_each_table_go_on(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """A table with a type in a schema of somebody else; a type of an extension; a column."""
+    available = "select name from pg_available_extensions where name in ('vector', 'citext')"
+    extension = source.value(available)
+    value = "[1]" if extension == "vector" else "Text"
+    source.execute(
+        f"""
+        create schema app; create schema ext; create extension {extension} schema ext;
+        create type app.mood as enum ('good');
+        create table app.made (id int primary key, m app.mood);
+        insert into app.made values (1, 'good');
+        create table extended (id int primary key, v ext.{extension});
+        insert into extended values (1, '{value}');
+        create table added (id int primary key); insert into added values (1)
+        """
+    )
+    target.execute("create table added (id int primary key)")
+    rules = "app.made: {target: app.made}\nextended:\nadded: {on_column_added: add}"
+    with ordinary_role(target) as role:
+        target.execute(
+            f"alter database {target.name} owner to postgres; grant all on added to {role};"
+            f"grant create on database {target.name} to {role}; create schema app"
+        )
+        async with stream(rules) as streamer:
+            operator = Operator(streamer.path, source, target)
+            for table, words in (
+                ("app.made", "grant usage on schema"),
+                ("app.made", "create type"),
+                ("public.extended", "the target has no type"),
+            ):
+                await operator.follow(await remedy_of(streamer, table, words))
+            await streamer.caught_up(SECONDS)
+            source.execute("alter table added add v text; insert into added values (2, 'v')")
+            await operator.follow(await remedy_of(streamer, "public.added", "cannot be added"))
+            source.execute(f"insert into extended values (2, '{value}')")
+            source.execute("insert into app.made values (2, null)")
+            await streamer.caught_up(SECONDS)
+            for name in ("app.made", "extended", "added"):
+                assert_same(source, target, name)
