@@ -18,8 +18,6 @@ _REFUSALS: Final = (
     "not permitted",
     "no password supplied",
     "permission denied for database",
-    "permission denied to start WAL sender",
-    "must be superuser or replication role",  # the same before PostgreSQL 16
 )
 _MAY_NOT_REPLICATE: Final = (
     "permission denied to start WAL sender",

@@ -18,12 +18,7 @@ from streamer.decode.pgoutput import DDL_PREFIX
 from streamer.decode.table_messages import TableMessages
 from streamer.decode.transactions import TransactionAssembler
 from streamer.error_reports import ErrorReport
-from streamer.errors import (
-    SourceContentionError,
-    SourcePasswordError,
-    SourceRejectedError,
-    StreamerError,
-)
+from streamer.errors import SourceContentionError, SourcePasswordError, StreamerError
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.definition_message import parts_of
 from streamer.mapping.names import RelationName, parse_name
@@ -56,14 +51,8 @@ from streamer.runtime.table_events import TableEvents
 from streamer.runtime.timeline_watch import TimelineWatch
 from streamer.runtime.transport import ChosenTransport, choose_transport
 from streamer.runtime.wal_retention.guard import BacklogGuard
-from streamer.source.catalog import (
-    SourceRelation,
-    SourceServer,
-    check_ready,
-    read_server,
-    read_server_plainly,
-)
-from streamer.source.connection import Connection, connect, connection, translating
+from streamer.source.catalog import SourceRelation, SourceServer, check_ready, read_server
+from streamer.source.connection import Connection, connect, translating
 from streamer.source.database_encoding import read_conversion
 from streamer.source.ddl_capture import (
     ensure_capture,
@@ -239,7 +228,7 @@ class _Opening:
         known = record.known_place
         async with self._telling_of_password():
             await prefer_newest(source, known)
-            replication = await self._connect_for_replication()
+            replication = await connect(source, replication=True)
         try:
             with translating(source.label):
                 server = await read_server(replication)
@@ -258,15 +247,6 @@ class _Opening:
         except BaseException:
             self._end_turn()
             await replication.close()
-            raise
-
-    async def _connect_for_replication(self) -> Connection:
-        """Connect as a walsender. A role that may not replicate learns so by `check_ready`."""
-        try:
-            return await connect(self._source, replication=True)
-        except SourceRejectedError:
-            async with connection(self._source) as plain:
-                check_ready(await read_server_plainly(plain), self._source)
             raise
 
     @contextlib.asynccontextmanager

@@ -13,7 +13,6 @@ from psycopg.rows import DictRow
 
 from streamer.errors import (
     SourceDivergedError,
-    SourceRejectedError,
     SourceStandbyError,
     SourceUnreadyError,
 )
@@ -24,8 +23,6 @@ from streamer.mapping.objects import DefinedObject, DefinedType
 from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.describing import MARKED_OBJECTS, PARTITIONS, USED_TYPES, USER_OIDS_BEGIN
-from streamer.postgres.quoting import quote_identifier
-from streamer.remedies import Remedy, at_source
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
 from streamer.source.guarded_identities import read_identities
 from streamer.source.reached_server import STARTED_SQL, Place
@@ -503,10 +500,4 @@ def check_ready(server: SourceServer, source: SourceMapping) -> None:
         raise SourceUnreadyError(
             f'source "{source.label}" has wal_level = {server.wal_level}',
             hint="set wal_level = logical in its postgresql.conf and restart that server",
-        )
-    if not server.role_may_replicate:
-        grant = f"alter role {quote_identifier(server.role)} replication"
-        raise SourceRejectedError(
-            f'role "{server.role}" of source "{source.label}" may not replicate',
-            hint=Remedy.of("have an administrator run there: ", at_source(grant)),
         )

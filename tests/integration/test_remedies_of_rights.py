@@ -35,7 +35,7 @@ def reader(source: Database) -> Iterator[str]:
     )
 
 
-@pytest.mark.follows("source.catalog:check_ready")
+@pytest.mark.follows("source.connection:_naming_the_url")
 @pytest.mark.follows("source.publication:_rejected")
 @pytest.mark.follows("sync.prepare:Preparation._check_readable")
 async def test_rights_at_the_source_let_each_table_go_on(
@@ -52,7 +52,7 @@ async def test_rights_at_the_source_let_each_table_go_on(
     try:
         async with stream("hidden:\nunreadable:\nforeign_one:") as streamer:
             operator = Operator(streamer.path, source, target)
-            await operator.follow(await remedy_of(streamer, None, "may not replicate"))
+            await operator.follow(await remedy_of(streamer, None, " to start "))
             await operator.follow(
                 await remedy_of(streamer, None, "must be owner of table foreign_one")
             )
