@@ -9,6 +9,7 @@ from streamer.runtime import definition_maker
 from streamer.target.connection import TargetAddress
 from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.hostile_sessions]
@@ -64,9 +65,8 @@ async def test_a_domain_whose_check_calls_a_function_is_left_to_an_operator(
         assert large_objects(target) == before
 
         # The printed statements work for an operator who trusts the expression.
-        remedy = error[error.index("run there: ") + len("run there: ") :]
-        target.execute(remedy)
-        await streamer.ask("resync", "public.t")
+        remedy = await remedy_of(streamer, "public.t", "run there: ")
+        await Operator(streamer.path, source, target).follow(remedy)
         await streamer.caught_up(30)
         assert_same(source, target, "t")
 

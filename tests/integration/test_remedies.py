@@ -129,7 +129,7 @@ async def test_commands_of_table_problems_end_them(
         await compare(streamer, ComparisonScope(("unlike",)))
         unlike = await find("public.unlike", ProblemKind.DIFFERENT)
 
-        # WHEN an operator runs what they print
+        # WHEN an operator runs their commands
         target.execute("alter table kept drop constraint short")
         for problem in (paused, unlike, kept):
             assert problem.remedy is not None

@@ -1,7 +1,6 @@
 """Statements that errors print for an administrator give streamer the rights that it lacks.
 
-streamer connects as a role that may do next to nothing. The errors of several tables name the
-statements, and each table goes on after its statements.
+streamer connects as a role without rights. An operator runs the statements that the errors name.
 """
 
 from collections.abc import Iterator
@@ -77,7 +76,7 @@ async def test_rights_at_the_source_let_each_table_go_on(
 async def test_rights_at_the_target_let_each_table_go_on(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """A table with a type in a schema of somebody else; a type of an extension; a column."""
+    """streamer may not make a table, a type of an extension, and a column."""
     available = "select name from pg_available_extensions where name in ('vector', 'citext')"
     extension = source.value(available)
     value = "[1]" if extension == "vector" else "Text"
