@@ -60,7 +60,7 @@ create table streamer.replica (
     -- The sources that it may run, and those whose journal is on its disk: DATABASE or DATABASE:SID.
     sources text[] not null default '{}',
     journals text[] not null default '{}',
-    -- Sources that it could not reach a short time ago: other replicas take them, if they can.
+    -- Sources that it could not reach when it last tried: other replicas take them, if they can.
     out_of_reach text[] not null default '{}',
     max_sources integer,
     -- The fingerprint of the mapping that it has: streamer.mapping tells whether this is the newest.

@@ -470,8 +470,10 @@ async def _add_positions(
         remedy = exc.remedy
         if isinstance(exc, SourceConnectionError) and remedy is None:
             remedy = reach_hint(source.url.reveal())
-        if status.process is not None and status.state == "streaming":
-            # The process that has the source's lock reaches the source, from another machine.
+        if status.process is not None and status.state == "error":
+            pass  # the process that has the source's lock knows more
+        elif status.process is not None and status.state == "streaming":
+            # That process reaches the source, from another machine.
             failure = error_fields(replace(ErrorReport.of(exc), remedy=remedy))
             is_elsewhere = isinstance(exc, SourceElsewhereError)
             state = "at another server" if is_elsewhere else "cut off from the source"

@@ -175,7 +175,7 @@ class Presence:
     is_stopping: bool
     journals: list[str]
     out_of_reach: list[str]
-    """The sources that it could not reach a short time ago."""
+    """The sources that it could not reach when it last tried."""
     mapping: str
 
 

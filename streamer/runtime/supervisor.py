@@ -36,7 +36,7 @@ from streamer.progress.sources import read_source_records, report_source_failure
 from streamer.runtime.pipeline import Pipeline
 from streamer.runtime.services import Health, Services
 from streamer.runtime.wal_retention.guard import BacklogGuard
-from streamer.source.connection import require_configured
+from streamer.source.connection import connection, require_configured
 from streamer.source.feedback import SILENT_SECONDS
 
 log = structlog.get_logger()
@@ -166,7 +166,15 @@ class Supervisor:
     @property
     def is_out_of_reach(self) -> bool:
         """Whether this process cannot reach the source, or the source refuses this process."""
-        return self._unreached_attempts >= OUT_OF_REACH_ATTEMPTS
+        return self._unreached_attempts >= OUT_OF_REACH_ATTEMPTS and not self.is_streaming
+
+    async def answers(self) -> bool:
+        """Whether this process can connect to the source."""
+        try:
+            async with connection(self.source):
+                return True
+        except StreamerError:
+            return False
 
     def assign(self) -> None:
         """Run the source from now on."""

@@ -125,6 +125,8 @@ def test_a_bundle_is_whole_private_and_without_secrets(
         "key": "***",
         "key_file": None,
         "session_hours": 12,
+        "secrets_directory": None,
+        "variables": [],
     }
     versions = json.loads(texts["streamer/versions.json"])
     assert versions["packages"]["asyncpg"]

@@ -34,6 +34,7 @@ class Site:
         for name in NAMES:
             source.execute(f"create table {name} (n int)")
             target.execute(f"create table {name} (n int)")
+        self.url = source.url
         self.ports: dict[int, int] = {}
         self.also = ""
         self.group = ""
@@ -58,7 +59,7 @@ class Site:
     def _write_config(self, number: int) -> Path:
         directory = self.directory / str(number)
         sources = "".join(
-            f"- {{database: {name}, urls: [{{url: '{self.source.url}'}}], {self.group}"
+            f"- {{database: {name}, urls: [{{url: '{self.url}'}}], {self.group}"
             f"tables: {{{name}: {{type: append, initial: none}}"
             f"{self.also if name == NAMES[-1] else ''}}}}}\n"
             for name in NAMES

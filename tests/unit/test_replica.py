@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.secret import Secret
 from streamer.progress.replicas import ReplicaRecord
 from streamer.runtime.replicas import replica as replica_module
 from streamer.runtime.replicas.replica import FROZEN_LOOKS, FROZEN_SECONDS, Replica, may_return
@@ -96,3 +98,27 @@ def test_a_dead_process_of_this_machine_is_not_waited_for() -> None:
     ended.wait()
     dead = record(is_alive=False, name=f"{socket.gethostname()}:{ended.pid}")
     assert not may_return([dead], "here:1")
+
+
+async def test_a_source_that_answers_again_is_no_longer_left_to_others() -> None:
+    class Source:
+        source = SourceMapping("shop", None, Secret(""), ())
+        is_assigned, is_out_of_reach, is_there = True, True, False
+
+        async def answers(self) -> bool:
+            return self.is_there
+
+    source: Any = Source()
+    replica = make()
+    assert replica._find_unreached([source]) == ["shop"]
+    source.is_assigned = False
+    await replica._connect([source])
+    assert replica._find_unreached([source]) == ["shop"]
+    source.is_there = True
+    await replica._connect([source])
+    assert replica._find_unreached([source]) == []
+    # One that reaches the source again, because no other replica could, says so at once.
+    source.is_assigned = True
+    assert replica._find_unreached([source]) == ["shop"]
+    source.is_out_of_reach = False
+    assert replica._find_unreached([source]) == []

@@ -66,8 +66,8 @@ REFUSED_SECONDS: Final = 10.0
 """A replica that has not taken its source for so long leaves it to others."""
 FORGIVEN_SECONDS: Final = 60.0
 """After so long it may have such a source again."""
-UNREACHED_SECONDS: Final = 600.0
-"""After so long a replica may try again to reach a source that another one has taken meanwhile."""
+PROBE_SECONDS: Final = 10.0
+"""A replica tries so often to reach the sources that it has left to others."""
 REMOVED_SECONDS: Final = 60.0
 """A source that another replica no longer maps is not taken for so long: this process may be about
 to read the same configuration.
@@ -96,6 +96,8 @@ class Shared(Protocol):
 
     @property
     def is_out_of_reach(self) -> bool: ...
+
+    async def answers(self) -> bool: ...
 
     def assign(self) -> None: ...
 
@@ -160,8 +162,10 @@ class Replica:
         """When a replica last came or went."""
         self._free: dict[str, _Free] = {}
         self._refused: dict[tuple[int, str], float] = {}
-        self._unreached: dict[str, float] = {}
-        """Sources that this process could not reach, and until when they go to others."""
+        self._unreached: set[str] = set()
+        """Sources that this process could not reach: they go to others until it can."""
+        self._probing: asyncio.Task[None] | None = None
+        self._probe_at = 0.0
         self._removed: dict[str, float] = {}
         """Sources that another replica has removed from its mapping, and when."""
         self._shown_at = float("-inf")
@@ -178,6 +182,13 @@ class Replica:
 
     async def run(self) -> None:
         """Take and give back sources until cancelled."""
+        try:
+            await self._run()
+        finally:
+            if self._probing is not None:
+                self._probing.cancel()
+
+    async def _run(self) -> None:
         backoff = Backoff()
         while True:
             self._woken.clear()
@@ -239,6 +250,7 @@ class Replica:
         sources = {shared.source.label: shared for shared in self._read_sources()}
         await self._keep(sources, record)
         await self._share(sources, record)
+        self._probe(sources)
         if time.monotonic() - self._shown_at >= SHOW_SECONDS:
             await self._show(sources)
             self._shown_at = time.monotonic()
@@ -267,13 +279,28 @@ class Replica:
         return await read_fleet(session)
 
     def _find_unreached(self, sources: Sequence[Shared]) -> list[str]:
-        """Return the sources that this process could not reach a short time ago."""
-        now = time.monotonic()
+        """Return the sources that this process could not reach when it last tried."""
+        self._unreached &= {shared.source.label for shared in sources}
         for shared in sources:
             if shared.is_assigned and shared.is_out_of_reach:
-                self._unreached[shared.source.label] = now + UNREACHED_SECONDS
-        self._unreached = {label: until for label, until in self._unreached.items() if until > now}
+                self._unreached.add(shared.source.label)
+            elif shared.is_assigned:
+                self._unreached.discard(shared.source.label)
         return sorted(self._unreached)
+
+    def _probe(self, sources: dict[str, Shared]) -> None:
+        """Begin to connect to the sources that this process has left to others."""
+        now = time.monotonic()
+        is_running = self._probing is not None and not self._probing.done()
+        left = [s for label, s in sources.items() if label in self._unreached and not s.is_assigned]
+        if left and not is_running and now >= self._probe_at:
+            self._probe_at = now + PROBE_SECONDS
+            self._probing = asyncio.create_task(self._connect(left), name="probe of sources")
+
+    async def _connect(self, sources: Sequence[Shared]) -> None:
+        for shared in sources:
+            if await shared.answers():
+                self._unreached.discard(shared.source.label)
 
     def _find_frozen(self, replicas: Sequence[ReplicaRecord]) -> list[ReplicaRecord]:
         """Return the replicas that count no beats.

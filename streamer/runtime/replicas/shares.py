@@ -25,7 +25,7 @@ class Peer:
     journals: frozenset[str] = frozenset()
     """Labels of sources whose journal is on its disk: no other replica can continue these."""
     out_of_reach: frozenset[str] = frozenset()
-    """Labels of sources that it could not reach a short time ago."""
+    """Labels of sources that it could not reach when it last tried."""
 
     def has_room(self, load: int) -> bool:
         """Whether it may take a source beside *load* others."""
