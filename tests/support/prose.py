@@ -293,7 +293,11 @@ def files(*tops: str) -> list[Path]:
     for top in tops:
         path = ROOT / top
         found += [path] if path.is_file() else sorted(path.rglob("*"))
-    return [path for path in found if path.is_file() and (path.suffix or path.name) in READERS]
+    return [
+        path
+        for path in found
+        if path.is_file() and (path.suffix or path.name) in READERS and path.name != "progress.md"
+    ]
 
 
 TOPS: Final = ("streamer", "tests", "scripts", "benchmarks", "migrations", "deploy", "docs")
