@@ -64,6 +64,13 @@ def read_private(path: Path) -> str:
         return file.read()
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write *text* to a new file that only this user can read. Raises OSError."""
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def _require_private(descriptor: int, path: Path, mode: str) -> None:
     facts = os.fstat(descriptor)
     if facts.st_uid != os.geteuid():

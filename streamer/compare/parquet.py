@@ -16,6 +16,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
+from streamer.owned_directory import write_private
 from streamer.sync.spark.security import is_local
 
 PROGRAM: Final = "streamer.sync.spark.job"
@@ -46,7 +47,7 @@ def _write_with_local_driver(frame: DataFrame, path: Path, directory: Path) -> N
         for line in frame.toJSON().toLocalIterator():
             file.write(f"{line}\n")
     fields = {"program": "parquet", "ends": {}, "schema": frame.schema.jsonValue()}
-    job.write_text(json.dumps(fields | {"rows": rows.as_uri(), "path": str(path)}))
+    write_private(job, json.dumps(fields | {"rows": rows.as_uri(), "path": str(path)}))
     subprocess.run(
         [sys.executable, "-m", PROGRAM, "--master", "local[1]", "--jobs", "1", "--job", str(job)],
         check=True,

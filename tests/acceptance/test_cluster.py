@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from streamer.commands.embedded import Server, free_port
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
+from streamer.owned_directory import write_private
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import migrate
@@ -422,8 +423,8 @@ def a_job_by_spark_submit(
             "claim": (LOCK_CLASS, 1, blocker.info.backend_pid, "token"),
         }
         job = tmp_path / "job.json"
-        job.write_text(
-            json.dumps({"tasks": tasks, "ends": ends | {"application_name": "submitted"}})
+        write_private(
+            job, json.dumps({"tasks": tasks, "ends": ends | {"application_name": "submitted"}})
         )
         # Both plan the same parts before either copies one.
         blocker.execute("select from streamer.sync_partition for update")

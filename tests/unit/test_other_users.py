@@ -8,11 +8,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pyspark.sql.types import StructType
 
 from streamer.apply.spool import SpoolDirectory
+from streamer.compare import parquet
 from streamer.config.settings import SpoolSettings
 from streamer.errors import SpoolError
 from streamer.owned_directory import NotPrivateError, make_private, read_private
@@ -115,6 +118,29 @@ def test_a_job_of_another_user_is_not_read(tmp_path: Path) -> None:
     assert read_private(path) == "{}"
     with pytest.raises(NotPrivateError):
         job.run_job(cast("Any", None), foreign(path))
+
+
+def test_a_driver_reads_the_job_of_a_report_in_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver of a cluster writes this job for a driver of this machine."""
+    jobs = []
+
+    def read_job(command: list[str], **_: object) -> None:
+        jobs.append(json.loads(read_private(Path(command[-1]))))
+
+    class ClusterFrame:
+        schema = StructType()
+        sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
+
+        def toJSON(self) -> Any:
+            return SimpleNamespace(toLocalIterator=lambda: iter(['{"relation": 1}']))
+
+    monkeypatch.setattr(subprocess, "run", read_job)
+    parquet.write_parquet(cast("Any", ClusterFrame()), tmp_path / "rows.parquet")
+
+    assert [fields["program"] for fields in jobs] == ["parquet"]
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_job_names_no_command(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from streamer.commands.demo.shop import DATABASE, TABLES_YAML, WAREHOUSE
 from streamer.commands.embedded import Server, free_port, make_directory, packaged_binaries
 from streamer.errors import StreamerError
+from streamer.owned_directory import write_private
 from streamer.waiting import in_thread
 
 SOURCES: Final = {"eu": 16, "us": 18}
@@ -93,9 +94,7 @@ class Stage:
             urls=urls,
             tables=TABLES_YAML,
         )
-        descriptor = os.open(self.config, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        write_private(self.config, text)
 
     def start_streamer(self) -> None:
         """Start ``streamer run``, in a session of its own: Ctrl-C is for us, and we end it."""

@@ -23,6 +23,7 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.errors import SparkJobError
+from streamer.owned_directory import write_private
 from streamer.sync.spark import class_archive
 from streamer.sync.spark.java import FIX, find_obstacle
 from streamer.sync.spark.security import LOCAL_ENVIRONMENT, choose_environment, is_local
@@ -299,6 +300,4 @@ async def _keep_last(stream: asyncio.StreamReader, lines: list[str], most: int =
 
 def _write_job(path: Path, job: dict[str, Any]) -> None:
     """Write *job* to a file that only this user can read: it has connection strings."""
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(job, file)
+    write_private(path, json.dumps(job))
