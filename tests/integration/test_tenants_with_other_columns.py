@@ -71,6 +71,30 @@ async def test_the_order_in_which_tenants_join_does_not_matter(
         assert await checker.findings() == []
 
 
+async def test_a_column_lost_after_the_copy_is_an_error_with_the_statement_that_adds_the_column(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    """Streamer widens a shared table before a copy only, so no check may promise that here."""
+    source.execute("create table t (id int primary key, n int)")
+    checker = Checker(tmp_path / "config.yaml", source, target)
+    checker.configure("t:", sid="a")
+    streamer = Streamer(checker.path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+    finally:
+        await streamer.stop()
+    target.execute("alter table t drop column n")
+
+    finding = await checker.finds(ERROR, "t", 'no column "n"')
+
+    assert not matching(await checker.findings(), INFO, "narrower")
+    assert finding.fix is not None
+    for statement in finding.fix.sql:
+        target.execute(statement)
+    assert await checker.findings() == []
+
+
 async def test_types_of_which_no_type_holds_all_values_are_named_beforehand(
     shared_server: Server, source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:

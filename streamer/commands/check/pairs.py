@@ -37,6 +37,11 @@ class Pair:
         return self.mapping.target
 
     @property
+    def needs_copy(self) -> bool:
+        """Whether `run` would begin with a copy of this table, or with handing it over."""
+        return self.target.needs_copy(self.facts.source, self.mapping)
+
+    @property
     def quoted(self) -> str:
         return quote_relation(self.mapping.target)
 

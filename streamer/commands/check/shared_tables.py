@@ -1,7 +1,7 @@
 """The tables that streamer makes for several tenants, as wide as all definitions of them. Pure.
 
-`streamer.sync.shared_tables` widens such a table for each tenant that joins. A column whose types
-have no common type takes the values of some tenants only.
+`streamer.sync.shared_tables` widens such a table for each tenant before the copy of that tenant,
+and never afterwards. A column whose types have no common type takes the values of some tenants.
 """
 
 from collections.abc import Iterable
@@ -15,6 +15,7 @@ from streamer.commands.check.target_facts import TargetFacts
 from streamer.mapping.definition import widens
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import DdlCapture
+from streamer.source.catalog import SourceColumn
 from streamer.target.catalog import TargetRelation
 
 
@@ -30,14 +31,10 @@ class SharedTable:
     origins: dict[str, str] = field(default_factory=dict)
 
     def add(self, pair: Pair) -> None:
-        """Widen the table for the rows of *pair*."""
+        """Widen the table for the rows of *pair*, as `run` does before it copies them."""
         columns = dict(self.relation.columns)
-        filled = {}
-        for column in pair.relation.columns:
-            name = pair.mapping.target_column(column.name)
-            if name is None or pair.mapping.has_expression(name) or column.generated:
-                continue
-            filled[name] = column
+        filled = dict(_filled_columns(pair))
+        for name, column in filled.items():
             kind = pair.mapping.type_of(name, column.type)
             if (present := columns.get(name)) is None:
                 if not pair.mapping.is_optional(column.name):
@@ -53,6 +50,20 @@ class SharedTable:
             if name not in self.relation.primary_key and (source is None or not source.not_null):
                 columns[name] = replace(present, not_null=False)
         self.relation = replace(self.relation, columns=columns)
+
+    def name_origins(self, pair: Pair) -> None:
+        """Remember *pair*, whose rows the table has already, as an origin of its columns."""
+        for name, _ in _filled_columns(pair):
+            if name in self.relation.columns:
+                self.origins.setdefault(name, pair.facts.label)
+
+
+def _filled_columns(pair: Pair) -> Iterable[tuple[str, SourceColumn]]:
+    """Return the columns that the source fills, by their names in the target."""
+    for column in pair.relation.columns:
+        name = pair.mapping.target_column(column.name)
+        if name is not None and not pair.mapping.has_expression(name) and not column.generated:
+            yield name, column
 
 
 def shared_tables(
@@ -78,7 +89,10 @@ def shared_tables(
                     shared[mapping.target] = SharedTable(table.relation)
                 else:
                     continue
-            shared[mapping.target].add(pair)
+            if mapping.target not in target.tables or pair.needs_copy:
+                shared[mapping.target].add(pair)
+            else:
+                shared[mapping.target].name_origins(pair)
     return shared
 
 

@@ -176,9 +176,11 @@ def check_table(
 ) -> Iterable[Finding]:
     """A target table as it is, or as `run` makes it."""
     yield from check_rights(pair, table, relation)
+    is_widened = shared is not None and pair.needs_copy
     if shared is not None:
-        yield from check_widening(pair, relation)
-        yield from check_common_types(pair, shared)
+        if is_widened:
+            yield from check_widening(pair, relation)
+            yield from check_common_types(pair, shared)
         relation = shared.relation
     missing = missing_columns(published_relation(pair.relation), pair.mapping, relation)
     judged = _judge_missing(pair, missing)
@@ -200,7 +202,7 @@ def check_table(
         yield error(pair.place, exc.message, fix)
     else:
         yield from check_key(pair, plan)
-    if shared is None:
+    if not is_widened:
         yield from check_columns(pair, relation)
     yield from check_triggers(pair, table)
     yield from check_left_rows(pair)
