@@ -106,10 +106,11 @@ class Case:
         self.assert_equal()
         self.assert_nothing_left()
 
-    def ask_for_resync(self, options: str = "{}") -> None:
+    def ask_for_resync(self) -> None:
+        """Request all tables, and no table keeps its changes, so the program makes a new slot."""
         self.target.execute(
             "insert into streamer.request (relation_id, action, options)"
-            f" select id, 'resync', '{options}' from streamer.relation"
+            """ select id, 'resync', '{"skip_changes": true}' from streamer.relation"""
         )
 
     def spoil(self) -> None:
