@@ -17,7 +17,13 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres.conninfo import hosts_of, parse_conninfo
 from streamer.remedies import Remedy, run
 from streamer.source.catalog import SourceServer, read_server
-from streamer.source.connection import Connection, connection, fetch_one, put_host_first
+from streamer.source.connection import (
+    Connection,
+    connection,
+    fetch_one,
+    put_host_first,
+    require_configured,
+)
 from streamer.source.reached_server import PLACE_SQL, place_of
 from streamer.source.timeline import read_branch
 from streamer.source.timeline_branches import Branch, KnownPlace, is_same_or_continued
@@ -49,7 +55,9 @@ async def read_primaries(source: SourceMapping) -> list[Primary]:
     """Look at all hosts of the url side by side; return those that accept writes.
 
     A url with one host, or that asks for standbys, has none. A host that does not answer is none.
+    Raises SourceConfigurationError.
     """
+    require_configured(source)
     url = source.url.reveal()
     if parse_conninfo(url).get("target_session_attrs", "any") not in _WRITABLE:
         return []
