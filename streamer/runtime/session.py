@@ -412,7 +412,7 @@ class _Opening:
         )
         declared = [mapped.mapping.source for mapped in relations if mapped.is_to_declare]
         unproven = unproven_rows(taken, source, installation, declared, is_known=is_known)
-        if unproven is not None:
+        if unproven is not None and journal is None:  # a journal has all changes since the slot
             raise unproven
         if any(
             relations.awaits_copy(mapped) and not mapped.is_to_declare and not mapped.is_set_aside

@@ -1,16 +1,13 @@
 """A shared table takes the rows of all tenants, although their definitions of the table differ."""
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from streamer.commands.embedded import Server
-from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.checking import ERROR, INFO, Checker, matching
 from tests.support.postgres import Database, database
-from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.support.streamer import Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
@@ -105,24 +102,3 @@ async def test_types_of_which_no_type_holds_all_values_are_named_beforehand(
     await checker.finds(
         ERROR, 'column "n" has type uuid', "integer in the table of shop:a", "exclude"
     )
-
-
-async def test_a_type_that_changes_before_its_copy_lets_the_copy_begin_again(
-    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another tenant widens the target, or a user does, after a copy has chosen its format."""
-    source.execute("create table t (id int primary key, n int); insert into t values (1, 1)")
-    target.execute("create table t (id int primary key, n int)")
-    submit, jobs = SparkLauncher.submit, []
-
-    async def submit_late(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
-        jobs.append(job)
-        if len(jobs) == 1:
-            await asyncio.to_thread(target.execute, "alter table t alter column n type bigint")
-        return await submit(self, job)
-
-    monkeypatch.setattr(SparkLauncher, "submit", submit_late)
-    async with stream("t:") as streamer:
-        await streamer.caught_up()
-    assert len(jobs) > 1
-    assert target.execute("select id, n from t") == [(1, 1)]
