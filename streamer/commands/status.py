@@ -470,15 +470,14 @@ async def _add_positions(
         remedy = exc.remedy
         if isinstance(exc, SourceConnectionError) and remedy is None:
             remedy = reach_hint(source.url.reveal())
-        if status.process is not None and status.state == "error":
-            pass  # the process that has the source's lock knows more
-        elif status.process is not None and status.state == "streaming":
-            # That process reaches the source, from another machine.
+        # The process that has the source's lock knows more, and may reach the source.
+        is_told = status.process is not None and status.state in ("streaming", "error")
+        if is_told and status.state == "streaming":
             failure = error_fields(replace(ErrorReport.of(exc), remedy=remedy))
             is_elsewhere = isinstance(exc, SourceElsewhereError)
             state = "at another server" if is_elsewhere else "cut off from the source"
             status.own = {"state": state, **failure}
-        else:
+        elif not is_told:
             if status.error is None or status.state == UNKNOWN:
                 status.error, status.error_code, status.remedy = str(exc), exc.code, remedy
             status.state = "unreachable"

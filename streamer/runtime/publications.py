@@ -592,9 +592,9 @@ class Publishing:
                     verdicts.stopped[mapped] = ErrorReport.of(lost)
                 elif needs_copy(before, identity):
                     self._copy(verdicts, mapped, "its replica identity has changed")
-            elif has_own_past(mapped.mapping.type):
-                pass  # an operator decides on the gap
             elif mapped.is_set_aside and before == NONE and identity.is_usable:
+                if has_own_past(mapped.mapping.type):
+                    continue  # an operator decides on the gap
                 verdicts.copied[mapped] = "it has a replica identity again"
 
     async def _remember(

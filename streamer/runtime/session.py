@@ -411,8 +411,10 @@ class _Opening:
             may_resume=True,
         )
         declared = [mapped.mapping.source for mapped in relations if mapped.is_to_declare]
+        # A journal has all changes since the slot was made.
+        is_known = is_known or journal is not None
         unproven = unproven_rows(taken, source, installation, declared, is_known=is_known)
-        if unproven is not None and journal is None:  # a journal has all changes since the slot
+        if unproven is not None:
             raise unproven
         if any(
             relations.awaits_copy(mapped) and not mapped.is_to_declare and not mapped.is_set_aside

@@ -10,7 +10,7 @@ With the capture, `streamer.sync.changed_definitions` makes these changes, and `
 
 import structlog
 
-from streamer.apply.sql.joining_source import widened
+from streamer.apply.sql.joining_source import widening_statements
 from streamer.errors import Retry, StreamerError, TargetSchemaError
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_qualified
@@ -43,7 +43,7 @@ async def widen_shared_table(
     The statements run on a connection of their own, and have committed when the function returns.
     Raises TargetContentionError if the table stays locked, TargetSchemaError with the statements.
     """
-    statements = widened(relation.definition, mapping, table, sid)
+    statements = widening_statements(relation.definition, mapping, table, sid)
     if not statements:
         return table
     if table.name not in await read_created(target, [table.name]):
@@ -58,7 +58,7 @@ async def widen_shared_table(
             quoted = quote_qualified(table.name.namespace, table.name.name)
             await connection.execute(f"lock table {quoted} in access exclusive mode")
             present = await read_relation(connection, table.name) or table
-            statements = widened(relation.definition, mapping, present, sid)
+            statements = widening_statements(relation.definition, mapping, present, sid)
             calls = await ForeignCalls.before(connection, [quoted])
             for statement in statements:
                 await connection.execute(statement)

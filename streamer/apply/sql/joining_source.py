@@ -109,13 +109,14 @@ def _type(here: DefinedType, there: DefinedType) -> DefinedType:
             return here
 
 
-def widened(
-    definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation, sid: str
-) -> list[str]:
-    """Return the statements after which the columns of a shared *target* hold the source's rows.
+def widening(
+    definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation
+) -> tuple[list[ColumnChange], list[str]]:
+    """Return what a shared *target* lacks to hold the source's rows: changes of columns, and the
+    columns that the source does not fill, although they are NOT NULL.
 
-    The statements add columns, widen types, and drop NOT NULL. Each of them leaves all values of
-    the table's other tenants unchanged, so their definitions do not matter.
+    Each change adds a column, widens a type or drops NOT NULL. It leaves all values of the table's
+    other tenants unchanged, so their definitions do not matter.
     """
     lacking = {
         column.name
@@ -123,19 +124,29 @@ def widened(
         if mapping.target_column(column.name) not in target.columns
         and mapping.rule.on_column_added is not OnColumnAdded.IGNORE
     }
-    part = part_of_target(definition, mapping, target, (), (), lacking)
-    changes = difference(part, definition)
-    statements = DefinitionTranslator(mapping, target, sid=sid).translate(changes).statements
-    alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
+    changes = difference(part_of_target(definition, mapping, target, (), (), lacking), definition)
     filled = set(map(mapping.target_column, (column.name for column in definition.columns)))
     filled |= {SID, *HISTORY_COLUMNS, *(name for name, _ in mapping.rule.set)}
     filled |= {name for _, name in mapping.rule.metadata} | set(target.primary_key)
-    return statements + [
-        f"{alter} alter column {quote_identifier(column.name)} drop not null"
+    unfilled = [
+        column.name
         for column in target.columns.values()
         if column.name not in filled
         and column.not_null
         and not (column.has_default or column.generated)
+    ]
+    return changes, unfilled
+
+
+def widening_statements(
+    definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation, sid: str
+) -> list[str]:
+    """Return the statements that make the `widening` of *target*."""
+    changes, unfilled = widening(definition, mapping, target)
+    alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
+    return [
+        *DefinitionTranslator(mapping, target, sid=sid).translate(changes).statements,
+        *(f"{alter} alter column {quote_identifier(name)} drop not null" for name in unfilled),
     ]
 
 

@@ -7,15 +7,14 @@ and never afterwards. A column whose types have no common type takes the values 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from streamer.apply.sql.joining_source import widened
+from streamer.apply.sql.joining_source import widening, widening_statements
 from streamer.commands.check.findings import Finding, error, in_words, info
 from streamer.commands.check.pairs import Pair, expected_relation, target_column
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.mapping.definition import widens
 from streamer.mapping.names import RelationName
-from streamer.mapping.options import DdlCapture
-from streamer.source.catalog import SourceColumn
+from streamer.mapping.options import DdlCapture, DdlKind
 from streamer.target.catalog import TargetRelation
 
 
@@ -32,38 +31,32 @@ class SharedTable:
 
     def add(self, pair: Pair) -> None:
         """Widen the table for the rows of *pair*, as `run` does before it copies them."""
-        columns = dict(self.relation.columns)
-        filled = dict(_filled_columns(pair))
-        for name, column in filled.items():
-            kind = pair.mapping.type_of(name, column.type)
-            if (present := columns.get(name)) is None:
-                if not pair.mapping.is_optional(column.name):
-                    columns[name] = target_column(name, kind)
-                    self.origins[name] = pair.facts.label
-            elif widens(present.type, kind) and not widens(kind, present.type):
+        mapping, columns = pair.mapping, dict(self.relation.columns)
+        changes, unfilled = widening(pair.relation.definition, mapping, self.relation)
+        for change in changes:
+            name = mapping.target_column(change.column)
+            if change.after is None or name is None or mapping.has_expression(name):
+                continue
+            present, kind = columns.get(name), mapping.type_of(name, change.after.type)
+            if present is None and not mapping.is_optional(change.column):
+                columns[name] = target_column(name, kind)
+                self.origins[name] = pair.facts.label
+            elif present is not None and change.kind is DdlKind.WIDEN_TYPE:
                 columns[name] = replace(present, type=kind, base_type=kind)
                 self.origins[name] = pair.facts.label
-            else:
-                self.origins.setdefault(name, pair.facts.label)
-        for name, present in list(columns.items()):
-            source = filled.get(name)
-            if name not in self.relation.primary_key and (source is None or not source.not_null):
-                columns[name] = replace(present, not_null=False)
+            elif present is not None and change.kind is DdlKind.DROP_NOT_NULL:
+                unfilled.append(name)
+        for name in set(unfilled) - set(self.relation.primary_key):
+            columns[name] = replace(columns[name], not_null=False)
         self.relation = replace(self.relation, columns=columns)
+        self.name_origins(pair)
 
     def name_origins(self, pair: Pair) -> None:
-        """Remember *pair*, whose rows the table has already, as an origin of its columns."""
-        for name, _ in _filled_columns(pair):
-            if name in self.relation.columns:
+        """Remember *pair* as an origin of the columns that no earlier tenant fills."""
+        for column in pair.relation.columns:
+            name = pair.mapping.target_column(column.name)
+            if name in self.relation.columns and not column.generated:
                 self.origins.setdefault(name, pair.facts.label)
-
-
-def _filled_columns(pair: Pair) -> Iterable[tuple[str, SourceColumn]]:
-    """Return the columns that the source fills, by their names in the target."""
-    for column in pair.relation.columns:
-        name = pair.mapping.target_column(column.name)
-        if name is not None and not pair.mapping.has_expression(name) and not column.generated:
-            yield name, column
 
 
 def shared_tables(
@@ -98,7 +91,9 @@ def shared_tables(
 
 def check_widening(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
     """Name the statements by which `run` widens *relation*, which it made, for this tenant."""
-    statements = widened(pair.relation.definition, pair.mapping, relation, pair.sid or "")
+    statements = widening_statements(
+        pair.relation.definition, pair.mapping, relation, pair.sid or ""
+    )
     if statements:
         problem = f"its target table {pair.name} is narrower than this tenant's"
         yield info(pair.place, problem, in_words(f"`run` will: {'; '.join(statements)}"))
