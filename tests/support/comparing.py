@@ -29,13 +29,14 @@ def spark_context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCon
     directory = tmp_path_factory.mktemp("spark")
     python = str(plain_python(directory / "python"))
     with pytest.MonkeyPatch.context() as environment:
+        # Only the driver's start reads them: programs of later tests have their own Python.
         for name, value in {"PYSPARK_PYTHON": python, **LOCAL_ENVIRONMENT}.items():
             environment.setenv(name, value)
         spark = start_spark("local[*]", 2, {"spark.python.daemon.module": "pyspark.daemon"})
-        write_shipped(directory / "shipped.zip")
-        spark.context.addPyFile(str(directory / "shipped.zip"))
-        yield spark.context
-        spark.stop()
+    write_shipped(directory / "shipped.zip")
+    spark.context.addPyFile(str(directory / "shipped.zip"))
+    yield spark.context
+    spark.stop()
 
 
 Compare = Callable[..., Coroutine[Any, Any, dict[str, TableResult]]]

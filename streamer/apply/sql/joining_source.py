@@ -112,11 +112,11 @@ def _type(here: DefinedType, there: DefinedType) -> DefinedType:
 def widening(
     definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation
 ) -> tuple[list[ColumnChange], list[str]]:
-    """Return what a shared *target* lacks to hold the source's rows: changes of columns, and the
-    columns that the source does not fill, although they are NOT NULL.
+    """Return what a shared *target* lacks to hold the source's rows.
 
-    Each change adds a column, widens a type or drops NOT NULL. It leaves all values of the table's
-    other tenants unchanged, so their definitions do not matter.
+    The second list names the columns that are NOT NULL and that the source does not fill. Each
+    change adds a column, widens a type or drops NOT NULL. It leaves all values of the table's other
+    tenants unchanged, so their definitions do not matter.
     """
     lacking = {
         column.name
