@@ -18,6 +18,7 @@ from streamer.commands import wait as wait_command
 from streamer.commands.embedded import Server
 from streamer.config import static
 from streamer.errors import StreamerError
+from streamer.mapping.resync import SKIP_CHANGES, Mode, Resync
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
@@ -207,9 +208,13 @@ class World:
             raise Violation(f"stopped with {code}:\n{process.output[-3000:]}")
         self.check_acknowledged()
 
-    def request(self, action: str, source: Source, table: str, mode: str | None = None) -> None:
+    def request(
+        self, action: str, source: Source, table: str, mode: str | None = None,
+        *, skips_changes: bool = False,
+    ) -> None:  # fmt: skip
         address = TargetAddress.parse(Secret(self.target.url))
-        options = None if mode is None else {"mode": mode}
+        resync = Resync(Mode(mode or Mode.RELOAD), skips_changes=skips_changes)
+        options = resync.to_json() if action == "resync" else None
         with contextlib.suppress(StreamerError):  # not there yet
             asyncio.run(
                 requests.request(
@@ -314,7 +319,7 @@ class World:
             return
         self.acted[source.slot, table] = now
         self.note(f"  the operator: {action} {source.slot} {table}, because: {why}")
-        self.request(action, source, table, mode)
+        self.request(action, source, table, mode, skips_changes=SKIP_CHANGES in str(why))
 
     def rest(self) -> None:
         """Operate until everything that is committed now is visible and every table ready.
