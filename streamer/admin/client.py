@@ -6,14 +6,14 @@ process counts only if it has the same mapping database.
 
 import asyncio
 import json
-import threading
-import urllib.error
-import urllib.request
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
+
+import httpx
 
 from streamer.admin.access import is_loopback
 from streamer.admin.local_client import PER_PAGE, LocalClient
@@ -69,30 +69,37 @@ class RemoteClient:
 
     def __init__(self, url: str, token: Secret | None) -> None:
         self._url = url.rstrip("/")
-        self._token = token
         # The environment's proxy is not for this machine, and never for a token in plain text.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._http = httpx.AsyncClient(
+            base_url=f"{self._url}/api",
+            headers=None if token is None else {"Authorization": f"Bearer {token.reveal()}"},
+            timeout=SECONDS_MAX,
+            trust_env=False,
+            verify=ssl.create_default_context(),
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
 
     async def rows(self, kind: str, filters: Row) -> list[Row]:
         rows: list[Row] = []
         while True:
-            page = len(rows) // PER_PAGE + 1
-            query = urlencode(filters | {"page": page, "per_page": PER_PAGE})
-            answer = await self._ask("GET", f"/{kind}s?{query}")
+            numbers = {"page": len(rows) // PER_PAGE + 1, "per_page": PER_PAGE}
+            answer = await self._ask("GET", f"/{kind}s", params=filters | numbers)
             rows += answer["items"]
             if len(rows) >= answer["total"] or not answer["items"]:
                 return rows
 
     async def create(self, kind: str, fields: Row) -> Row:
-        row: Row = await self._ask("POST", f"/{kind}s", fields)
+        row: Row = await self._ask("POST", f"/{kind}s", json=fields)
         return row
 
     async def patch(self, kind: str, number: int, changes: Row) -> Row:
-        row: Row = await self._ask("PATCH", f"/{kind}s/{number}", changes)
+        row: Row = await self._ask("PATCH", f"/{kind}s/{number}", json=changes)
         return row
 
     async def delete(self, kind: str, number: int) -> None:
-        await self._ask("DELETE", f"/{kind}s/{number}")
+        await self._send("DELETE", f"/{kind}s/{number}")
 
     async def is_changed(self) -> bool:
         return bool((await self.draft())["changed"])
@@ -102,98 +109,65 @@ class RemoteClient:
         return plan
 
     async def apply(self, *, force: bool) -> Row:
-        answer: Row = await self._ask("POST", "/apply", {"force": force})
+        answer: Row = await self._ask("POST", "/apply", json={"force": force})
         return answer
 
     async def export(self) -> tuple[str, list[str]]:
-        text, headers = await self._send("GET", "/export", None)
-        variables = headers.get("x-streamer-variables", "")
-        return text, [name for name in variables.split(", ") if name]
+        response = await self._send("GET", "/export")
+        variables = response.headers.get("x-streamer-variables", "")
+        return response.text, [name for name in variables.split(", ") if name]
 
     async def import_text(self, path: Path, text: str, *, excludes_missing: bool) -> list[str]:
         body = {"yaml": text, "exclude_missing": excludes_missing}
-        answer = await self._ask("POST", "/import", body)
-        notes: list[str] = answer["notes"]
+        notes: list[str] = (await self._ask("POST", "/import", json=body))["notes"]
         return notes
 
     async def events(self) -> AsyncGenerator[tuple[str, Any]]:
-        """Yield the events of the process, a snapshot first, until it ends."""
-        response = await asyncio.to_thread(
-            self._open, self._request("GET", "/events"), EVENT_SECONDS
-        )
-        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def read() -> None:
-            try:
-                for line in response:
-                    loop.call_soon_threadsafe(lines.put_nowait, line)
-                loop.call_soon_threadsafe(lines.put_nowait, None)
-            except OSError:
-                loop.call_soon_threadsafe(lines.put_nowait, None)
-            except RuntimeError:  # the reader has gone
-                return
-
-        # A thread that waits for a line cannot be stopped, and no other thread may wait for it.
-        threading.Thread(target=read, name="events", daemon=True).start()
-        name = ""
-        while (line := await lines.get()) is not None:
-            field, _, value = line.decode().rstrip("\r\n").partition(": ")
-            if field == "event":
-                name = value
-            elif field == "data":
-                yield name, json.loads(value)
+        """Yield the events of the process, a snapshot first, until the process ends."""
+        try:
+            async with self._http.stream("GET", "/events", timeout=EVENT_SECONDS) as response:
+                if response.is_error:
+                    raise _refusal(response.status_code, await response.aread(), self._url)
+                name = ""
+                async for line in response.aiter_lines():
+                    field, _, value = line.partition(": ")
+                    if field == "event":
+                        name = value
+                    elif field == "data":
+                        yield name, json.loads(value)
+        except httpx.ConnectError as exc:
+            raise self._away(exc) from None
+        except httpx.HTTPError:
+            return
 
     async def draft(self, seconds: float = SECONDS_MAX) -> Row:
         """Return the state of the draft. Raises NotFoundError if the answer is not our API's."""
-        draft: Any = await self._ask("GET", "/draft", seconds=seconds)
+        draft: Any = await self._ask("GET", "/draft", timeout=seconds)
         if not isinstance(draft, dict) or "mapping_database" not in draft:
             raise NotFoundError(f"{self._url} is not streamer")
         return draft
 
-    async def _ask(
-        self, method: str, path: str, body: Row | None = None, seconds: float = SECONDS_MAX
-    ) -> Any:
-        text, _ = await self._send(method, path, body, seconds)
+    async def _ask(self, method: str, path: str, **options: Any) -> Any:
+        response = await self._send(method, path, **options)
         try:
-            return json.loads(text) if text else None
+            return response.json()
         except ValueError:
             raise NotFoundError(f"{self._url} is not streamer") from None
 
-    async def _send(
-        self, method: str, path: str, body: Row | None, seconds: float = SECONDS_MAX
-    ) -> tuple[str, dict[str, str]]:
-        return await asyncio.to_thread(self._send_now, method, path, body, seconds)
-
-    def _send_now(
-        self, method: str, path: str, body: Row | None, seconds: float
-    ) -> tuple[str, dict[str, str]]:
-        with self._open(self._request(method, path, body), seconds) as response:
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            try:
-                return response.read().decode(), headers
-            except (OSError, ValueError) as exc:
-                raise self._away(exc) from None
-
-    def _request(self, method: str, path: str, body: Row | None = None) -> urllib.request.Request:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._url}/api{path}", data, method=method)
-        if data is not None:
-            request.add_header("Content-Type", "application/json")
-        if self._token is not None:
-            request.add_header("Authorization", f"Bearer {self._token.reveal()}")
-        return request
-
-    def _open(self, request: urllib.request.Request, seconds: float) -> Any:
+    async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
-            return self._opener.open(request, timeout=seconds)
-        except urllib.error.HTTPError as exc:
-            raise _refusal(exc.code, exc.read(), self._url) from None
-        except (OSError, ValueError) as exc:
+            response = await self._http.request(method, path, **options)
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise self._away(exc) from None
+        if not response.is_success:
+            raise _refusal(response.status_code, response.content, self._url)
+        return response
 
-    def _away(self, error: Exception) -> AdminConnectionError:
-        reason = getattr(error, "reason", error)
+    def _away(self, error: BaseException) -> AdminConnectionError:
+        reason = "no answer in time" if isinstance(error, httpx.TimeoutException) else error
+        # The library names the system's error in the causes only.
+        while isinstance(reason, BaseException) and reason.__cause__ is not None:
+            reason = reason.__cause__
         return AdminConnectionError(
             f"cannot reach {self._url}: {reason}", hint="check that `streamer run` is running there"
         )
@@ -231,10 +205,10 @@ async def open_client(
 
     Raises AdminError, ConfigurationError.
     """
-    remote = await find_process(settings, url)
-    if remote is not None:
-        yield remote
-        return
+    async with find_process(settings, url) as remote:
+        if remote is not None:
+            yield remote
+            return
     service = await open_service(settings, config, mapping)
     try:
         yield LocalClient(service, command_actor())
@@ -242,33 +216,44 @@ async def open_client(
         await service.close()
 
 
+@asynccontextmanager
 async def find_process(
     settings: Settings, url: str | None, *, may_be_static: bool = False
-) -> RemoteClient | None:
+) -> AsyncIterator[RemoteClient | None]:
     """Return the process at *url*, or the one that this configuration is of; None if none runs.
 
     Without a mapping database there is nothing to edit: such a process counts only if it
     *may_be_static*. Raises AdminError.
     """
-    token = settings.admin.token
+    is_static = settings.mapping_database is None
     if url is not None:
         _check_address(url)
-        remote = RemoteClient(url, token)
-        await remote.draft()
-        return remote
-    is_static = settings.mapping_database is None
-    if not settings.http.listen or (is_static and not may_be_static):
-        return None
-    host, _, port = settings.http.listen.rpartition(":")
-    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}.get(host, host)
-    remote = RemoteClient(f"http://{host}:{port}", token)
+        address = url
+    elif not settings.http.listen or (is_static and not may_be_static):
+        yield None
+        return
+    else:
+        host, _, port = settings.http.listen.rpartition(":")
+        host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}.get(host, host)
+        address = f"http://{host}:{port}"
+    remote = RemoteClient(address, settings.admin.token)
+    try:
+        if url is not None:
+            await remote.draft()
+            yield remote
+        else:
+            yield remote if await _is_ours(remote, settings) else None
+    finally:
+        await remote.close()
+
+
+async def _is_ours(remote: RemoteClient, settings: Settings) -> bool:
+    """Return whether a process answers that has the mapping database of these settings."""
     try:
         draft = await remote.draft(PROBE_SECONDS)
     except (AdminConnectionError, NotFoundError):
-        return None
-    path = None if is_static else await asyncio.to_thread(database_path, settings)
-    is_ours = draft["mapping_database"] == path
-    return remote if is_ours else None
+        return False
+    return bool(draft["mapping_database"] == await asyncio.to_thread(database_path, settings))
 
 
 def _check_address(url: str) -> None:

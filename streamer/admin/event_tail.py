@@ -6,6 +6,7 @@ does not repeat events.
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import datetime
 from typing import Any, Final
 
@@ -37,14 +38,15 @@ async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGen
     is_first = True
     while True:
         try:
-            remote = await find_process(settings, url, may_be_static=True)
-            told = _from_bookkeeping(settings) if remote is None else remote.events()
-            async for name, data in told:
-                is_first = False
-                for event in _new(name, data, known):
-                    yield event
-                if not follow:
-                    return
+            async with find_process(settings, url, may_be_static=True) as remote:
+                told = _from_bookkeeping(settings) if remote is None else remote.events()
+                async with aclosing(told):
+                    async for name, data in told:
+                        is_first = False
+                        for event in _new(name, data, known):
+                            yield event
+                        if not follow:
+                            return
         except AdminConnectionError:
             if is_first:
                 raise
