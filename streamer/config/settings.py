@@ -14,7 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamer.config.connection import ConnectionSettings, SecretText, Strict
@@ -157,6 +164,15 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
 def _off_is_a_word(value: Any) -> Any:
     """YAML reads a plain ``off`` as false."""
     return "off" if value is False else value
+
+
+_WORD_FOR_ALL: Final = TypeAdapter(OnDdl)
+_BY_KIND: Final = TypeAdapter(dict[DdlKind, OnDdl])
+
+
+def _on_ddl(value: Any, _: object) -> OnDdl | dict[DdlKind, OnDdl]:
+    """Read one word or a dictionary; a fault names only the form that the user wrote."""
+    return (_WORD_FOR_ALL if isinstance(value, str) else _BY_KIND).validate_python(value)
 
 
 class TargetSettings(ConnectionSettings):
@@ -529,12 +545,13 @@ class SourceSettings(Strict):
         "trigger at the source, which only a superuser may create: `streamer check` prints the "
         "SQL.",
     )
-    on_ddl: dict[DdlKind, OnDdl] = Field(
+    on_ddl: Annotated[OnDdl | dict[DdlKind, OnDdl], WrapValidator(_on_ddl)] = Field(
         default={},
         title="Reaction to changes to definitions",
-        description="With `ddl: capture`: `apply`, `stop` or `ignore` by kind of change. "
-        "`drop_column`, `change_type`, `drop_attribute`, `change_attribute` and `detach_partition` "
-        "stop by default, because they can lose values; all others apply.",
+        description="With `ddl: capture`: `apply`, `stop` or `ignore`, as one word for all kinds "
+        "of change, or by kind. By kind, `drop_column`, `change_type`, `drop_attribute`, "
+        "`change_attribute` and `detach_partition` stop by default, because they can lose values; "
+        "all others apply.",
         examples=[{"drop_column": "stop", "change_type": "stop"}],
     )
     max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = Field(

@@ -24,7 +24,6 @@ from streamer.mapping.names import (
     parse_target,
 )
 from streamer.mapping.options import (
-    ON_DDL_DEFAULT,
     Create,
     DdlCapture,
     DdlKind,
@@ -37,6 +36,7 @@ from streamer.mapping.options import (
     OnMaxRetainedWal,
     OnTableDropped,
     TableType,
+    on_ddl_by_kind,
 )
 from streamer.mapping.rules import (
     ColumnHash,
@@ -247,7 +247,7 @@ class MappingBuilder:
                     failover=group.failover,
                     sequences=group.sequences,
                     ddl=group.ddl,
-                    on_ddl={**ON_DDL_DEFAULT, **group.on_ddl},
+                    on_ddl=on_ddl_by_kind(group.on_ddl),
                     max_retained_wal_bytes=group.max_retained_wal,
                     on_max_retained_wal=group.on_max_retained_wal,
                     heartbeat_interval=group.heartbeat_interval,
@@ -270,7 +270,7 @@ class MappingBuilder:
                     "`ddl: capture` could bring plain values into a hashed column",
                     hint="leave `ddl` out for the sources of this table",
                 )
-            if group.on_ddl.get(DdlKind.ADD_COLUMN) is OnDdl.IGNORE:
+            if on_ddl_by_kind(group.on_ddl)[DdlKind.ADD_COLUMN] is OnDdl.IGNORE:
                 rule = replace(rule, on_column_added=OnColumnAdded.IGNORE)
             for other in rules:
                 if other.pattern == rule.pattern:

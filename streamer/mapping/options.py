@@ -152,6 +152,13 @@ ON_DDL_DEFAULT: Final[AnyMapping[DdlKind, OnDdl]] = MappingProxyType(
 """These lose values, so an operator decides. An index or a constraint holds none."""
 
 
+def on_ddl_by_kind(given: OnDdl | AnyMapping[DdlKind, OnDdl]) -> AnyMapping[DdlKind, OnDdl]:
+    """Return the reaction to each kind: one word counts for all, and a missing kind is default."""
+    if isinstance(given, OnDdl):
+        return dict.fromkeys(DdlKind, given)
+    return {**ON_DDL_DEFAULT, **given}
+
+
 class OnMaxRetainedWal(enum.StrEnum):
     """The reaction when a source retains more WAL than `max_retained_wal`."""
 

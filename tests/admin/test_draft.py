@@ -206,6 +206,7 @@ sources:
   - {url: "postgresql://u:${SHOP_EU}@127.0.0.1:1/shop", sid: eu}
   - {url: "postgresql://u:hidden@127.0.0.1:1/shop", sid: us}
   streaming: false
+  on_ddl: apply
   tables:
     orders: {type: history, columns: {id: order_id}, exclude: [note]}
     customers:

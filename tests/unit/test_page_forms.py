@@ -58,6 +58,14 @@ def test_what_a_table_says_survives_its_form(
     assert forms.read(fields, sent) == row
 
 
+@pytest.mark.parametrize("given", ["apply", "ignore", {"drop_column": "apply"}])
+def test_on_ddl_survives_its_form_as_a_word_and_by_kind(given: Any) -> None:
+    fields = forms.fields_of("database")
+    sent = as_given(fields, models.default_settings("database") | {"on_ddl": given})
+    assert not isinstance(given, str) or sent["on_ddl"] == given
+    assert models.validate("database", {"name": "x", **forms.read(fields, sent)})["on_ddl"] == given
+
+
 def test_numbers_may_be_sizes_and_faults_name_their_field() -> None:
     fields = forms.fields_of("database")
     sent = as_given(fields, models.default_settings("database")) | {"max_retained_wal": "2GB"}

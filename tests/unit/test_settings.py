@@ -6,6 +6,7 @@ import pytest
 
 from streamer.config import static
 from streamer.errors import MappingError, SettingsError, SourceConfigurationError
+from streamer.mapping.options import DdlKind, OnColumnAdded, OnDdl
 from streamer.source.connection import conninfo
 
 CONFIG = """\
@@ -52,6 +53,30 @@ def test_what_can_be_done_is_taken(tmp_path: Path) -> None:
     _, mapping = static.load(write(tmp_path))
 
     assert [rule.on_error for rule in mapping.sources[0].rules] == ["stop"]
+
+
+@pytest.mark.parametrize("word", list(OnDdl))
+def test_one_word_decides_about_all_changes_of_definitions(tmp_path: Path, word: OnDdl) -> None:
+    _, mapping = static.load(write(tmp_path, more=f"  on_ddl: {word}\n"))
+
+    assert dict(mapping.sources[0].on_ddl) == dict.fromkeys(DdlKind, word)
+    is_ignored = mapping.sources[0].rules[0].on_column_added is OnColumnAdded.IGNORE
+    assert is_ignored == (word is OnDdl.IGNORE)
+
+
+@pytest.mark.parametrize(
+    ("on_ddl", "problem"),
+    [
+        ("skip", r"sources\[0\]\.on_ddl: input should be 'apply', 'stop' or 'ignore'$"),
+        ("[apply]", r"sources\[0\]\.on_ddl: input should be a valid dictionary$"),
+        ("{drop_column: skip}", r"sources\[0\]\.on_ddl\.drop_column: .*'ignore'$"),
+    ],
+)
+def test_a_fault_of_on_ddl_names_the_form_that_the_user_wrote(
+    tmp_path: Path, on_ddl: str, problem: str
+) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        static.load(write(tmp_path, more=f"  on_ddl: {on_ddl}\n"))
 
 
 @pytest.mark.parametrize(

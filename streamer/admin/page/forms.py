@@ -100,7 +100,7 @@ def written(field: Field, row: Row) -> str:
     match field.kind:
         case "lines":
             return "\n".join(str(item) for item in value)
-        case "yaml":
+        case "yaml" if not isinstance(value, str):
             return yaml.safe_dump(
                 value, allow_unicode=True, default_flow_style=False, sort_keys=False, width=10_000
             )
