@@ -21,16 +21,11 @@ from rich.console import Console
 
 from streamer.commands import wait as wait_command
 from streamer.commands.demo import shop
-from streamer.commands.demo.stage import (
-    SOURCES,
-    TARGET,
-    DemoError,
-    Stage,
-    check_java,
-)
-from streamer.commands.demo.view import DemoReport, StreamView, View, gather_tables
-from streamer.commands.demo.watch import CopyWatch, Sample, ScrapedMetrics
+from streamer.commands.demo.figures import DemoReport, gather_tables, read_figures
+from streamer.commands.demo.stage import SOURCES, TARGET, DemoError, Stage, check_java
+from streamer.commands.demo.view import Follow, View
 from streamer.commands.demo.workload import Workload
+from streamer.commands.status import StatusReport, read_report
 from streamer.config import static
 from streamer.config.settings import ENVIRONMENT_PREFIX
 from streamer.errors import StreamerError
@@ -39,7 +34,7 @@ from streamer.waiting import in_thread
 
 SYNC_SECONDS_MAX: Final = 600.0
 WAIT_SECONDS_MAX: Final = 120.0
-SAMPLE_SECONDS: Final = 0.25
+SAMPLE_SECONDS: Final = 0.5
 EXIT_INTERRUPTED: Final = 130
 
 
@@ -121,10 +116,9 @@ async def _play(stage: Stage, view: View, seconds: float) -> DemoReport:
     stage.start_streamer()
     view.say(f"its page: {stage.page}")
     report = DemoReport()
-    async with CopyWatch(stage.target.url(shop.WAREHOUSE)) as bookkeeping:
-        await _watch_sync(stage, view, bookkeeping, rows, report)
-    with view.stream(seconds, titles) as stream:
-        await _watch_stream(stage, stream, seconds, report)
+    program = await in_thread(_Program, stage)
+    await _watch_sync(stage, program, view, rows, report)
+    await _watch_stream(stage, program, view, seconds, report)
     with view.working("comparing the shops with the warehouse: streamer compare"):
         report.tables = gather_tables(await stage.compare())
     view.summarize(report)
@@ -148,77 +142,94 @@ async def _make_shops(stage: Stage) -> int:
     return sum(await asyncio.gather(*(make(sid, url) for sid, url in urls.items())))
 
 
+class _Program:
+    """The program of the demo, as its commands see it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        settings, self._mapping = static.load(stage.config)
+        self._address = TargetAddress.parse(settings.target.url)
+
+    async def status(self) -> StatusReport:
+        """Return what ``streamer status`` reads. Raises DemoError if the program has failed."""
+        self._stage.check_streamer()
+        report = await read_report(self._address, self._mapping)
+        states = [(source.state, source.error) for source in report.sources]
+        states += [
+            (table.state, table.error) for source in report.sources for table in source.tables
+        ]
+        for state, error in states:
+            if state == "error":
+                raise DemoError(f"streamer stopped: {error}")
+        return report
+
+    async def wait(self) -> None:
+        """Do the work of ``streamer wait``."""
+        missing = await wait_command.wait(self._address, self._mapping, WAIT_SECONDS_MAX)
+        if missing is not None:
+            words = self._stage.last_words()
+            raise DemoError(f"streamer does not catch up: {missing}; {words}")
+
+
 async def _watch_sync(
-    stage: Stage, view: View, bookkeeping: CopyWatch, rows: int, report: DemoReport
+    stage: Stage, program: _Program, view: View, rows: int, report: DemoReport
 ) -> None:
     began = time.monotonic()
-    tables = len(shop.TABLES) * len(SOURCES)
-    with view.sync(rows) as update:
+    count = len(shop.TABLES) * len(SOURCES)
+    with view.following() as follow:
         while True:
-            stage.check_streamer()
-            progress = await bookkeeping.read()
-            update(progress)
-            if progress.tables_ready == tables:
+            status = await program.status()
+            tables = [table for source in status.sources for table in source.tables]
+            copied = sum(table.rows_copied for table in tables)
+            follow(status, f"{copied:,} of {rows:,} rows" if copied else "Spark starts")
+            ready = sum(table.state == "ready" for table in tables)
+            if ready == count:
                 break
             if time.monotonic() - began > SYNC_SECONDS_MAX:
                 raise DemoError(
-                    f"{progress.tables_ready} of {tables} tables are ready after"
+                    f"{ready} of {count} tables are ready after"
                     f" {SYNC_SECONDS_MAX:g} s: {stage.last_words()}"
                 )
             await asyncio.sleep(SAMPLE_SECONDS)
     report.sync_seconds = time.monotonic() - began
-    report.rows_copied = await bookkeeping.rows_copied()
+    report.rows_copied = copied
     view.say(
-        f"copied {report.rows_copied:,} rows of {tables} tables: {report.sync_seconds:.1f} s, "
+        f"copied {copied:,} rows of {count} tables: {report.sync_seconds:.1f} s, "
         "including the start of Spark"
     )
 
 
 async def _watch_stream(
-    stage: Stage, stream: StreamView, seconds: float, report: DemoReport
+    stage: Stage, program: _Program, view: View, seconds: float, report: DemoReport
 ) -> None:
-    """Let the shops be busy, then wait until the warehouse has it all."""
-    metrics = ScrapedMetrics(stage.http_port)
+    """Run the workload of the shops, then wait until the warehouse has all changes."""
     workload = Workload({sid: server.url(shop.DATABASE) for sid, server in stage.sources.items()})
-    first = await metrics.read()
+    first = await read_figures(stage.metrics)
+    began = time.monotonic()
 
-    async def sample() -> Sample:
-        stage.check_streamer()
-        taken = await metrics.read()
-        stream.update(taken, {sid: workload.transactions(sid) for sid in SOURCES})
-        report.peak_lag_seconds = max(report.peak_lag_seconds, taken.lag_seconds)
-        report.peak_lag_bytes = max(report.peak_lag_bytes, taken.lag_bytes)
-        return taken
-
-    async def sample_until(task: "asyncio.Task[object]") -> None:
+    async def follow_until(follow: Follow, task: "asyncio.Task[None]") -> float:
+        started = time.monotonic()
         while not task.done():
-            await sample()
+            status = await program.status()
+            figures = await read_figures(stage.metrics)
+            report.peak_lag_seconds = max(report.peak_lag_seconds, figures.lag_seconds)
+            report.peak_lag_bytes = max(report.peak_lag_bytes, int(figures.lag_bytes))
+            elapsed = min(time.monotonic() - began, seconds)
+            commits = ", ".join(f"{sid} {workload.transactions(sid):,}" for sid in SOURCES)
+            follow(status, f"{elapsed:.0f} of {seconds:g} s; commits: {commits}")
             await asyncio.wait([task], timeout=SAMPLE_SECONDS)
+        return time.monotonic() - started
 
-    async with asyncio.TaskGroup() as group:
-        began = time.monotonic()
-        busy = group.create_task(workload.run(seconds), name="workload")
-        await sample_until(busy)
-        report.workload_seconds = time.monotonic() - began
-        stream.phase = "waiting"
-        began = time.monotonic()
-        waiting = group.create_task(_wait(stage), name="wait")
-        await sample_until(waiting)
-        report.drain_seconds = time.monotonic() - began
-    stream.phase = "done"
-    last = await sample()
-    report.changes = last.changes - first.changes
-    report.transactions = last.transactions - first.transactions
+    with view.following() as follow:
+        async with asyncio.TaskGroup() as group:
+            busy = group.create_task(workload.run(seconds), name="workload")
+            report.workload_seconds = await follow_until(follow, busy)
+            waiting = group.create_task(program.wait(), name="wait")
+            report.drain_seconds = await follow_until(follow, waiting)
+    last = await read_figures(stage.metrics)
+    report.changes = int(last.changes - first.changes)
+    report.transactions = int(last.transactions - first.transactions)
     report.commit_to_visible_seconds = last.commit_to_visible_seconds(first)
-
-
-async def _wait(stage: Stage) -> None:
-    """Do the work of ``streamer wait``."""
-    settings, mapping = await in_thread(static.load, stage.config)
-    address = TargetAddress.parse(settings.target.url)
-    missing = await wait_command.wait(address, mapping, WAIT_SECONDS_MAX)
-    if missing is not None:
-        raise DemoError(f"streamer does not catch up: {missing}; {stage.last_words()}")
 
 
 def _tell_what_runs(stage: Stage, view: View) -> None:
@@ -229,7 +240,7 @@ def _tell_what_runs(stage: Stage, view: View) -> None:
         f"{shop.WAREHOUSE:<10} {stage.target.url(shop.WAREHOUSE)}",
         f"{'psql':<10} {psql}",
         f"{'page':<10} {stage.page}",
-        f"{'metrics':<10} http://127.0.0.1:{stage.http_port}/metrics",
+        f"{'metrics':<10} {stage.metrics}",
         f"{'status':<10} {shlex.quote(sys.executable)} -m streamer -c {stage.config} status",
         f"{'log':<10} {stage.log}",
         f"{'stop it':<10} {stop}",

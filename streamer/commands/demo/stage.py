@@ -54,6 +54,10 @@ class Stage:
         return f"http://127.0.0.1:{self.http_port}/"
 
     @property
+    def metrics(self) -> str:
+        return f"{self.page}metrics"
+
+    @property
     def sources(self) -> dict[str, Server]:
         """The shops' servers, by sid."""
         return dict(zip(SOURCES, self.servers, strict=False))
