@@ -67,14 +67,3 @@ create table user (
     password_hash text not null,
     created_at text not null
 );
-
--- Lag, rate and retained WAL of each source by the minute, for a day: at most 1,440 rows a source.
-create table minute (
-    -- Unix time of its beginning.
-    at integer not null,
-    source text not null,
-    lag_seconds real,
-    changes_per_second real,
-    retained_wal_bytes real,
-    primary key (at, source)
-) without rowid;

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from streamer.admin.activity import ChangeActivity, TableActivity
-from streamer.admin.source_history import MinuteStore, SourceHistory
+from streamer.admin.source_history import SourceHistory
 from streamer.error_reports import ErrorReport, error_fields
 from streamer.errors import StreamerError, UnreadyError
 from streamer.mapping.rules import SourceLabel
@@ -140,10 +140,9 @@ class Events:
         engine: Watched,
         address: TargetAddress,
         read_labels: Callable[[], Iterable[str]],
-        store: MinuteStore | None = None,
     ) -> None:
-        """*read_labels*, *store*: see `SourceHistory`."""
-        self.history = SourceHistory(engine, read_labels, store)
+        """*read_labels*: see `SourceHistory`."""
+        self.history = SourceHistory(engine, read_labels)
         self._engine = engine
         self._address = address
         self._listeners: dict[asyncio.Queue[Event | None], Wanted] = {}

@@ -6,7 +6,7 @@ The functions take a connection and leave transactions to their caller, `streame
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -17,7 +17,6 @@ from streamer.admin.models import COLUMNS, default_settings
 from streamer.errors import InvalidError, NotFoundError, TakenError
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.audit import KEPT_DAYS
-from streamer.progress.minutes import Minute
 
 Row = dict[str, Any]
 Content = dict[str, Any]
@@ -218,27 +217,6 @@ async def prune_audit(writer: aiosqlite.Connection) -> None:
     """Remove audit rows that are too old."""
     oldest = time_text(datetime.now(UTC) - timedelta(days=KEPT_DAYS))
     await writer.execute("delete from audit where at < ?", [oldest])
-
-
-async def store_minutes(
-    writer: aiosqlite.Connection, minutes: Sequence[Minute], oldest: int
-) -> None:
-    """Store minutes of sources, and remove those before *oldest*."""
-    await writer.executemany(
-        "insert or replace into minute values (?, ?, ?, ?, ?)",
-        [(minute.at, minute.source, *minute.values) for minute in minutes],
-    )
-    await writer.execute("delete from minute where at < ?", [oldest])
-
-
-async def fetch_minutes(reader: aiosqlite.Connection, since: int) -> list[Minute]:
-    """Return the minutes of all sources from *since* on, the oldest first."""
-    rows = await reader.execute_fetchall(
-        "select at, source, lag_seconds, changes_per_second, retained_wal_bytes from minute"
-        " where at >= ? order by at",
-        [since],
-    )
-    return [Minute(at, source, (lag, rate, wal)) for at, source, lag, rate, wal in rows]
 
 
 def key_of(kind: str, row: Row) -> tuple[Any, ...]:

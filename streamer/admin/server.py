@@ -56,9 +56,8 @@ class AdminServer:
         The caller has to close the returned events before the server stops.
         """
         settings = self._service.settings
-        store = None if self._service.is_static else self._service.store
         address = TargetAddress.parse(settings.target.url)
-        events = Events(engine, address, self._service.labels, store)
+        events = Events(engine, address, self._service.labels)
         self._service.engine = engine
         self._service.find_lost = lambda: engine.mapping_trouble
         self._service.on_change = events.publish

@@ -1,8 +1,7 @@
 """The task that samples the sources of this process, and the minutes that outlive it.
 
 It reads only what the process knows: a sample asks no server. Each completed minute goes to the
-target, where all processes find it, and to the mapping database, if there is one. From there a
-process continues with the last day also while the target is away.
+target, where all processes find it, this one after a restart, too.
 """
 
 import asyncio
@@ -11,24 +10,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-import structlog
-
 from streamer.admin.minute_exchange import MinuteExchange
 from streamer.admin.minute_series import (
     FIELDS,
     FINE_SECONDS,
     FINE_SLOTS,
-    KEPT_SECONDS,
     Series,
     spark,
 )
-from streamer.errors import StoreError
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.minutes import Minute, Values
+from streamer.progress.minutes import Values
 from streamer.runtime.supervisor import Supervisor
-
-log = structlog.get_logger()
 
 SPARK_SECONDS: Final = FINE_SECONDS * FINE_SLOTS
 _DIGITS: Final = (3, 2, 0)
@@ -48,16 +41,9 @@ class Sampled(Protocol):
     def bookkeeping(self) -> Bookkeeping | None: ...
 
 
-class MinuteStore(Protocol):
-    """Where minutes outlive the process and an outage of the target: the mapping database."""
-
-    async def add_minutes(self, minutes: Sequence[Minute], oldest: int) -> None: ...
-
-    async def minutes(self, since: int) -> list[Minute]: ...
-
-
 class SourceHistory:
-    """Samples every source of this process each 10 s. *store*: None without a mapping database.
+    """Samples every source of this process each 10 s.
+
     *read_labels*: returns the sources whose history counts, those of other processes included.
     """
 
@@ -65,19 +51,16 @@ class SourceHistory:
         self,
         engine: Sampled,
         read_labels: Callable[[], Iterable[str]],
-        store: MinuteStore | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
         self._read_labels = read_labels
-        self._store = store
         self._clock = clock
         self._series = Series()
         self.exchange = MinuteExchange(lambda: engine.bookkeeping, self._series, clock)
         self._changes: dict[str, int] = {}
         self._sampled_at: float | None = None
         self._task: asyncio.Task[None] | None = None
-        self._failure: str | None = None
 
     def start(self) -> None:
         """Begin to sample, if that has not begun."""
@@ -91,39 +74,18 @@ class SourceHistory:
                 await self._task
 
     async def _run(self) -> None:
-        await self.load()
         async with asyncio.TaskGroup() as group:
             # The samples go on while the target does not answer.
             group.create_task(self.exchange.run(), name="exchange of minutes")
             while True:
                 await asyncio.sleep(FINE_SECONDS - self._clock() % FINE_SECONDS)
-                await self.sample()
+                self.sample()
 
-    async def load(self) -> None:
-        """Continue with the minutes of the process before."""
-        if self._store is None:
-            return
-        try:
-            minutes = await self._store.minutes(int(self._clock()) - KEPT_SECONDS)
-        except StoreError as exc:
-            self._report(exc)
-            return
-        # A day of hundreds of sources takes a moment, and the event loop also streams.
-        await asyncio.to_thread(self._series.take_over, minutes, self._clock())
-
-    async def sample(self) -> None:
-        """Add a sample of each source, and store the minute that it completes."""
+    def sample(self) -> None:
+        """Add a sample of each source; the exchange stores the minute that it completes."""
         now = self._clock()
         self._series.keep_only(self._read_labels())
-        minutes = self._series.add(now, self._read(now))
-        self.exchange.note(minutes)
-        if self._store is None or not minutes:
-            return
-        try:
-            await self._store.add_minutes(minutes, int(now) - KEPT_SECONDS)
-            self._failure = None
-        except StoreError as exc:
-            self._report(exc)
+        self.exchange.note(self._series.add(now, self._read(now)))
 
     def _read(self, now: float) -> dict[str, Values]:
         """Return the present values of each source that this process runs. The first sample of a
@@ -147,12 +109,6 @@ class SourceHistory:
             found[label] = (lag, rate, None if wal is None else float(wal))
         self._changes, self._sampled_at = counted, now
         return found
-
-    def _report(self, error: StoreError) -> None:
-        """Log a failure once; the samples stay in memory."""
-        if str(error) != self._failure:
-            self._failure = str(error)
-            log.warning("streamer cannot store the history of sources", error=str(error))
 
     # ---- reading -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Rows that leave have ``***`` for them, unless the mapping itself is built.
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ from streamer.admin.mapping_rows import (
     fetch_all,
     fetch_content,
     fetch_latest,
-    fetch_minutes,
     fetch_one,
     fetch_row,
     fetch_settings,
@@ -43,7 +42,6 @@ from streamer.admin.mapping_rows import (
     prune_audit,
     row_of,
     select_sql,
-    store_minutes,
     store_settings,
     translating_constraints,
     write_audit,
@@ -54,7 +52,6 @@ from streamer.migrations import read_migrations
 from streamer.postgres.url_passwords import check_url, fill_masks, has_mask, mask, secret_spans
 from streamer.progress.audit import TEARDOWN
 from streamer.progress.lost_mapping import MappingTrouble
-from streamer.progress.minutes import Minute
 
 log = structlog.get_logger()
 
@@ -421,16 +418,6 @@ class AdminStore:
         """Write that *actor* has streamer log in to a server of their choice. Raises StoreError."""
         async with self._writes() as writer:
             await write_audit(writer, actor, "discover", "url", None, server)
-
-    async def add_minutes(self, minutes: Sequence[Minute], oldest: int) -> None:
-        """Store minutes of sources, and remove those before *oldest*. Raises StoreError."""
-        async with self._writes() as writer:
-            await store_minutes(writer, minutes, oldest)
-
-    async def minutes(self, since: int) -> list[Minute]:
-        """Return the minutes from *since* on, the oldest first. Raises StoreError."""
-        async with self._reads() as reader:
-            return await fetch_minutes(reader, since)
 
     async def prune_audit(self) -> None:
         """Remove audit rows that are too old. Raises StoreError."""

@@ -56,7 +56,7 @@ class OneProcess:
             bookkeeping=object(), metrics=SimpleNamespace(changes_of_sources=self.applied)
         )
         engine.supervisors = [self._supervisor(label) for label in LABELS]
-        self.history = SourceHistory(engine, lambda: LABELS, None, clock)
+        self.history = SourceHistory(engine, lambda: LABELS, clock)
         clock.processes.append(self)
 
     def _supervisor(self, label: str) -> Any:
@@ -74,7 +74,7 @@ class OneProcess:
         return Fake()
 
     async def turn(self) -> None:
-        await self.history.sample()
+        self.history.sample()
         for label in self.runs:
             self.applied[label] = self.applied.get(label, 0) + 2 * FINE_SECONDS
 

@@ -1,13 +1,10 @@
 """The history of sources in memory: bounds, minutes, gaps, small pictures."""
 
-import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from streamer.admin.keyring import Keyring
 from streamer.admin.minute_series import (
     COARSE_SECONDS,
     COARSE_SLOTS,
@@ -21,8 +18,6 @@ from streamer.admin.minute_series import (
     trends,
 )
 from streamer.admin.source_history import SourceHistory
-from streamer.admin.store import open_store
-from streamer.errors import StoreError
 from streamer.progress.minutes import Minute, Values
 
 START = 1_800_000_000
@@ -116,55 +111,22 @@ class Clock:
         return self.now
 
 
-async def sample(history: SourceHistory, engine: Engine, clock: Clock, count: int) -> None:
+def sample(history: SourceHistory, engine: Engine, clock: Clock, count: int) -> None:
     for _ in range(count):
-        await history.sample()
+        history.sample()
         clock.now += FINE_SECONDS
         engine.metrics.changes_of_sources["shop"] += 20
 
 
-async def test_a_restart_continues_with_the_stored_minutes_of_a_day(tmp_path: Path) -> None:
+def test_samples_give_rates_from_the_second_on() -> None:
     engine, clock = Engine(), Clock()
-    path = tmp_path / "mapping.sqlite"
-    store = await open_store(path, Keyring.temporary())
-    try:
-        await store.add_minutes([Minute(START - 2 * KEPT_SECONDS, "gone", (1.0, 1.0, 1.0))], 0)
-        before = SourceHistory(engine, lambda: ["shop"], store, clock)
-        await sample(before, engine, clock, 31)
-        kept = before.columns("shop")
-        assert kept["changes_per_second"][:3] == [None, 2.0, 2.0]
-        assert kept["lag_seconds"][0] == 0.25
-
-        clock.now += 600
-        after = SourceHistory(engine, lambda: ["shop"], store, clock)
-        await after.load()
-        await sample(after, engine, clock, 2)
-        columns = after.columns("shop")
-        assert columns["times"][:5] == [START + 60 * minute for minute in range(5)]
-        assert columns["retained_wal_bytes"][:5] == [7] * 5
-        assert columns["lag_seconds"][5:] == [None, 0.25, 0.25], "a gap, then this process"
-        assert len({len(column) for column in columns.values()}) == 1
-        assert {minute.source for minute in await store.minutes(0)} == {"shop"}
-    finally:
-        await store.close()
-
-
-async def test_a_store_that_fails_is_reported_once_and_the_samples_go_on() -> None:
-    class Failing:
-        async def add_minutes(self, minutes: Any, oldest: int) -> None:
-            raise StoreError("disk full")
-
-        async def minutes(self, since: int) -> list[Minute]:
-            raise StoreError("disk full")
-
-    engine, clock = Engine(), Clock()
-    history = SourceHistory(engine, lambda: ["shop"], Failing(), clock)
-    await history.load()
-    await sample(history, engine, clock, 14)
-    assert len(history.columns("shop")["times"]) == 14
-    history.start()
-    await asyncio.sleep(0)
-    await history.close()
+    history = SourceHistory(engine, lambda: ["shop"], clock)
+    sample(history, engine, clock, 14)
+    columns = history.columns("shop")
+    assert len(columns["times"]) == 14
+    assert columns["changes_per_second"][:3] == [None, 2.0, 2.0]
+    assert columns["lag_seconds"][0] == 0.25
+    assert len({len(column) for column in columns.values()}) == 1
 
 
 @pytest.mark.parametrize("count", [200])
