@@ -19,6 +19,7 @@ from streamer.mapping.definition import (
     ColumnChange,
     DefinedColumn,
     SourceDefinition,
+    columns_after,
 )
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.names import RelationName
@@ -167,14 +168,11 @@ class Objects:
         pending = await read_plans(self._target, relation_id)
         open_ = {(each.kind, each.name) for each in pending if each.kind in _OF_COLUMNS}
         void, wanted = [], list(unfinished)
-        for change in changes:
-            if change.before is None or change.kind not in _VOIDS:
-                continue
-            former = mapping.target_column(change.before.name)
-            found = [each for each in open_ if each[1] == former]
+        for before, column in columns_after(c for c in changes if c.kind in _VOIDS).items():
+            found = [each for each in open_ if each[1] == mapping.target_column(before)]
             void += found
-            if found and change.after is not None:
-                wanted.append(change.after)
+            if found and column is not None:
+                wanted.append(column)
         await end_plans(self._target, relation_id, void)
         columns = [column_of(each) for each in wanted]
         names = [each.sequence.name.name for each in columns if each.sequence is not None]

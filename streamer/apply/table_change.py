@@ -30,6 +30,7 @@ from streamer.mapping.definition import (
     AnyChange,
     ColumnChange,
     SourceDefinition,
+    columns_after,
 )
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.names import RelationName
@@ -175,16 +176,11 @@ class TableChange:
     def _moved(self, changes: Sequence[ColumnChange], there: set[str]) -> dict[str, str | None]:
         """Return columns of the target by their former names; None for one that is gone."""
         moved: dict[str, str | None] = {}
-        for change in changes:
-            if change.before is None:
-                continue
-            former = self._mapped.mapping.target_column(change.before.name)
-            if former is None or (change.after is not None and change.after.name == former):
-                continue
-            name = None
-            if change.after is not None:
-                name = self._mapped.mapping.target_column(change.after.name)
-            if former != name and former not in moved:
+        mapping = self._mapped.mapping
+        for before, column in columns_after(changes).items():
+            former = mapping.target_column(before)
+            name = None if column is None else mapping.target_column(column.name)
+            if former is not None and former != name:
                 moved[former] = name if name in there else None
         return moved
 

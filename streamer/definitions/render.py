@@ -242,7 +242,7 @@ class Renderer:
             )
 
     def _index(self, index: IndexDefinition) -> Planned:
-        name = self._free(index.name)
+        name = self.free(index.name)
         is_unique = index.is_unique and self._is_clone
         if is_unique:
             self._refuse_computed(index)
@@ -346,7 +346,8 @@ class Renderer:
             if name is not None and self._place.mapping.has_expression(name):
                 raise _UnmadeError(f'`set` computes column "{name}", so it may not be unique')
 
-    def _free(self, name: str) -> str:
+    def free(self, name: str) -> str:
+        """Return the name of an index at the target, which no other relation of its schema has."""
         return other_name(name, self._place.mapping.target) if name in self._taken else name
 
     # ---- constraints ---------------------------------------------------------------------------
@@ -402,7 +403,7 @@ class Renderer:
         if not self._is_clone:
             return self._index(replace(index, constraint=None))
         self._refuse_computed(index)
-        name = self._free(constraint.name)
+        name = self.free(constraint.name)
         add = f"alter table {self._place.quoted} add constraint {quote_identifier(name)}"
         timing = _timing(constraint)
         names = [quote_identifier(self._mapped(column)) for column in constraint.columns]
@@ -433,7 +434,7 @@ class Renderer:
             without = tuple(replace(key, operator=None) for key in index.keys)
             return self._index(replace(index, keys=without, constraint=None))
         self._refuse_computed(index)
-        name = self._free(constraint.name)
+        name = self.free(constraint.name)
         keys = [self._key(key, index) for key in index.keys]
         if self._place.has_sid:
             keys.insert(0, f"{quote_identifier(SID)} with operator(pg_catalog.=)")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
+from streamer.mapping.names import ordered_renames
 from streamer.mapping.objects import (
     DefinedObject,
     DefinedType,
@@ -270,9 +271,7 @@ def difference(
         if number not in present
     ]
     pairs = [(former[n], column) for n, column in present.items() if n in former]
-    for old, new in pairs:
-        if old.name != new.name:
-            changes.append(ColumnChange(DdlKind.RENAME_COLUMN, old, new))
+    changes += _renames(pairs)
     for old, new in pairs:
         changes += _changes_of(replace(old, name=new.name), new, computes_values=computes_values)
     for number, column in present.items():
@@ -280,6 +279,29 @@ def difference(
             changes.append(ColumnChange(DdlKind.ADD_COLUMN, None, column))
     # An expression may use a column that is new.
     return sorted(changes, key=lambda change: change.kind is DdlKind.SET_EXPRESSION)
+
+
+def _renames(pairs: Sequence[tuple[DefinedColumn, DefinedColumn]]) -> Iterable[ColumnChange]:
+    """Return the renames of columns, each to a name that is free by then."""
+    columns = {old.name: (old, new) for old, new in pairs}
+    names = {old.name: new.name for old, new in pairs if old.name != new.name}
+    for former, name in ordered_renames(names):
+        old, new = columns.pop(former)
+        moved = replace(new, name=name)
+        columns[name] = replace(old, name=name), new
+        yield ColumnChange(DdlKind.RENAME_COLUMN, old, moved)
+
+
+def columns_after(changes: Iterable[ColumnChange]) -> dict[str, DefinedColumn | None]:
+    """Return the columns after all *changes*, by their names before; None for a dropped one."""
+    after: dict[str, DefinedColumn | None] = {}
+    for change in changes:
+        if change.before is None:
+            continue
+        name = change.before.name
+        first = next((old for old, now in after.items() if now and now.name == name), name)
+        after[first] = change.after
+    return after
 
 
 def _changes_of(

@@ -3,7 +3,9 @@
 Pure.
 """
 
+import itertools
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -138,3 +140,30 @@ def parse_name(text: str) -> RelationName:
     """Read a name as `RelationName` prints it."""
     pattern = parse_relation(text, "public")
     return RelationName(pattern.namespace, pattern.name)
+
+
+def ordered_renames(renames: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the steps that give all objects of *renames* their new names, each to a free name.
+
+    An object of a circle has a temporary name on the way.
+    """
+    left = dict(renames)
+    steps = []
+    while left:
+        former = next((old for old, new in left.items() if new not in left), None)
+        if former is None:
+            former, new = next(iter(left.items()))
+            aside = _aside(former, {*left, *renames.values()})
+            steps.append((former, aside))
+            del left[former]
+            left[aside] = new
+        else:
+            steps.append((former, left.pop(former)))
+    return steps
+
+
+def _aside(name: str, taken: Collection[str]) -> str:
+    """Return a temporary name for the object *name*."""
+    marks = (f"_moves{number}" for number in itertools.count(1))
+    names = (name.encode()[: NAME_BYTES_MAX - len(m)].decode(errors="ignore") + m for m in marks)
+    return next(each for each in names if each not in taken)

@@ -7,11 +7,11 @@ Pure.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from streamer.mapping.names import RelationName
+from streamer.mapping.names import RelationName, ordered_renames
 from streamer.mapping.options import DdlKind
 from streamer.postgres.quoting import quote_identifier
 
@@ -98,7 +98,27 @@ def object_difference(
             if new.is_valid and not old.is_valid:
                 added.append(ObjectChange(DdlKind.VALIDATE_CONSTRAINT, new, new))
     dropped += map(_dropped, gone.values())
-    return [*dropped, *renamed, *added]
+    return [*dropped, *_in_order(renamed), *added]
+
+
+def _in_order(renames: Sequence[ObjectChange]) -> Iterator[ObjectChange]:
+    """Return *renames*, each to a name that is free by then.
+
+    Indexes have one space of names, and constraints another; an index of a constraint is in both.
+    """
+    for with_index in (True, False):
+        changes = {each.name: each for each in renames if _has_index(each) is with_index}
+        names = {former: each.after.name for former, each in changes.items() if each.after}
+        for former, name in ordered_renames(names):
+            change = changes.pop(former)
+            assert change.before is not None
+            assert change.after is not None
+            yield replace(change, after=replace(change.after, name=name))
+            changes[name] = replace(change, before=replace(change.before, name=name))
+
+
+def _has_index(change: ObjectChange) -> bool:
+    return change.before is not None and change.before.kind not in "cf"
 
 
 def _added(new: DefinedObject) -> ObjectChange:

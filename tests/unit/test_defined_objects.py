@@ -63,7 +63,17 @@ POSITIVE = DefinedType(
         (
             [INDEX, replace(INDEX, oid=2, name="b")],
             [replace(INDEX, name="b"), replace(INDEX, oid=2, name="c")],
-            ['rename_index "by_name" to "b"', 'rename_index "b" to "c"'],
+            ['rename_index "b" to "c"', 'rename_index "by_name" to "b"'],
+        ),
+        (
+            [INDEX, replace(INDEX, oid=5, name="b"), replace(CHECK, name="by_name")],
+            [replace(INDEX, name="b"), replace(INDEX, oid=5), replace(CHECK, name="b")],
+            [
+                'rename_index "by_name" to "by_name_moves1"',
+                'rename_index "b" to "by_name"',
+                'rename_index "by_name_moves1" to "b"',
+                'rename_constraint "by_name" to "b"',
+            ],
         ),
     ],
 )

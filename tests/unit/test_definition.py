@@ -8,7 +8,13 @@ import pytest
 from streamer.apply.sql.definition_changes import DefinitionTranslator, Translation
 from streamer.apply.sql.generated import GeneratedFacts
 from streamer.errors import TargetSchemaError
-from streamer.mapping.definition import DefinedColumn, SourceDefinition, difference, widens
+from streamer.mapping.definition import (
+    DefinedColumn,
+    SourceDefinition,
+    columns_after,
+    difference,
+    widens,
+)
 from streamer.mapping.expressions import parse_expression
 from streamer.mapping.names import RelationName, RelationPattern
 from streamer.mapping.options import Create, TableType
@@ -190,6 +196,84 @@ def test_tenants_of_one_table() -> None:
         translated(
             table(ID), table(ID, clash), sid="a", there=target(ID, sid, replace(clash, type="text"))
         )
+
+
+A, B, C = (DefinedColumn(n, name, "integer") for n, name in enumerate("abc", 2))
+
+
+def named(*columns: tuple[DefinedColumn, str]) -> list[DefinedColumn]:
+    return [replace(column, name=name) for column, name in columns]
+
+
+def test_columns_that_exchange_their_names_take_turns() -> None:
+    chain = table(ID, *named((A, "b"), (B, "c")))
+    assert translated(table(ID, A, B), chain) == [
+        'rename column "b" to "c"',
+        'rename column "a" to "b"',
+    ]
+    circle = table(ID, *named((A, "b"), (B, "c"), (C, "a")))
+    changes = difference(table(ID, A, B, C), circle)
+    assert translated(table(ID, A, B, C), circle) == [
+        'rename column "a" to "a_moves1"',
+        'rename column "c" to "a"',
+        'rename column "b" to "c"',
+        'rename column "a_moves1" to "b"',
+    ]
+    after = {name: column and column.name for name, column in columns_after(changes).items()}
+    assert after == {"a": "b", "b": "c", "c": "a"}
+    wider = replace(named((A, "b"))[0], type="bigint")
+    assert translated(table(ID, A, B), table(ID, wider, *named((B, "a")))) == [
+        'rename column "a" to "a_moves1"',
+        'rename column "b" to "a"',
+        'rename column "a_moves1" to "b"',
+        'alter column "b" type bigint using "b"::bigint',
+    ]
+
+
+def test_an_operator_decides_about_a_column_of_the_target_that_is_in_the_way() -> None:
+    found = translation(table(ID, A), table(ID, *named((A, "b"))), there=target(ID, A, B))
+    assert found.statements == ['drop column "b"', 'rename column "a" to "b"']
+    assert '"b" already, which would be dropped' in found.doubts[0][1]
+    rule = replace(RULE, type=TableType.HISTORY)
+    kept = translation(table(ID, A), table(ID, *named((A, "b"))), rule, there=target(ID, A, B))
+    assert (kept.statements, kept.filled, kept.doubts) == ([], ["b"], [])
+
+
+def test_tenants_exchange_names_of_columns_in_their_own_rows() -> None:
+    sid = DefinedColumn(99, "sid", "text", not_null=True)
+    mine = "where \"sid\"::text = 'a'"
+    before, after = table(ID, A, B), table(ID, *named((A, "b"), (B, "a")))
+    assert translated(before, after, sid="a", others=(before,)) == [
+        'add column "a_moves1" integer',
+        f'update "public"."t" set "a_moves1" = "a" {mine}',
+        f'update "public"."t" set "a" = "b" {mine}',
+        f'update "public"."t" set "b" = "a_moves1" {mine}',
+        'drop column "a_moves1"',
+    ]
+    chain = table(ID, *named((A, "b"), (B, "c")))
+    last = translated(before, chain, sid="a", others=(chain,), there=target(ID, A, B, C, sid))
+    assert last == [
+        f'update "public"."t" set "c" = "b" {mine}',
+        f'update "public"."t" set "b" = "a" {mine}',
+        'drop column "a"',
+    ]
+
+
+def test_a_tenant_moves_its_values_to_a_column_that_holds_them() -> None:
+    sid = DefinedColumn(99, "sid", "text", not_null=True)
+    wide = replace(A, type="bigint")
+    before, after = table(ID, wide), table(ID, *named((wide, "b")))
+    there = target(ID, wide, B, sid)
+    other = table(ID, *named((A, "b")))
+    assert translated(before, after, sid="a", others=(other,), there=there) == [
+        'alter column "b" type bigint using "b"::bigint',
+        'update "public"."t" set "b" = "a" where "sid"::text = \'a\'',
+        'drop column "a"',
+    ]
+    clash = table(ID, replace(B, type="text"))
+    text = target(ID, wide, replace(B, type="text"), sid)
+    with pytest.raises(TargetSchemaError, match="another source has it with type text"):
+        translated(before, after, sid="a", others=(clash,), there=text)
 
 
 LOUD = DefinedColumn(3, "loud", "text", default="upper(name)", default_mark="1", generated="s")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamer.mapping.definition import ColumnChange
+from streamer.mapping.definition import ColumnChange, columns_after
 from streamer.target.connection import TargetConnection
 
 READ_ROWS: Final = 500
@@ -82,15 +82,14 @@ async def follow_changes(
     last = 0
     while rows := await connection.fetch(_READ_SQL, relation_id, last, READ_ROWS):
         if not last:
+            for former, column in columns_after(changes).items():
+                if column is None or column.name != former:
+                    moved[former] = None if column is None else column.name
             for change in changes:
-                if change.after is None:
-                    moved[change.column] = None
-                elif change.before is None:
+                if change.before is None and change.after is not None:
                     name, constant = change.after.name, change.after.constant
                     if constant is not None and name in there:
                         added[name] = await _read_added(connection, constant, there[name])
-                elif change.before.name != change.after.name:
-                    moved[change.before.name] = change.after.name
             if not moved and not added:
                 return
         last = rows[-1]["id"]

@@ -156,7 +156,7 @@ class DefinitionTranslator:
             case DdlKind.DROP_COLUMN if before is not None:
                 return self._drop(before)
             case DdlKind.RENAME_COLUMN if before is not None and after is not None:
-                return self._rename(before, after, found)
+                return self._rename(change, before, after, found)
         assert before is not None
         assert after is not None
         if change.kind in (DdlKind.WIDEN_TYPE, DdlKind.CHANGE_TYPE):
@@ -260,7 +260,13 @@ class DefinitionTranslator:
         del self._columns[name]
         return [f"{self._alter} drop column {quote_identifier(name)}"]
 
-    def _rename(self, before: DefinedColumn, after: DefinedColumn, found: Translation) -> list[str]:
+    def _rename(
+        self,
+        change: ColumnChange,
+        before: DefinedColumn,
+        after: DefinedColumn,
+        found: Translation,
+    ) -> list[str]:
         rule = self._mapping.rule
         listed = {name for name, _ in rule.columns or ()} | rule.exclude
         used = {name for expression in rule.expressions for name in expression.names}
@@ -275,8 +281,31 @@ class DefinitionTranslator:
             return [] if former is None else self._drop_not_null(former)
         if former is None or former not in self._columns:
             return [] if name in self._columns else self._add(after, found)
-        moved = [] if after.generated else [self._move(former, name)]
-        if self._is_shared and self._has_others(former):
+        quoted, now = quote_identifier(former), quote_identifier(name)
+        is_shared_name = self._is_shared and self._has_others(former)
+        if is_shared_name or (self._is_shared and name in self._columns):
+            return self._move(before, after, former, name, is_last=not is_shared_name)
+        left = []
+        if name in self._columns:  # `ignore` left it, a history keeps it, or an operator added it
+            if self._is_history:
+                return [*self._add(after, found), *self._drop_not_null(former)]
+            reason = (
+                f'target table "{self._target.name}" has a column "{name}" already, which would be '
+                f'dropped, so that "{former}" can get the name'
+            )
+            found.doubts.append((change, reason))
+            left = [f"{self._alter} drop column {now}"]
+        self._columns[name] = self._columns.pop(former)
+        return [*left, f"{self._alter} rename column {quoted} to {now}"]
+
+    def _move(
+        self, before: DefinedColumn, after: DefinedColumn, former: str, name: str, *, is_last: bool
+    ) -> list[str]:
+        """Return the statements that move this tenant's values to another column.
+
+        *is_last*: no other tenant has the former column.
+        """
+        if not is_last:
             self._refuse_users(former)
             if former in self._target.primary_key:
                 raise TargetSchemaError(
@@ -286,15 +315,24 @@ class DefinitionTranslator:
                     f"{quote_identifier(former)} to {quote_identifier(name)}; then `apply` for the "
                     "others"
                 )
-            added = [] if name in self._columns else self._add_column(name, after)
-            return [*added, *moved, *self._drop_not_null(former)]
-        if name in self._columns:  # another tenant added it
-            del self._columns[former]
-            return [*moved, f"{self._alter} drop column {quote_identifier(former)}"]
-        self._columns[name] = self._columns.pop(former)
-        return [
-            f"{self._alter} rename column {quote_identifier(former)} to {quote_identifier(name)}"
-        ]
+        # The column gets another type, if it does, by a later change of the same difference.
+        column = replace(after, type=before.type, collation=before.collation)
+        there = self._columns.get(name)
+        if there is None:
+            statements = self._add_column(name, column)
+        elif there.type == column.type or widens(column.type, there.type):
+            statements = []
+        else:
+            statements = self._retype(name, column)
+        if not after.generated:
+            table = self._alter.removeprefix("alter table ")
+            own = f"where {quote_identifier(SID)}::text = {quote_literal(self._sid or '')}"
+            moved = f"set {quote_identifier(name)} = {quote_identifier(former)}"
+            statements.append(f"update {table} {moved} {own}")
+        if not is_last:
+            return [*statements, *self._drop_not_null(former)]
+        del self._columns[former]
+        return [*statements, f"{self._alter} drop column {quote_identifier(former)}"]
 
     def _refuse_users(self, former: str) -> None:
         """Raise TargetSchemaError if a generated column of the target uses a column."""
@@ -304,12 +342,6 @@ class DefinitionTranslator:
                     f'generated column "{name}" of target table "{self._target.name}" uses '
                     f'"{former}", which other sources of the table still have'
                 )
-
-    def _move(self, former: str, name: str) -> str:
-        """Return the statement that moves this tenant's values to another column."""
-        table = self._alter.removeprefix("alter table ")
-        own = f"where {quote_identifier(SID)}::text = {quote_literal(self._sid or '')}"
-        return f"update {table} set {quote_identifier(name)} = {quote_identifier(former)} {own}"
 
     def _note_new_values(
         self, change: ColumnChange, column: DefinedColumn, found: Translation
@@ -338,6 +370,13 @@ class DefinitionTranslator:
         was_alike = change.before is not None and change.before.type == there.type
         if not was_alike and widens(column.type, there.type):
             return []  # the target was made wider than the source
+        return self._retype(name, column)
+
+    def _retype(self, name: str, column: DefinedColumn) -> list[str]:
+        """Return the statement that gives a column the type of a source's. Raises TargetSchemaError
+        if the values of another source do not fit it.
+        """
+        there = self._columns[name]
         if self._is_shared:
             for other in self._others:
                 for own in other.columns:

@@ -166,18 +166,24 @@ class ObjectTranslator:
         if any(_has(other, old) for other in self._others):
             self._add(new, found)
             return
-        constraint = self._constraint(old)
-        quoted = quote_identifier(new.name)
+        constraint, index = self._constraint(old), self._index(old)
+        name = self._renderer.free(new.name)
+        quoted = quote_identifier(name)
         if constraint is not None:
-            if new.name not in self._constraints:
+            if name not in self._constraints:
                 former = quote_identifier(constraint.name)
                 found.statements.append(
                     f"alter table {self._place.quoted} rename constraint {former} to {quoted}"
                 )
-                self._constraints[new.name] = replace(constraint, name=new.name)
-        elif (index := self._index(old)) is not None and new.name not in self._indexes:
+                del self._constraints[constraint.name]
+                self._constraints[name] = replace(constraint, name=name)
+                if (own := self._indexes.pop(constraint.index or "", None)) is not None:
+                    self._constraints[name] = replace(constraint, name=name, index=name)
+                    self._indexes[name] = replace(own, name=name, constraint=name)
+        elif index is not None and name not in self._indexes:
             found.statements.append(f"alter index {self._quoted(index.name)} rename to {quoted}")
-            self._indexes[new.name] = replace(index, name=new.name)
+            del self._indexes[index.name]
+            self._indexes[name] = replace(index, name=name)
         # A builder may have died with half of it made, or be under way. The plan of the former name
         # ends here, so the rest has to be planned under the new one.
         self._add(new, found)
