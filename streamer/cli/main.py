@@ -665,7 +665,9 @@ def indexes(
     else:
         for missing in found:
             reason = f", {missing.reason}" if missing.reason else ""
-            typer.echo(f"{missing.target}: {missing.state}{reason}: {missing.sql};")
+            # The reason of a failure names the statements that are left.
+            sql = "" if missing.state == "failed" else f": {missing.sql};"
+            typer.echo(f"{missing.target}: {missing.state}{reason}{sql}")
     left = sum(missing.state != "built" for missing in found)
     if left:
         fail(f"indexes missing on foreign keys: {left}", 1)

@@ -135,10 +135,12 @@ def find_gap(source: SourceKey, record: RelationRecord, resync: Resync) -> Mappi
             hint=accept,
         )
     if record.quarantined:
+        ids = {"database": source.database, "sid": source.sid}
+        retry = run("quarantine retry", record.source, **ids)
         return MappingError(
             f"changes of {table} are in quarantine, {record.quarantined} of them, and a copy would "
             "drop them",
-            hint=Remedy.of("retry or drop them with `streamer quarantine`; ", accept),
+            hint=Remedy.of("to apply them once their cause is gone, run: ", retry, "; ", accept),
         )
     return None
 

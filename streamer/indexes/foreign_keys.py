@@ -394,8 +394,10 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
     tables = [table for table, _ in missing.statements]
     await _drop_leftovers(target, tables)
     failpoint("indexes.before_build")
+    left = missing.statements
     try:
-        for table, sql in missing.statements:
+        for number, (table, sql) in enumerate(missing.statements):
+            left = missing.statements[number:]
             is_concurrent = table != missing.target or missing.partitions is None
             if is_concurrent and await _is_there(target, table, missing.columns):
                 continue  # an earlier attempt created this one
@@ -408,7 +410,8 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
             with suppress(StreamerError):  # the next build does it
                 await _drop_leftovers(target, tables)
         if exc.retry is not Retry.TIMED:
-            exc.remedy = Remedy.of("run there as the table's owner: ", at_target(missing.sql))
+            sqls = at_target(*(sql for _, sql in left))
+            exc.remedy = Remedy.of("run there as the table's owner: ", sqls)
         raise
 
 

@@ -113,6 +113,7 @@ class DefinitionRecord:
             "name": self.name,
             "state": self.state,
             "sql": self.sql,
+            "statements": list(self.online),
             "reason": self.reason,
         }
 
@@ -197,6 +198,12 @@ async def read_unwanted(connection: TargetConnection) -> list[DefinitionRecord]:
     return [_record(row) for row in rows]
 
 
+async def read_given_up(connection: TargetConnection) -> list[DefinitionRecord]:
+    """Return the definitions that streamer does not try to make."""
+    rows = await connection.fetch(_OPEN_SQL + "where d.state in ('failed', 'unmade')")
+    return [_record(row) for row in rows]
+
+
 async def forget_unwanted(connection: TargetConnection, record_id: int) -> None:
     """Forget a plan whose result is gone, or have another of that name made."""
     await connection.execute(
@@ -245,23 +252,37 @@ async def set_made(connection: TargetConnection, record: DefinitionRecord) -> No
     """Store that a session made *record*, unless the stream has changed or taken it back."""
     await connection.execute(
         "update streamer.definition set state = 'made', reason = null"
-        " where id = $1 and state = 'pending' and online::text = $2",
+        " where id = $1 and state <> 'unwanted' and online::text = $2",
         record.id,
         json.dumps(record.online),
     )
 
 
-async def set_failed(
-    connection: TargetConnection, record: DefinitionRecord, reason: str, *, is_final: bool
-) -> None:
-    """Store the reason why *record* is not made; a final one stays so until the next copy."""
+async def set_failed(connection: TargetConnection, record: DefinitionRecord, reason: str) -> None:
+    """Store the reason why *record* is not made yet."""
     await connection.execute(
-        "update streamer.definition set state = case when $3 then 'failed' else state end,"
-        " reason = $2, attempts = attempts + 1"
-        " where id = $1 and state = 'pending' and online::text = $4",
+        "update streamer.definition set reason = $2, attempts = attempts + 1"
+        " where id = $1 and state = 'pending' and online::text = $3",
         record.id,
         reason,
-        is_final,
+        json.dumps(record.online),
+    )
+
+
+async def give_up(
+    connection: TargetConnection, record: DefinitionRecord, reason: str, left: Sequence[str]
+) -> None:
+    """Store the reason why *record* is not made until the next copy, and the statements *left* for
+    an operator.
+    """
+    await connection.execute(
+        "update streamer.definition set state = 'failed', reason = $2, attempts = attempts + 1,"
+        " online = $3::text::json, sql = $4"
+        " where id = $1 and state = 'pending' and online::text = $5",
+        record.id,
+        reason,
+        json.dumps(left),
+        "; ".join(left),
         json.dumps(record.online),
     )
 

@@ -1,5 +1,6 @@
 """The problems that only the bookkeeping knows: a running process reads them now and then."""
 
+import json
 from typing import Final
 
 from streamer.mapping.rules import SourceLabel
@@ -12,7 +13,7 @@ _INSERTS_ONLY_SQL: Final = """
 select source_id, source, identity from streamer.relation where identity = 'none'
 """
 _GIVEN_UP_SQL: Final = """
-select r.source_id, r.source, d.kind, d.name, d.sql, d.reason
+select r.source_id, r.source, d.kind, d.name, d.sql, d.reason, d.online::text
 from streamer.definition d join streamer.relation r on r.id = d.relation_id
 where d.state in ('failed', 'unmade') order by d.id
 """
@@ -30,7 +31,8 @@ async def read_stored_facts(bookkeeping: Bookkeeping) -> dict[str, StoredFacts]:
         facts.identities[row["source"]] = row["identity"]
     for row in given_up:
         label = f'{row["kind"]} "{row["name"]}"'
-        lacking = LackingDefinition(label, row["sql"], row["reason"], is_given_up=True)
+        statements = tuple(json.loads(row["online"]))
+        lacking = LackingDefinition(label, row["sql"], row["reason"], True, statements)
         facts = by_id.setdefault(row["source_id"], StoredFacts())
         facts.definitions.setdefault(row["source"], []).append(lacking)
     for source_id, records in (await read_sequences(bookkeeping)).items():

@@ -24,12 +24,17 @@ class ReportedTarget:
 
 @dataclass(frozen=True, slots=True)
 class LackingDefinition:
-    """A definition that the target lacks. ``reason``: why streamer has given it up, or None."""
+    """A definition that the target lacks. ``reason``: why streamer has given it up, or None.
+
+    ``statements``: those that make it, unless an operator has to write others, for which ``sql`` is
+    the model.
+    """
 
     label: str
     sql: str
     reason: str | None = None
     is_given_up: bool = False
+    statements: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,8 @@ def _table(row: Row) -> ReportedTable:
 
 def _definition(row: Row) -> LackingDefinition:
     label = f'{row["kind"]} "{row["name"]}"'
-    return LackingDefinition(label, row["sql"], row["reason"], row["state"] in ("failed", "unmade"))
+    is_given_up, statements = row["state"] in ("failed", "unmade"), tuple(row["statements"])
+    return LackingDefinition(label, row["sql"], row["reason"], is_given_up, statements)
 
 
 def _sequence(row: Row) -> ReportedSequence:

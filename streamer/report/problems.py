@@ -14,7 +14,7 @@ from streamer.errors import RUNBOOKS, ComparisonError
 from streamer.mapping.resync import SKIP_CHANGES
 from streamer.mapping.rules import SourceLabel
 from streamer.quantities import format_bytes, format_latency
-from streamer.remedies import Remedy, at_target, run
+from streamer.remedies import Remedy, Sql, at_target, run
 from streamer.report.facts import ReportedSource, ReportedTable, ReportedTarget
 
 OVERDUE_SECONDS: Final = 5.0
@@ -458,7 +458,13 @@ class _TableRules:
         for lacking in table.definitions:
             if lacking.is_given_up:
                 text = f"its target lacks {lacking.label}: {lacking.reason}"
-                remedy = Remedy.of("run at the target: ", at_target(lacking.sql))
+                words: tuple[str | Sql, ...] = (
+                    "make one at the target yourself; at the source, it is: " + lacking.sql,
+                )
+                if lacking.statements:
+                    sql = at_target(*lacking.statements)
+                    words = ("once the cause is gone, run at the target: ", sql)
+                remedy = Remedy.of(*words)
                 yield self._new(ProblemKind.DEFINITION, Severity.WARNING, text, remedy)
             else:
                 text = f"{lacking.label} of its target is yet to be created"

@@ -4,6 +4,7 @@ One at a time, on a connection of its own. A failure stays in the bookkeeping an
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Final
 
@@ -13,12 +14,14 @@ from streamer.backoff import Backoff
 from streamer.errors import StreamerError
 from streamer.mapping.rules import Mapping
 from streamer.observability.metrics import Metrics
-from streamer.sync.target_definitions import make_online
+from streamer.sync.target_definitions import make_online, note_made
 from streamer.target.connection import TargetAddress, target_connection
 
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 2.0
+LOOKS_AT_OTHERS: Final = 15
+"""Each look of that number is also at the definitions that an operator has to make."""
 
 
 class DefinitionBuilder:
@@ -34,11 +37,13 @@ class DefinitionBuilder:
 
     async def run(self) -> None:
         """Look, make, look again."""
-        while True:
+        for number in itertools.count(1):
             if self._are_asked_for:
                 try:
                     async with target_connection(self._address, "streamer definitions") as target:
                         await make_online(target)
+                        if number % LOOKS_AT_OTHERS == 0:
+                            await note_made(target)
                 except StreamerError as exc:
                     self._metrics.count_error(exc)
                     self._backoff.log(log, "definitions have to wait", exc)

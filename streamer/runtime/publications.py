@@ -543,12 +543,13 @@ class Publishing:
                     hint="create it there, correct its name in `tables`, or take it out of there",
                 )
             elif unlogged := identity.unlogged_leaves:
-                leaf = unlogged[0].name
-                set_logged = f"alter table {quote_qualified(leaf.namespace, leaf.name)} set logged"
+                leaves = [leaf.name for leaf in unlogged]
+                tables = [quote_qualified(leaf.namespace, leaf.name) for leaf in leaves]
+                set_logged = at_source(*(f"alter table {table} set logged" for table in tables))
                 error = UnpublishedError(
-                    f'partition "{leaf}" of table "{name}" is unlogged, so its changes are not in '
-                    "the WAL",
-                    hint=Remedy.of("its owner has to run at the source: ", at_source(set_logged)),
+                    f'partition "{leaves[0]}" of table "{name}" is unlogged, so its changes are '
+                    "not in the WAL",
+                    hint=Remedy.of("its owner has to run at the source: ", set_logged),
                 )
             elif name in refused:
                 error = refused[name]
@@ -556,9 +557,12 @@ class Publishing:
                 for fault in faults:
                     if concerns(fault, publications[fault.publication], identity):
                         error = fault.error()
-            if error is None or mapped.is_set_aside or mapped in verdicts.stopped:
+            if error is None or mapped.is_set_aside:
                 continue
-            if _is_in_step(mapped) and mapped not in verdicts.copied:
+            if mapped in verdicts.stopped:
+                if isinstance(error, UnpublishedError):  # the reason why it may lack changes
+                    verdicts.stopped[mapped] = self._with_resync(mapped, error)
+            elif _is_in_step(mapped) and mapped not in verdicts.copied:
                 verdicts.stopped[mapped] = self._with_resync(mapped, error)
             else:
                 verdicts.blocked[mapped] = ErrorReport.of(error)
@@ -637,11 +641,10 @@ class Publishing:
         return self._with_resync(mapped, error)
 
     def _with_resync(self, mapped: MappedRelation, error: StreamerError) -> ErrorReport:
-        remedy = Remedy.of(
-            "changes may be missing: see to it that it is there and published, then run: ",
-            self._resync_command(mapped),
-        )
-        return ErrorReport(f"{error}; {remedy}", error.code, remedy)
+        first = error.remedy or "see to it that it is there and published"
+        again = self._resync_command(mapped)
+        remedy = Remedy.of(first, "; changes may be missing, so then run: ", again)
+        return ErrorReport(f"{error.message}; {remedy}", error.code, remedy)
 
     def _resync_command(self, mapped: MappedRelation) -> Command:
         name = str(mapped.mapping.source)

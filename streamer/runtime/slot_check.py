@@ -208,8 +208,10 @@ class SlotCheck:
                 self._check_position(slot, start_lsn)
                 await self._end_former_reader(plain)
         except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
-            if is_foreign:
-                raise  # another program's slot: streamer neither uses nor drops it
+            if is_foreign:  # another program's slot: streamer neither uses nor drops it
+                if synced and exc.remedy is not None and exc.remedy.steps:
+                    exc.remedy = Remedy.of(exc.remedy, "; then ", self._resync_hint(synced))
+                raise
             if not synced:
                 return await self._make_slot(plain)
             raise await self._lost(exc, synced) from None

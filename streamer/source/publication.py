@@ -10,7 +10,7 @@ From PostgreSQL 15 on a publication can filter rows, so that less travels. strea
 that cannot hurt: see `publishable_filters`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -145,15 +145,17 @@ class PublicationFault:
 
     def error(self) -> UnpublishedError:
         """Return the error that stops a table because of this fault."""
-        about = f" of {self.relation}" if self.relation is not None else ""
+        about, once = f" of {self.relation}", ""
+        if self.relation is None:
+            about, once = "", ", once for all tables of the publication"
         return UnpublishedError(
             f'publication "{self.publication}" {self.problem}{about}',
-            hint=Remedy.of("have its owner run at the source: ", at_source(*self.sql)),
+            hint=Remedy.of(f"have its owner run at the source{once}: ", at_source(*self.sql)),
         )
 
 
 def published_operations(source: SourceMapping, name: str) -> tuple[str, ...]:
-    """Return the faults of our publication *name*. Pure."""
+    """Return the operations that our publication *name* has to publish. Pure."""
     if name == source.publication:
         return ("insert", "update", "delete", "truncate")
     return ("insert", "truncate")
@@ -173,29 +175,11 @@ def publication_faults(
     *lists*: the wanted column lists.
     """
     present = list(identities)
-    faults = []
+    faults: list[PublicationFault] = []
     for publication in publications.values():
         its = [identity for identity in present if publication.has(identity.name)]
         quoted = quote_identifier(publication.name)
-        operations = published_operations(source, publication.name)
-        sql = f"alter publication {quoted} set (publish = '{', '.join(operations)}')"
-        if held := [name for name in operations if name not in publication.publishes]:
-            problem = f"does not publish {', '.join(held)}"
-            faults.append(PublicationFault(publication.name, None, problem, (sql,)))
-        if surplus := sorted(publication.publishes.difference(operations)):
-            problem = f"publishes {', '.join(surplus)}, which fail for tables without a key"
-            faults.append(PublicationFault(publication.name, None, problem, (sql,)))
-        if publication.sends_generated:
-            sql = f"alter publication {quoted} set (publish_generated_columns = none)"
-            problem = "sends generated columns, which copies and the mapping leave out"
-            faults.append(PublicationFault(publication.name, None, problem, (sql,)))
-        is_partitioned = any(identity.is_partitioned for identity in present)
-        if is_partitioned and not publication.via_root and version >= 13_00_00:
-            sql = f"alter publication {quoted} set (publish_via_partition_root = true)"
-            problem = "publishes partitions by their own names, which the mapping lacks"
-            faults.append(
-                PublicationFault(publication.name, None, problem, (sql,), only_partitioned=True)
-            )
+        faults += _option_faults(source, publication, present, version)
         for identity in its:
             member = publication.members.get(identity.name)
             if member is None or identity.name in lists.refused:
@@ -215,6 +199,37 @@ def publication_faults(
             )
             faults.append(PublicationFault(publication.name, identity.name, what, sqls))
     return faults
+
+
+def _option_faults(
+    source: SourceMapping,
+    publication: Publication,
+    present: list[RelationIdentity],
+    version: int,
+) -> Iterator[PublicationFault]:
+    """Yield the faults of the options of *publication*, all with one statement.
+
+    Each ALTER PUBLICATION stops the tables that stream, because they may have missed changes.
+    """
+    operations = published_operations(source, publication.name)
+    publish = f"publish = '{', '.join(operations)}'"
+    problems: list[tuple[str, str, bool]] = []
+    if held := [name for name in operations if name not in publication.publishes]:
+        problems.append((publish, f"does not publish {', '.join(held)}", False))
+    if surplus := sorted(publication.publishes.difference(operations)):
+        what = f"publishes {', '.join(surplus)}, which fail for tables without a key"
+        problems.append((publish, what, False))
+    if publication.sends_generated:
+        what = "sends generated columns, which copies and the mapping leave out"
+        problems.append(("publish_generated_columns = none", what, False))
+    is_partitioned = any(identity.is_partitioned for identity in present)
+    if is_partitioned and not publication.via_root and version >= 13_00_00:
+        what = "publishes partitions by their own names, which the mapping lacks"
+        problems.append(("publish_via_partition_root = true", what, True))
+    options = ", ".join(dict.fromkeys(option for option, _, _ in problems))
+    sql = f"alter publication {quote_identifier(publication.name)} set ({options})"
+    for _, what, only_partitioned in problems:
+        yield PublicationFault(publication.name, None, what, (sql,), only_partitioned)
 
 
 def concerns(fault: PublicationFault, publication: Publication, identity: RelationIdentity) -> bool:

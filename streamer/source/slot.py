@@ -469,10 +469,12 @@ async def _watched(
 
 
 def _wait_hint(source: SourceMapping, server: SourceServer) -> Remedy:
-    words = "end that, or wait until it ends by itself"
-    end = primary_hint(source, LOG_SNAPSHOT_SQL) if server.in_recovery else words
     resume = run("resume", "*.*", database=source.database, sid=source.sid)
-    return Remedy.of(end, "; then run: ", resume)
+    if not server.in_recovery:
+        return Remedy.of("end that, or wait until it ends by itself; then run: ", resume)
+    # Only a record that follows the beginning of the slot helps.
+    log_snapshot = primary_hint(source, LOG_SNAPSHOT_SQL)
+    return Remedy.of("run: ", resume, "; while the slot is waited for, ", log_snapshot)
 
 
 async def _terminate(plain: Connection, pid: int) -> None:

@@ -11,7 +11,7 @@ With the capture, `streamer.sync.changed_definitions` makes these changes, and `
 import structlog
 
 from streamer.apply.sql.joining_source import widening_statements
-from streamer.errors import Retry, StreamerError, TargetSchemaError
+from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.relations import read_created
@@ -41,7 +41,8 @@ async def widen_shared_table(
     """Widen a table that streamer made for several tenants; return its definition afterwards.
 
     The statements run on a connection of their own, and have committed when the function returns.
-    Raises TargetContentionError if the table stays locked, TargetSchemaError with the statements.
+    Raises TargetContentionError if the table stays locked, TargetSchemaError with the statements if
+    only another role may run them.
     """
     statements = widening_statements(relation.definition, mapping, table, sid)
     if not statements:
@@ -66,9 +67,12 @@ async def widen_shared_table(
     except StreamerError as exc:
         if exc.retry is Retry.TIMED:
             raise
+        # Another role may do what this one may not; the message names any other cause.
+        is_forbidden = isinstance(exc, TargetRejectedError)
+        by_hand = Remedy.of("have its owner run there: ", at_target(*statements))
         raise TargetSchemaError(
             f'target table "{table.name}" cannot take the rows of this source: {exc.message}',
-            hint=Remedy.of("run there: ", at_target(*statements)),
+            hint=by_hand if is_forbidden else exc.remedy,
         ) from exc
     if statements:
         log.info("shared table widened", table=str(table.name), sql="; ".join(statements))

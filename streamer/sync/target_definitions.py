@@ -36,7 +36,9 @@ from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
 from streamer.progress.planned_definitions import (
     DefinitionRecord,
     forget_unwanted,
+    give_up,
     is_pending,
+    read_given_up,
     read_pending,
     read_taken,
     read_unwanted,
@@ -74,9 +76,14 @@ select (select i.indisvalid and i.indisready
          as index_is_valid,
        exists (select from pg_catalog.pg_constraint k
                 where k.conrelid = c.oid and k.conname = $3) as has_constraint,
+       exists (select from pg_catalog.pg_constraint k
+                where k.conrelid = c.oid and k.conname = $3 and not k.convalidated)
+         as is_unvalidated,
        exists (select from pg_catalog.pg_attribute a
                 where a.attrelid = c.oid and a.attname = $3
                   and (a.atthasdef or a.attidentity <> '')) as has_default,
+       exists (select from pg_catalog.pg_attribute a
+                where a.attrelid = c.oid and a.attname = $3 and a.attnotnull) as is_not_null,
        exists (select from pg_catalog.pg_statistic_ext s
                 where s.stxrelid = c.oid and s.stxname = $3) as has_statistics,
        (select pg_catalog.sum(pg_catalog.pg_table_size(p.oid))::int8
@@ -212,9 +219,25 @@ class DefinitionFacts:
 
     index_is_valid: bool | None
     has_constraint: bool
+    is_unvalidated: bool
     has_default: bool
+    is_not_null: bool
     has_statistics: bool
     size_bytes: int
+
+    def shows(self, kind: ObjectKind) -> bool:
+        """Whether the target has the definition; False for a kind that these facts do not show."""
+        match kind:
+            case ObjectKind.INDEX:
+                return bool(self.index_is_valid)
+            case ObjectKind.DEFAULT:
+                return self.has_default
+            case ObjectKind.NOT_NULL:
+                return self.is_not_null
+            case ObjectKind.EXTENDED_STATISTICS:
+                return self.has_statistics
+            case _:
+                return kind in _CONSTRAINTS and self.has_constraint
 
 
 _CONSTRAINTS: Final = frozenset(
@@ -236,18 +259,11 @@ def left_to_run(
     run again. Pure.
     """
     statements = record.online if online else record.statements
-    if record.kind is ObjectKind.INDEX:
-        return statements[1:] if facts.index_is_valid else statements
-    if record.kind in _CONSTRAINTS:
-        builds_index = online and record.index is not None
-        if facts.has_constraint:
-            return statements[2 if builds_index else 1 :]
-        return statements[1:] if builds_index and facts.index_is_valid else statements
-    if record.kind is ObjectKind.EXTENDED_STATISTICS and facts.has_statistics:
-        return statements[1:]
-    if record.kind is ObjectKind.DEFAULT and facts.has_default:
-        return ()
-    return statements
+    builds_index = online and record.kind in _CONSTRAINTS and record.index is not None
+    if facts.shows(record.kind) and record.kind is not ObjectKind.NOT_NULL:
+        is_whole = record.kind is ObjectKind.DEFAULT
+        return () if is_whole else statements[2 if builds_index else 1 :]
+    return statements[1:] if builds_index and facts.index_is_valid else statements
 
 
 def around_table(record: DefinitionRecord) -> tuple[str, str] | None:
@@ -307,6 +323,14 @@ async def make_online(target: TargetConnection) -> int:
         if await is_pending(target, record):
             await _attempt(target, record, online=True)
     return len(records)
+
+
+async def note_made(target: TargetConnection) -> None:
+    """Store which of the definitions that streamer gave up somebody has made since."""
+    for record in await read_given_up(target):
+        facts = await _read_facts(target, record)
+        if facts is not None and facts.shows(record.kind) and not facts.is_unvalidated:
+            await set_made(target, record)
 
 
 async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
@@ -390,15 +414,18 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
         is_final = exc.retry is not Retry.TIMED and not (
             is_lag and record.attempts + 1 < FOREIGN_KEY_ATTEMPTS
         )
-        await set_failed(target, record, exc.message, is_final=is_final)
-        if is_final:
+        if not is_final:
+            await set_failed(target, record, exc.message)
+        else:
+            left = await _left_to_operator(target, record)
+            await give_up(target, record, exc.message, left)
             log.warning(
                 "a definition cannot be made at the target, and the table goes on without it",
                 table=str(record.target),
                 kind=record.kind.value,
                 name=record.name,
                 error=exc.message,
-                sql=record.sql,
+                sql="; ".join(left),
             )
     else:
         await set_made(target, record)
@@ -410,16 +437,37 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
         )
 
 
-async def _make(target: TargetConnection, record: DefinitionRecord, *, online: bool) -> None:
-    place = record.target
-    rows = await target.fetch(_FACTS_SQL, place.namespace, place.name, record.name)
-    if not rows:
-        return  # dropped meanwhile
-    facts = DefinitionFacts(**rows[0])
-    if facts.index_is_valid is False and record.index is not None:
-        quoted = quote_qualified(place.namespace, record.index)
+async def _left_to_operator(target: TargetConnection, record: DefinitionRecord) -> tuple[str, ...]:
+    """Return the statements for the parts of *record* that no attempt made."""
+    try:
+        facts = await _clear(target, record)
+    except StreamerError:
+        if target.is_closed:
+            raise
+        return record.online
+    return record.online if facts is None else left_to_run(record, facts, online=True)
+
+
+async def _clear(target: TargetConnection, record: DefinitionRecord) -> DefinitionFacts | None:
+    """Drop an invalid index of *record*; return how much is there, or None without the table."""
+    facts = await _read_facts(target, record)
+    if facts is not None and facts.index_is_valid is False and record.index is not None:
+        quoted = quote_qualified(record.target.namespace, record.index)
         await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
         await target.execute(f"drop index concurrently if exists {quoted}")
+    return facts
+
+
+async def _read_facts(target: TargetConnection, record: DefinitionRecord) -> DefinitionFacts | None:
+    place = record.target
+    rows = await target.fetch(_FACTS_SQL, place.namespace, place.name, record.name)
+    return DefinitionFacts(**rows[0]) if rows else None
+
+
+async def _make(target: TargetConnection, record: DefinitionRecord, *, online: bool) -> None:
+    place, facts = record.target, await _clear(target, record)
+    if facts is None:
+        return  # dropped meanwhile
     statements = left_to_run(record, facts, online=online)
     is_new = bool(statements) and statements[0] in (record.statements[0], record.online[0])
     if is_new and (parts := around_table(record)) is not None:

@@ -12,6 +12,9 @@ import pytest
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_request
+from streamer.remedies import Remedy
+from streamer.report.facts import source_of_row
+from streamer.report.problems import ProblemKind, of_source
 from streamer.runtime.wal_retention import guard as backlog
 from streamer.sync import copy_parts
 from streamer.sync.copy_parts import Pace
@@ -19,6 +22,7 @@ from streamer.target.connection import TargetAddress
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database, assert_same
 from tests.support.proxy import Proxy
+from tests.support.remedies import Operator
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
 
@@ -313,6 +317,38 @@ async def test_warn_only_says(
         await until(lambda: retained_bytes(source) < 1024 * 1024, "WAL is released")
         assert (await streamer.status())["backlog"]["state"] in ("ok", "warning")
     assert journal_files(tmp_path) == []
+
+
+@pytest.mark.follows("report.problems:_of_wal")
+async def test_the_command_for_retained_wal_names_the_table_that_keeps_the_wal(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    tables = "keyed: {initial: none}\nkeyless: {initial: none}"
+    async with stream(tables, group="max_retained_wal: 2MB") as streamer:
+        await streamer.caught_up()
+        await streamer.ask("pause", "public.keyed")
+        await streamer.table_state("public.keyed", "paused")
+        await asyncio.to_thread(write, source, 0, 20)
+        await asyncio.to_thread(fill, source, 3)
+        kept = list[Remedy]()
+
+        async def is_told() -> bool:
+            problems = of_source(source_of_row(await streamer.status()))
+            kept[:] = [p.remedy for p in problems if p.kind is ProblemKind.WAL and p.remedy]
+            return bool(kept)
+
+        await streamer.eventually(is_told)
+        shown = await Operator(streamer.path, source, target).follow(kept[0])
+        (line,) = [line for line in shown.splitlines() if "of WAL" in line and "public." in line]
+        assert "public.keyed" in line
+        await streamer.ask("resume", "public.keyed")
+        await streamer.caught_up(60)
+        await until(lambda: retained_bytes(source) < 1024 * 1024, "WAL is released")
+
+        async def is_over() -> bool:
+            return not await is_told()
+
+        await streamer.eventually(is_over)
 
 
 async def test_a_full_disk_stops_the_journal_and_loses_nothing(

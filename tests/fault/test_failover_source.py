@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -12,12 +14,19 @@ from streamer.commands.check.capture import check_capture
 from streamer.commands.check.command import examine
 from streamer.commands.check.source_facts import read_source
 from streamer.config import static
-from streamer.errors import SourceRejectedError, SourceStandbyError, SourceUnreadyError
+from streamer.errors import (
+    SlotWaitError,
+    SourceRejectedError,
+    SourceStandbyError,
+    SourceUnreadyError,
+)
 from streamer.mapping.options import DdlCapture
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.progress.scripts import ScriptSide, ScriptState
+from streamer.remedies import Remedy
 from streamer.runtime import timeline_watch
+from streamer.source import slot
 from streamer.source.catalog import check_ready, read_server
 from streamer.source.connection import connection
 from streamer.source.publication import ensure_publications
@@ -121,6 +130,8 @@ async def test_a_failover_slot_lets_streaming_go_on(
 
 
 # The oldest version that decodes on a standby.
+@pytest.mark.follows("source.primary:primary_hint")
+@pytest.mark.follows("source.slot:_wait_hint")
 @pytest.mark.parametrize("pair", ["16"], indirect=True)
 async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url(
     pair: tuple[OnEither, Standby],
@@ -221,6 +232,13 @@ async def the_source_follows_another_primary(
             await streamer.stop()
 
 
+def at_primary(second: Standby, remedy: Remedy) -> None:
+    """Run the SQL of *remedy* at the primary of a standby."""
+    for sql in remedy.sql:
+        for statement in sql.statements:
+            second.primary.execute(statement, "shop")
+
+
 async def the_standby_alone(second: Standby) -> None:
     """Without its primary in the url, streamer prints the SQL for the primary."""
     alone = SourceMapping("alone", None, Secret(second.url("shop")), (), ddl=DdlCapture.CAPTURE)
@@ -243,12 +261,19 @@ async def the_standby_alone(second: Standby) -> None:
         told.append(awaited)
         second.primary.execute("begin; create table noise (); rollback")
 
-    making = asyncio.ensure_future(create_slot(alone, "alone", server, temporary=True, tell=tell))
+    make = partial(create_slot, alone, "alone", server, temporary=True, tell=tell)
+    with mock.patch.object(slot, "WAIT_SECONDS", 1.0), pytest.raises(SlotWaitError) as late:
+        await make()
+    remedy = late.value.remedy
+    assert remedy is not None
+    assert remedy.steps[0] == remedy.commands[0], "the record has to follow the second attempt"
+    told.clear()
+    making = asyncio.ensure_future(make())
     async with asyncio.timeout(SECONDS):
         while not (told and making.done()):
             await asyncio.wait([making], timeout=1)
             if told:
-                second.primary.execute("select pg_log_standby_snapshot()")
+                at_primary(second, remedy)
     await making.result().close()
     assert "pg_log_standby_snapshot() writes there" in told[0]
     with pytest.raises(SourceUnreadyError, match="which PostgreSQL 16 lacks"):

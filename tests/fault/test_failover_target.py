@@ -13,8 +13,10 @@ from streamer.commands.check.command import examine
 from streamer.commands.embedded import Server
 from streamer.config import static
 from streamer.progress.lock import SourceLock
+from streamer.remedies import Remedy
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
+from tests.support.remedies import Operator
 from tests.support.standby import OnEither, Standby, standby
 from tests.support.streamer import Streamer, write_config
 from tests.support.waiting import eventually
@@ -118,6 +120,33 @@ async def test_acknowledged_rows_that_the_standby_lacks_stop_the_source(
         assert "streamer resync '*.*' --database shop" in error
         servers.source.execute("insert into t values (3)")
         assert servers.rows(servers.second) == [1]
+
+
+@pytest.mark.follows("runtime.target_watch:ask")
+async def test_a_target_whose_url_leads_to_the_standby_goes_on_by_its_remedy(
+    servers: Servers, tmp_path: Path
+) -> None:
+    with Proxy(servers.first) as proxy:
+        servers.target = Database(servers.first, "dw")
+        servers.target.port = proxy.port
+        async with streaming(servers, tmp_path) as streamer:
+            await asyncio.to_thread(servers.second.wait)
+            servers.first.kill()
+            proxy.move(servers.second)
+            servers.source.execute("insert into t values (1)")
+            found = list[Remedy]()
+
+            async def is_told() -> bool:
+                health = streamer.engine.target
+                found[:] = [health.remedy] if health.is_read_only and health.remedy else []
+                return bool(found)
+
+            await streamer.eventually(is_told, SECONDS)
+            target = Database(servers.second, "dw")
+            await Operator(streamer.path, servers.source, target).follow(found[0])
+            await streamer.connect_again()
+            await streamer.caught_up(SECONDS)
+            assert servers.rows(servers.second) == [1]
 
 
 @pytest.mark.parametrize("moved", ["streamer lock%", "streamer worker%", "streamer bookkeeping%"])

@@ -9,6 +9,7 @@ from streamer.runtime.target_watch import TargetState, look_once
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.proxy import Proxy
+from tests.support.remedies import Operator
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
@@ -24,8 +25,9 @@ def metric(streamer: Streamer, name: str, **labels: str) -> float | None:
 
 
 @pytest.mark.parametrize("way", ["leave", "blackhole"])
+@pytest.mark.follows("postgres.conninfo:reach_hint")
 async def test_an_idle_source_reports_that_the_target_is_down_and_ages_grow(
-    target_proxy: Proxy, stream: MakeStreamer, way: str
+    source: Database, target: Database, target_proxy: Proxy, stream: MakeStreamer, way: str
 ) -> None:
     shop = {"database": "shop", "sid": ""}
     async with stream("t: {initial: none}", settings="heartbeat_interval: 0.2") as streamer:
@@ -57,7 +59,15 @@ async def test_an_idle_source_reports_that_the_target_is_down_and_ages_grow(
 
         await until(ages_grow)
 
+        remedy = streamer.engine.target.remedy
+        assert remedy is not None
+        assert "pg_isready" in str(remedy)
+        operator = Operator(streamer.path, source, target)
+        if way == "leave":
+            with pytest.raises(AssertionError, match="pg_isready"):
+                await operator.follow(remedy)
         target_proxy.heal()
+        await operator.follow(remedy)
         await streamer.caught_up(60)
 
         async def is_well() -> bool:

@@ -27,7 +27,8 @@ from tests.support.checking import (
     prepare_bookkeeping,
     prepared,
 )
-from tests.support.postgres import database, running, versions
+from tests.support.postgres import assert_same, database, running, versions
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer
 
 
@@ -118,10 +119,11 @@ async def test_publications_made_beforehand_that_keep_something_back(checker: Ch
         "create publication streamer_shop_ins with (publish = 'truncate')"
     )
     checker.configure("items: {}\np: {}")
+    # One statement mends all options of a publication: each one stops the tables that stream.
+    await checker.finds(ERROR, '"streamer_shop": publishes partitions by their own names')
+    await checker.finds(ERROR, '"streamer_shop_ins": publishes partitions by their own names')
     await checker.mends(ERROR, "does not publish update, delete, truncate")
     await checker.mends(ERROR, "does not publish insert")
-    await checker.mends(ERROR, '"streamer_shop": publishes partitions by their own names')
-    await checker.mends(ERROR, '"streamer_shop_ins": publishes partitions by their own names')
     assert not matching(await checker.findings(), ERROR)
 
     checker.source.execute(
@@ -230,6 +232,8 @@ async def test_an_invalidated_slot(server_directory: Path, tmp_path: Path) -> No
         await checker.finds(ERROR, '"streamer_shop" was invalidated', "need a resync")
 
 
+@pytest.mark.follows("source.slot:Slot.misfit")
+@pytest.mark.usefixtures("short_backoffs", "without_spark")
 async def test_a_slot_of_somebody_else_stops_it_and_stays(
     checker: Checker, stream: MakeStreamer
 ) -> None:
@@ -237,57 +241,63 @@ async def test_a_slot_of_somebody_else_stops_it_and_stays(
     checker.source.execute("select pg_create_physical_replication_slot('streamer_shop')")
     try:
         checker.configure("items: {initial: none}")
-        found = await checker.finds(ERROR, "belongs to plugin", "another name")
-        async with stream("items: {initial: none}") as streamer:
-
-            async def is_stopped() -> bool:
-                return bool((await streamer.status())["state"] == "error")
-
-            await streamer.eventually(is_stopped)
-        assert checker.source.execute(
-            "select 1 from pg_replication_slots where slot_type = 'physical'"
-        )
-        checker.run_fix(found)
+        await checker.finds(ERROR, "belongs to plugin", "another name")
+        await mended(checker, stream, "belongs to plugin")
         assert not matching(await checker.findings(), ERROR)
     finally:
         checker.source.execute(drop_slot_sql("streamer_shop"))
 
 
-async def refused(stream: MakeStreamer) -> str:
-    """Return the reason why a start refuses the source."""
+async def mended(checker: Checker, stream: MakeStreamer, words: str) -> None:
+    """Start, be refused with *words*, follow the remedy, and stream."""
     async with stream("items: {initial: none}") as streamer:
-
-        async def is_stopped() -> bool:
-            return bool((await streamer.status())["state"] == "error")
-
-        await streamer.eventually(is_stopped)
-        return str((await streamer.status())["error"])
-
-
-async def test_a_slot_for_prepared_transactions(checker: Checker, stream: MakeStreamer) -> None:
-    both(checker, ITEMS)
-    checker.source.execute(
-        "select pg_create_logical_replication_slot('streamer_shop', 'pgoutput', false, true)"
-    )
-    try:
-        checker.configure("items: {initial: none}")
-        found = await checker.finds(ERROR, "(two_phase)")
-        assert "(two_phase)" in await refused(stream)
-        assert found.fix is not None
-        if found.fix.sql:
-            checker.run_fix(found)
+        remedy = await remedy_of(streamer, None, words)
+        slots = "select 1 from pg_replication_slots where slot_name = 'streamer_shop'"
+        assert checker.source.execute(slots), "streamer leaves the slot alone"
+        if remedy.steps:
+            await Operator(streamer.path, checker.source, checker.target).follow(remedy)
         else:
-            command = re.search(
-                r"ALTER_REPLICATION_SLOT .* \(TWO_PHASE false\)", found.fix.words or ""
-            )
-            assert command is not None
+            command = re.search(r"ALTER_REPLICATION_SLOT .* \(TWO_PHASE false\)", str(remedy))
+            assert command is not None, remedy
             with psycopg.connect(
                 checker.source.url, replication="database", autocommit=True
             ) as replication:
                 replication.execute(command[0].encode())
-        await checker.is_gone(ERROR, "two_phase")
-    finally:
-        checker.source.execute(drop_slot_sql("streamer_shop"))
+        await streamer.caught_up()
+        checker.source.execute("insert into items select coalesce(max(id), 0) + 1 from items")
+        await streamer.caught_up()
+        assert_same(checker.source, checker.target, "items")
+
+
+@pytest.mark.follows("source.slot:Slot.misfit")
+@pytest.mark.usefixtures("short_backoffs", "without_spark")
+async def test_a_slot_for_prepared_transactions(checker: Checker, stream: MakeStreamer) -> None:
+    both(checker, ITEMS)
+    checker.source.execute(TWO_PHASE)
+    checker.configure("items: {initial: none}")
+    await checker.finds(ERROR, "(two_phase)")
+    await mended(checker, stream, "(two_phase)")
+    await checker.is_gone(ERROR, "two_phase")
+
+
+TWO_PHASE = "select pg_create_logical_replication_slot('streamer_shop', 'pgoutput', false, true)"
+
+
+@pytest.mark.follows("source.slot:Slot.misfit")
+@pytest.mark.usefixtures("short_backoffs", "without_spark")
+async def test_a_slot_that_came_in_the_place_of_ours_costs_a_copy(
+    checker: Checker, stream: MakeStreamer
+) -> None:
+    await streamed(checker, stream)
+    with checker.source.connect() as session:
+        for words, sql in (
+            ("belongs to plugin", "select pg_create_physical_replication_slot('streamer_shop')"),
+            ("is temporary", TWO_PHASE.replace("false, true", "true")),
+        ):
+            checker.source.execute(drop_slot_sql("streamer_shop"))
+            session.execute(sql.encode())
+            checker.source.execute("insert into items select coalesce(max(id), 0) + 1 from items")
+            await mended(checker, stream, words)
 
 
 async def test_a_slot_that_goes_with_its_session(checker: Checker, stream: MakeStreamer) -> None:
@@ -297,7 +307,8 @@ async def test_a_slot_that_goes_with_its_session(checker: Checker, stream: MakeS
         session.execute(
             "select pg_create_logical_replication_slot('streamer_shop', 'pgoutput', true)"
         )
-        assert '"streamer_shop" is read by process' in await refused(stream)
+        async with stream("items: {initial: none}") as streamer:
+            await remedy_of(streamer, None, '"streamer_shop" is read by process')
         await checker.mends(ERROR, "is temporary")
 
 

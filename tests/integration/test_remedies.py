@@ -1,5 +1,6 @@
 """Remedies that the list of problems prints end the problem when an operator runs them."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -9,6 +10,7 @@ from streamer.report.facts import source_of_row
 from streamer.report.problems import Problem, ProblemKind, needs_operator, of_source
 from tests.support.comparing import Compare
 from tests.support.postgres import Database, assert_same
+from tests.support.process import caught_up
 from tests.support.remedies import Operator
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -166,3 +168,96 @@ async def test_each_command_of_a_definition_that_waits_lets_the_table_go_on(
         await are_gone(streamer)
         assert_same(source, target, "applied")
         assert target.execute("table skipped") == [(1, "v", None)]
+
+
+@pytest.mark.follows("runtime.publications:Publishing._judge_identities")
+@pytest.mark.follows("report.problems:_TableRules._of_definitions")
+@pytest.mark.follows("sync.prepare:_choose_mode")
+async def test_commands_for_lost_identities_bring_updates_back_or_do_without(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    """Two tables go on without updates at first, and one table keeps its past."""
+    names = ("mended", "inserts", "past", "declared")
+    for table in names:
+        source.execute(f"create table {table} (id int primary key, v int)")
+        source.execute(f"insert into {table} values (1, 1)")
+    target.execute("create table declared (id int, v int); insert into declared values (1, 1)")
+    source.execute("alter table declared drop constraint declared_pkey")
+    rules = "mended:\ninserts:\npast: {type: history}\ndeclared: {initial: none}"
+    async with stream(rules) as streamer:
+        operator, find = Operator(streamer.path, source, target), find_in(streamer)
+        await streamer.caught_up(SECONDS)
+
+        async def mend(table: str, kind: ProblemKind, choose: int | None = None) -> None:
+            problem = await find(f"public.{table}", kind)
+            assert problem.remedy is not None
+            await operator.follow(problem.remedy, choose=choose, table=f"public.{table}")
+
+        # GIVEN three tables without the keys by which the target finds their rows
+        for table in ("mended", "inserts", "past"):
+            source.execute(f"alter table {table} drop constraint {table}_pkey")
+
+        # WHEN an operator runs the commands of each
+        await mend("past", ProblemKind.TABLE)
+        await mend("mended", ProblemKind.TABLE, choose=0)
+        await mend("inserts", ProblemKind.TABLE, choose=1)
+        # streamer copies no rows over those of `initial: none` by itself.
+        await mend("declared", ProblemKind.INSERTS_ONLY)
+        await mend("declared", ProblemKind.TABLE)
+        await streamer.caught_up(SECONDS)
+        source.execute("insert into inserts values (2, 2)")
+        await mend("inserts", ProblemKind.INSERTS_ONLY)
+
+        # THEN updates arrive again.
+        await streamer.caught_up(SECONDS)
+        await are_gone(streamer)
+        for table in names:
+            source.execute(f"update {table} set v = 3 where id = 1")
+        await streamer.caught_up(SECONDS)
+        for table in ("mended", "inserts", "declared"):
+            assert_same(source, target, table)
+        assert target.execute("select v from past order by kvsz_id") == [(1,), (3,)]
+
+
+@pytest.mark.follows("sync.refused_values:way_for_values")
+async def test_statements_and_command_of_a_copy_with_values_that_the_target_refuses_end_the_problem(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None
+) -> None:
+    """A column of the target is narrower, and a type of it lacks a label."""
+    for db, size, labels in ((source, 9, "'calm', 'cross'"), (target, 3, "'calm'")):
+        db.execute(
+            f"create type mood as enum ({labels});"
+            f"create table wide (id int primary key, v varchar({size}));"
+            "create table felt (id int primary key, m mood)"
+        )
+    source.execute("insert into wide values (1, 'too long'); insert into felt values (1, 'cross')")
+    async with stream("wide:\nfelt:") as streamer:
+        operator, find = Operator(streamer.path, source, target), find_in(streamer)
+        for table in ("wide", "felt"):
+            problem = await find(f"public.{table}", ProblemKind.TABLE)
+            assert problem.remedy is not None
+            await operator.follow(problem.remedy)
+        await streamer.caught_up(SECONDS)
+        await are_gone(streamer)
+        for table in ("wide", "felt"):
+            assert_same(source, target, table)
+
+
+@pytest.mark.follows("report.problems:")
+async def test_the_command_for_a_source_without_a_process_streams_it(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key)")
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up(SECONDS)
+        await streamer.stop()
+        source.execute("insert into t values (1)")
+        (problem,) = await read_problems(streamer)
+        assert problem.kind is ProblemKind.STOPPED
+        assert problem.remedy is not None
+        with Operator(streamer.path, source, target).start(problem.remedy) as process:
+            await asyncio.to_thread(caught_up, process)
+            assert_same(source, target, "t")
+            assert not await read_problems(streamer)
+            process.terminate()

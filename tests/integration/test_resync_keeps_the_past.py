@@ -17,7 +17,7 @@ from streamer.runtime import publications
 from streamer.source import publication as source_publication
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, contents
-from tests.support.remedies import Operator
+from tests.support.remedies import Operator, remedy_of
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, write_config
 from tests.support.waiting import until
@@ -193,30 +193,32 @@ async def test_a_copy_is_requested_once_while_its_publication_waits_for_a_lock(
         assert max(looks) == 1
 
 
+@pytest.mark.parametrize("way", ["remove the cause", "leave the changes out"])
+@pytest.mark.follows("runtime.table_events:TableEvents._cannot_reach")
 @streams("t: {type: history}", source=KEYED)
 async def test_a_copy_names_the_changes_that_the_target_refuses_and_leaves_them_out_with_consent(
-    shared: Shared,
+    shared: Shared, way: str
 ) -> None:
     await shared.caught_up()
-    shared.target.execute("alter table t add constraint few check (v < 5)")
-    count_up(shared.source, 1, 9)
+    shared.target.execute("alter table t add constraint few check (v not between 5 and 9)")
+    count_up(shared.source, 1, 10)
     await shared.table_state("t", "error")
     await shared.ask("resync")
-
-    async def is_refused() -> bool:
-        error = str((await shared.table("t"))["error"])
-        return "without its 5 changes since" in error and "--skip-changes" in error
-
-    await shared.eventually(is_refused)
+    remedy = await remedy_of(shared, shared.own("t"), "to copy the table without its 6 changes")
     await shared.table_state("t", "error")
     assert versions(shared.target) == list(range(5))
-    shared.target.execute("alter table t drop constraint few")
-    await shared.ask("resync", skip_changes=True)
+    if way == "remove the cause":
+        shared.target.execute("alter table t drop constraint few")
+        kept = list(range(11))
+    else:
+        steps = [step for step in remedy.steps if "--skip-changes" in str(step)]
+        await Operator(shared.path, shared.source, shared.target).follow(Remedy.of(*steps))
+        kept = [0, 1, 2, 3, 4, 10]
     await shared.caught_up()
-    assert versions(shared.target)[0] == 0
-    assert versions(shared.target)[-1] == 9
+    assert versions(shared.target) == kept
 
 
+@pytest.mark.follows("commands.requests:find_gap")
 async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -234,18 +236,14 @@ async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
         assert remedy in error
         address = TargetAddress.parse(Secret(target.url))
 
-        async def resync(**options: Any) -> None:
-            await request(
-                address, "resync", "t", database="shop", sid=None, options=options or None
-            )
-
         with pytest.raises(MappingError, match="are missing for good, from position") as refused:
-            await resync()
+            await request(address, "resync", "t", database="shop", sid=None)
         assert remedy in str(refused.value.hint)
         # A request from elsewhere changes nothing either.
         await streamer.ask("resync")
         assert (await streamer.table("public.t"))["state"] == "error"
-        await resync(skip_changes=True)
+        assert refused.value.remedy is not None
+        await Operator(streamer.path, source, target).follow(refused.value.remedy)
         await streamer.caught_up()
         assert versions(target) == [0, 3]
         count_up(source, 4, 6)
@@ -253,9 +251,19 @@ async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
         assert versions(target) == [0, 3, 4, 5, 6]
 
 
+@pytest.mark.follows("commands.requests:find_gap")
 @streams("t: {type: history, on_error: quarantine}", source=KEYED)
 async def test_changes_in_quarantine_are_dropped_with_consent_only(shared: Shared) -> None:
     await shared.caught_up()
+    operator = Operator(shared.path, shared.source, shared.target)
+    address = TargetAddress.parse(shared.settings.target.url)
+
+    async def refused() -> Remedy:
+        with pytest.raises(MappingError, match="are in quarantine") as caught:
+            await request(address, "resync", shared.own("t"), database=None, sid=None)
+        assert caught.value.remedy is not None
+        return caught.value.remedy
+
     shared.target.execute("alter table t add constraint few check (v <> 2)")
     count_up(shared.source, 1, 3)
 
@@ -266,12 +274,20 @@ async def test_changes_in_quarantine_are_dropped_with_consent_only(shared: Share
     shared.target.execute("alter table t drop constraint few")
     await shared.ask("resync")
     assert await is_quarantined()
-    await shared.ask("quarantine_retry")
+    await operator.follow(await refused(), choose=0)
     await shared.caught_up()
     assert versions(shared.target) == [0, 1, 2, 3]
     await shared.ask("resync")
     await shared.caught_up()
     assert versions(shared.target) == [0, 1, 2, 3]
+
+    shared.target.execute("alter table t add constraint few check (v <> 4)")
+    count_up(shared.source, 4, 5)
+    await shared.eventually(is_quarantined)
+    shared.target.execute("alter table t drop constraint few")
+    await operator.follow(await refused(), choose=1)
+    await shared.caught_up()
+    assert versions(shared.target) == [0, 1, 2, 3, 5]
 
 
 @pytest.mark.parametrize("by", ["start", "reload"])

@@ -1,8 +1,6 @@
 """A table that is dropped, renamed, misspelled or no longer published stops alone."""
 
 import asyncio
-import re
-import shlex
 from pathlib import Path
 
 import psycopg
@@ -20,21 +18,18 @@ from streamer.report.problems import Severity
 from streamer.runtime import source_guard as watch
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 TABLES = "a:\nb:\nc:\nd:\ngood:"
 
 
-async def run_remedy(streamer: Streamer, target: Database, table: str) -> None:
-    """Run the command in the table's error."""
-    error = (await streamer.table(f"public.{table}"))["error"]
-    command = re.search(r"streamer resync .*?(?=;|$)", error)
-    assert command is not None, error
-    assert shlex.split(command[0])[2:] == [f"public.{table}", "--database", "shop"]
-    target.execute(
-        "insert into streamer.request (relation_id, action) select id, 'resync'"
-        f" from streamer.relation where source = 'public.{table}'; notify streamer"
-    )
+async def run_remedy(
+    streamer: Streamer, source: Database, target: Database, table: str, words: str = ""
+) -> None:
+    """Run the steps of the table's error."""
+    remedy = await remedy_of(streamer, f"public.{table}", words)
+    await Operator(streamer.path, source, target).follow(remedy)
 
 
 async def test_each_stops_alone_and_comes_back_by_its_remedy(
@@ -75,7 +70,7 @@ async def test_each_stops_alone_and_comes_back_by_its_remedy(
             assert (await streamer.table(f"public.{table}"))["state"] == "error"
         await execute("insert into good values (3, 'third')")
         for table in "abcd":
-            await run_remedy(streamer, target, table)
+            await run_remedy(streamer, source, target, table)
         await streamer.caught_up(60)
         await execute("update d set v = 'live again'; update a set v = 'live again'")
         await streamer.caught_up(60)
@@ -103,6 +98,8 @@ async def test_a_misspelt_table_keeps_nobody_from_starting(
         assert_same(source, target, "good")
 
 
+@pytest.mark.follows("source.publication:PublicationFault.error")
+@pytest.mark.follows("runtime.publications:Publishing._judge_faults")
 async def test_publications_that_check_calls_unfit_are_not_streamed_from(
     source: Database,
     target: Database,
@@ -139,8 +136,7 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         assert (
             "publishes partitions by their own names" in (await streamer.table("public.p"))["error"]
         )
-        for sql in statements:
-            source.execute(sql)
+        await run_remedy(streamer, source, target, "t")
         await streamer.caught_up(60)
         source.execute("update t set v = 'b'; insert into p values (1)")
         await streamer.caught_up(60)
@@ -154,7 +150,7 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         )
         await streamer.table_state("public.t", "error", 60)
         assert target.execute("select id from t") == [(1,)]
-        await run_remedy(streamer, target, "t")
+        await run_remedy(streamer, source, target, "t")
         await streamer.caught_up(60)
         assert_same(source, target, "t")
         # The source decodes no change of an unlogged table or partition.
@@ -163,6 +159,20 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         assert 'alter table "public"."p1" set logged' in (await streamer.table("public.p"))["error"]
         found = (await check(settings, mapping)).findings
         assert any("unlogged partitions" in finding.problem for finding in found)
+        source.execute("insert into p values (2)")
+        await run_remedy(streamer, source, target, "p")
+        await streamer.caught_up(60)
+        assert_same(source, target, "p")
+        # An operator of another program narrows the publication of a table that streams.
+        narrow = "alter publication streamer_shop set (publish = 'insert')"
+        await asyncio.to_thread(source.execute, f"{narrow}; update t set v = 'unseen'")
+        await run_remedy(streamer, source, target, "t", "does not publish update")
+        remedy = await remedy_of(streamer, "public.p", "once for all tables of the publication")
+        await Operator(streamer.path, source, target).follow(remedy, choose=1)
+        await streamer.caught_up(60)
+        source.execute("update t set v = 'seen'")
+        await streamer.caught_up(60)
+        assert_same(source, target, "t")
         await asyncio.to_thread(source.execute, "alter table t set unlogged")
         await streamer.table_state("public.t", "error", 60)
 
@@ -186,7 +196,7 @@ async def test_a_table_that_left_a_published_schema_for_a_moment_stops(
         source.execute("insert into t values (3, 'c')")
         await streamer.table_state("public.t", "error", 60)
         assert "was not published all the time" in (await streamer.table("public.t"))["error"]
-        await run_remedy(streamer, target, "t")
+        await run_remedy(streamer, source, target, "t")
         await streamer.caught_up(60)
         assert_same(source, target, "t")
 
@@ -202,6 +212,7 @@ def test_a_publication_that_names_a_table_keeps_it_logged(source: Database) -> N
     source.execute("alter table other set unlogged; alter table other set logged")
 
 
+@pytest.mark.follows("runtime.publications:Publishing._check_there")
 async def test_a_locked_partition_keeps_nobody_from_guarding(
     source: Database,
     target: Database,
@@ -214,10 +225,11 @@ async def test_a_locked_partition_keeps_nobody_from_guarding(
         """
         create table p (id int primary key) partition by range (id);
         create table p1 partition of p for values from (0) to (10);
-        create table t (id int primary key)
+        create table t (id int primary key);
+        create table past (id int primary key, v int); insert into past values (1, 1)
         """
     )
-    async with stream("p:\nt:") as streamer:
+    async with stream("p:\nt:\npast: {type: history}") as streamer:
         await streamer.caught_up(60)
         with source.connect() as user, user.transaction():
             user.execute("lock table p1, t in access exclusive mode")
@@ -232,6 +244,16 @@ async def test_a_locked_partition_keeps_nobody_from_guarding(
                 return "were dropped" in ((await streamer.status())["error"] or "")
 
             await streamer.eventually(is_said, 60)
+        source.execute("insert into p values (1); insert into t values (1)")
+        source.execute("update past set v = 2; update past set v = 3")
+        remedy = await remedy_of(streamer, None, "were dropped")
+        await Operator(streamer.path, source, target).follow(remedy)
+        await streamer.caught_up(60)
+        source.execute("insert into p values (2); insert into t values (2); update past set v = 4")
+        await streamer.caught_up(60)
+        for table in ("p", "t"):
+            assert_same(source, target, table)
+        assert target.execute("select v from past order by kvsz_id") == [(1,), (3,), (4,)]
 
 
 async def test_publications_made_by_an_administrator_may_have_more_tables(

@@ -6,7 +6,8 @@ import pytest
 
 from streamer.commands.embedded import Server
 from tests.support.checking import ERROR, INFO, Checker, matching
-from tests.support.postgres import Database, database
+from tests.support.postgres import Database, database, ordinary_role
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -66,6 +67,38 @@ async def test_the_order_in_which_tenants_join_does_not_matter(
         finally:
             await streamer.stop()
         assert await checker.findings() == []
+
+
+@pytest.mark.follows("sync.shared_tables:widen_shared_table")
+async def test_a_table_that_streamer_cannot_widen_goes_on_by_its_remedy(
+    source: Database, second: Database, target: Database, tmp_path: Path
+) -> None:
+    """First a view uses the column, then the table belongs to another role."""
+    source.execute("create table t (id int primary key, n int); insert into t values (1, 1)")
+    second.execute("create table t (id int primary key, n bigint); insert into t values (1, 2)")
+    path = tmp_path / "config.yaml"
+    with ordinary_role(target) as role:
+        write_config(path, source, target, "t:", sid="a")
+        streamer = Streamer(path)
+        operator = Operator(path, source, target)
+        streamer.start()
+        try:
+            await streamer.caught_up()
+            target.execute("create view v as select n from t")
+            write_config(path, source, target, "t:", sid="a", others={"b": second})
+            await streamer.apply()
+            remedy = await remedy_of(streamer, "public.t", "used by a view", "b")
+            target.execute("drop view v; alter table t owner to postgres")
+            target.execute(f"grant all on t to {role}")
+            await operator.follow(remedy)
+            await operator.follow(await remedy_of(streamer, "public.t", "must be owner", "b"))
+            await streamer.caught_up()
+            assert target.execute("select sid, id, n from t order by 1") == [
+                ("a", 1, 1),
+                ("b", 1, 2),
+            ]
+        finally:
+            await streamer.stop()
 
 
 async def test_a_column_lost_after_the_copy_is_an_error_with_the_statement_that_adds_the_column(

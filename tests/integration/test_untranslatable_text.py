@@ -11,6 +11,7 @@ from streamer.commands.requests import request
 from streamer.source.database_encoding import conversion_sql, read_characters
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, drop_database
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("without_spark")]
@@ -54,6 +55,7 @@ def rows(target: Database, table: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("transport", ["text", "binary"])
+@pytest.mark.follows("apply.rejection_advice:_ways")
 async def test_a_character_that_utf8_lacks_stops_its_table_only(
     source: Database,
     target: Database,
@@ -113,6 +115,9 @@ async def test_a_character_that_utf8_lacks_stops_its_table_only(
         assert target.value("select count(*) from streamer.quarantine") == 1, "and refused again"
         for table in ("bad", "copied", "kept"):
             source.execute(f"update {table} set v = 'd' where id = 7")
+        remedy = await remedy_of(streamer, "public.bad", "replace the character at the source")
+        await Operator(streamer.path, source, target).follow(remedy)
+        for table in ("copied", "kept"):
             await request(address, "resync", f"public.{table}", database="shop", sid=None)
         await streamer.caught_up(60)
         for table in ("bad", "kept", "copied", "fine"):

@@ -6,7 +6,9 @@ runs the steps in the situation in which the program prints them has the marker 
 
 import ast
 import asyncio
+import json
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,31 +21,6 @@ from tests.support.streamer import Streamer
 ROOT: Final = Path(__file__).parents[2]
 MAKERS: Final = {"run", "at_source", "at_target", "Command", "resync_source"}
 """The names of `streamer.remedies` that make steps."""
-WITHOUT_TEST: Final = frozenset(
-    {
-        "apply.planner:Planner._check_hashed_types",
-        "apply.rejection_advice:_ways",
-        "commands.requests:find_gap",
-        "indexes.foreign_keys:_build_once",
-        "postgres.conninfo:reach_hint",
-        "report.problems:",
-        "report.problems:_TableRules._of_definitions",
-        "report.problems:_of_wal",
-        "runtime.publications:Publishing._check_there",
-        "runtime.publications:Publishing._judge_faults",
-        "runtime.publications:Publishing._judge_identities",
-        "runtime.table_events:TableEvents._cannot_reach",
-        "runtime.target_watch:ask",
-        "source.primary:primary_hint",
-        "source.publication:PublicationFault.error",
-        "source.slot:Slot.misfit",
-        "source.slot:_wait_hint",
-        "sync.prepare:_choose_mode",
-        "sync.refused_values:way_for_values",
-        "sync.shared_tables:widen_shared_table",
-    }
-)
-"""Places whose steps no test runs yet. This list only becomes shorter."""
 
 
 def read_places() -> dict[str, set[str]]:
@@ -104,15 +81,18 @@ def _marked(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     ]
 
 
-async def remedy_of(streamer: Streamer, table: str | None, words: str) -> Remedy:
+async def remedy_of(
+    streamer: Streamer, table: str | None, words: str, sid: str | None = None
+) -> Remedy:
     """Wait until the error of *table* has *words*, and return its remedy.
 
-    *table*: a name with its schema; None for the error of the only source.
+    *table*: a name with its schema; None for the error of the source. *sid*: that of the source, if
+    there is more than one.
     """
     remedies: list[Remedy | None] = []
 
     async def is_told() -> bool:
-        source = await streamer.status()
+        source = next(s for s in await streamer.statuses() if sid in (None, s["sid"]))
         tables = [row for row in source["tables"] if row["source"] == table]
         for row in [source] if table is None else tables:
             remedies[:] = [Remedy.from_json(row["remedy"])]
@@ -131,12 +111,16 @@ class Operator:
         self._config = config
         self._databases = {"source": source, "target": target}
 
-    async def follow(self, remedy: Remedy, *, choose: int | None = None) -> None:
-        """Run all steps of *remedy*, or the one with the number *choose*."""
+    async def follow(
+        self, remedy: Remedy, *, choose: int | None = None, table: str | None = None
+    ) -> str:
+        """Run all steps of *remedy*, or the one with the number *choose*; return their output.
+
+        *table*: the object of the statements to run of those that `check` prints.
+        """
         steps = remedy.steps if choose is None else remedy.steps[choose : choose + 1]
         assert steps, remedy
-        for step in steps:
-            await self._take(step)
+        return "".join([await self._take(step, table) for step in steps])
 
     def start(self, remedy: Remedy) -> Process:
         """Start the program by the line `streamer run …` of *remedy*."""
@@ -145,16 +129,35 @@ class Operator:
         assert (program, action) == ("streamer", "run"), step
         return Process(self._config, *arguments, spark=False)
 
-    async def _take(self, step: Step) -> None:
+    async def _take(self, step: Step, table: str | None) -> str:
         if isinstance(step, Sql):
             for statement in step.statements:
                 self._databases[step.side].execute(statement)
-            return
+            return ""
         assert isinstance(step, Command)
         program, *arguments = shlex.split(step.line)
-        assert program == "streamer", step
         file = str(self._config.parent / "FILE")
         arguments = [file if each == "FILE" else each for each in arguments]
+        if arguments == ["check"]:
+            return await self._run_fixes(table)
+
+        def run() -> "subprocess.CompletedProcess[str]":
+            if program == "streamer":
+                return command(self._config, *arguments)
+            return subprocess.run([program, *arguments], capture_output=True, text=True)
+
         # The engine runs in this thread, and the command may wait for it.
-        result = await asyncio.to_thread(command, self._config, *arguments)
+        result = await asyncio.to_thread(run)
         assert result.returncode == 0, f"{step}\n{result.stdout}{result.stderr}"
+        return result.stdout
+
+    async def _run_fixes(self, table: str | None) -> str:
+        """Run the statements that `check` prints for *table*."""
+        result = await asyncio.to_thread(command, self._config, "check", "--json")
+        findings = json.loads(result.stdout)["findings"]
+        findings = [each for each in findings if each["object"] == table]
+        fixes = [(each["at"], sql) for each in findings for sql in each["sql"]]
+        assert fixes, result.stdout
+        for side, sql in fixes:
+            self._databases[side].execute(sql)
+        return result.stdout

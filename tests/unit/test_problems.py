@@ -138,7 +138,7 @@ LOCK = TableWait("a lock on target table", Remedy.of("run: ", at_target("select 
 TURN = turn("2 copies of this source end first")
 INDEX = DefinitionRecord(
     1, 1, TABLE, RelationName("public", "orders"), ObjectKind.INDEX, "by_day", "failed", None, (),
-    (), "create index by_day on orders (day)", "no such type", 5, None,
+    ("create index by_day on orders (day)",), "create index by_day on orders (day)", "no such type", 5, None,
 )  # fmt: skip
 GRANT = Remedy.of("run at the source: ", at_source("grant select on sequence s to u"))
 MASS = MassDeleteError("9 rows", hint=Remedy.of("run: ", command("resume")))
@@ -226,7 +226,7 @@ FACTS = {
         table={"definitions": [INDEX]},
         stored=StoredFacts(
             definitions={
-                TABLE: [LackingDefinition(INDEX.label, INDEX.sql, INDEX.reason, is_given_up=True)]
+                TABLE: [LackingDefinition(INDEX.label, INDEX.sql, INDEX.reason, True, INDEX.online)]
             }
         ),
     ),
