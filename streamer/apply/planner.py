@@ -33,6 +33,7 @@ from streamer.errors import (
     TargetSchemaError,
     TransportError,
 )
+from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import OnColumnAdded, TableType
@@ -66,6 +67,9 @@ AskRelations = Callable[
 ]
 """Asks the source of a database and sid for the definitions of tables, of those that are there."""
 
+AskPresent = Callable[[str, str | None, RelationName], Awaitable[DefinitionMessage | None]]
+"""Asks the source of a database and sid for the present definition of a table with capture."""
+
 AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
 """Asks the source of a database and sid about a rule's expressions."""
 
@@ -95,8 +99,10 @@ class Planner:
         ask_expressions: AskExpressions,
         ask_columns: AskColumns,
         ask_relations: AskRelations,
+        ask_present: AskPresent,
     ) -> None:
         self._ask_relations = ask_relations
+        self._ask_present = ask_present
         self._ask_columns = ask_columns
         self._address = address
         self._ask_source = ask_source
@@ -424,6 +430,20 @@ class Planner:
                 ),
             )
         return now
+
+    async def present(
+        self, mapped: MappedRelation, relations: Sequence[Relation]
+    ) -> tuple[DefinitionMessage | None, list[dict[str, str | None]]]:
+        """Return the source's present definition, and the columns of *relations* with the names of
+        their types, where these are known. Raises StreamerError.
+        """
+        source, shown = mapped.source, []
+        message = await self._ask_present(source.database, source.sid, mapped.mapping.source)
+        for relation in relations:
+            names = [column.name for column in relation.columns]
+            types = await self._name_types(mapped, relation, names, may_fail=True)
+            shown.append({name: types.get(name) for name in names})
+        return message, shown
 
     async def plan_again(self, mapped: MappedRelation, definition: Definition) -> ApplyPlan:
         """Plan changes that come from quarantine, as text. Raises like `plans`.

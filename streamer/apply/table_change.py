@@ -5,7 +5,7 @@ consistent point, and makes their changes itself. A change that has to wait for 
 transaction. A row of streamer.ddl then holds the statements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -136,15 +136,30 @@ class TableChange:
         self.waiting: Waiting | None = None
         """Set when an operator has to decide."""
 
-    async def make(self, changes: list[AnyChange], *, brings_rows: bool = False) -> None:
+    async def make(
+        self, changes: list[AnyChange], *, brings_rows: bool = False, is_late: bool = False
+    ) -> None:
         """Make changes, and store the definition after them.
 
-        Columns whose values existing rows lack are requested, unless a copy *brings_rows*. Raises
-        DefinitionStopError if an operator has to decide, after which `store_waiting` is due.
+        Columns whose values existing rows lack are requested, unless a copy *brings_rows*. If the
+        definition *is_late*, so are all new columns: another one may have had the name before.
+        Raises DefinitionStopError if an operator has to decide, after which `store_waiting` is due.
         """
         self._brings_rows = brings_rows
         filled = await self._change(changes) if changes and not self._message.is_made else []
+        if is_late:
+            target = await read_relation(self._target, self._mapped.mapping.target)
+            there = {} if target is None else target.columns
+            filled = [*filled, *(name for name in self._added(changes) if name in there)]
         await self._store(self._definition, [] if brings_rows else filled, changes)
+
+    def _added(self, changes: Sequence[AnyChange]) -> Iterator[str]:
+        """Yield the target's names of new columns."""
+        for change in changes:
+            if change.kind is DdlKind.ADD_COLUMN and isinstance(change, ColumnChange):
+                name = self._mapped.mapping.target_column(change.column)
+                if name is not None:
+                    yield name
 
     async def _store(
         self, definition: SourceDefinition, filled: Sequence[str], changes: Sequence[AnyChange]

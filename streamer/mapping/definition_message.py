@@ -7,18 +7,19 @@ definition goes before it, and an absence counts for nothing.
 
 Where the two differ in such a part, a message may also have been lost. The definition is in doubt
 then: streamer has the source send a state that counts as a whole, at a later place of the stream.
-Pure.
+Until that place, `explaining` finds the parts that a row of the stream needs. Pure.
 """
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, TypeVar
 
-from streamer.mapping.definition import SourceDefinition, under_new_names
+from streamer.mapping.definition import DefinedColumn, SourceDefinition, under_new_names
 from streamer.mapping.names import RelationName
-from streamer.mapping.objects import DefinedType, type_difference
+from streamer.mapping.objects import DefinedObject, DefinedType, type_difference
+from streamer.mapping.options import DdlKind
 from streamer.mapping.partitions import ROOT, Partition
 
 BASELINE: Final = "BASELINE"
@@ -345,3 +346,133 @@ def _united(was: DefinedType, told: DefinedType) -> DefinedType:
         checks=tuple(checks[oid] for oid in sorted(checks)),
         attributes=tuple(attributes[number] for number in sorted(attributes)),
     )
+
+
+# ---- rows that no message explains -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The evidence that refused rows give about the definition at their place.
+
+    ``relations``: the columns of each RELATION message of the rows, in order, with their types as
+    far as these are known. ``may_have``: whether a row may contain a label of an enum. ``eases``:
+    the kinds of changes that may be made early, because they only let more rows in.
+    """
+
+    relations: Sequence[Mapping[str, str | None]]
+    may_have: Callable[[str], bool]
+    eases: Collection[DdlKind]
+
+    @property
+    def names(self) -> set[str]:
+        return {name for relation in self.relations for name in relation}
+
+    def has_type(self, column: DefinedColumn) -> bool:
+        """Whether each RELATION message has *column* with its type."""
+        return all(relation.get(column.name) == column.type for relation in self.relations)
+
+    def follows(self, definition: SourceDefinition) -> bool:
+        """Whether the order of the names is that of their numbers in *definition*."""
+        numbers = definition.numbers
+        return all(
+            places == sorted(places)
+            for relation in self.relations
+            for places in [[numbers[name] for name in relation if name in numbers]]
+        )
+
+
+def explaining(known: SourceDefinition, told: SourceDefinition, shown: Shown) -> SourceDefinition:
+    """Return the stored definition with the parts of the present one that refused rows need.
+
+    The present definition *told* may be ahead of the rows. So it counts only where *shown* agrees,
+    or where a change lets more rows in and refuses none.
+    """
+    columns = _explaining_columns(known, told, shown)
+    if len({each.name for each in columns}) < len(columns):
+        return known
+    has_changed = [*known.columns] != columns
+    return SourceDefinition.of_columns(
+        columns,
+        _easing_objects(known.objects or (), told.objects or (), shown),
+        _explaining_types(known.types or (), told.types or (), shown, takes_new=has_changed),
+        _more_partitions(known.partitions or (), told.partitions or (), shown),
+        oid=known.oid,
+    )
+
+
+def _explaining_columns(
+    known: SourceDefinition, told: SourceDefinition, shown: Shown
+) -> list[DefinedColumn]:
+    names, present = shown.names, {each.number: each for each in told.columns}
+    are_traded = not shown.follows(known) and shown.follows(told)
+    columns = []
+    for column in known.columns:
+        now = present.pop(column.number, None)
+        if now is None:
+            if column.name in names or column.generated:
+                columns.append(column)
+            continue
+        if now.name in names and (column.name not in names or are_traded):
+            column = replace(column, name=now.name)
+        if column.name == now.name and shown.has_type(now):
+            column = replace(column, type=now.type, collation=now.collation)
+        if DdlKind.DROP_NOT_NULL in shown.eases:
+            column = replace(column, not_null=column.not_null and now.not_null)
+        columns.append(column)
+    taken = {each.name for each in columns}
+    return columns + [e for e in present.values() if e.name in names and e.name not in taken]
+
+
+def _easing_objects(
+    known: Sequence[DefinedObject], told: Sequence[DefinedObject], shown: Shown
+) -> tuple[DefinedObject, ...]:
+    """Return the objects without those that refuse rows, and that the source has dropped."""
+    oids = {oid for each in told for oid in (each.oid, each.index_oid)}
+    names = {(each.kind, each.name) for each in told}
+
+    def is_gone(part: DefinedObject) -> bool:
+        kind = DdlKind.DROP_INDEX if part.is_index else DdlKind.DROP_CONSTRAINT
+        is_there = part.oid in oids or (part.kind, part.name) in names
+        return part.binds and part.kind != "p" and kind in shown.eases and not is_there
+
+    return tuple(part for part in known if not is_gone(part))
+
+
+def _explaining_types(
+    known: Sequence[DefinedType], told: Sequence[DefinedType], shown: Shown, *, takes_new: bool
+) -> tuple[DefinedType, ...]:
+    """Return the types with labels that rows may have, and without checks that are gone.
+
+    *takes_new*: with types that only the present definition has, too.
+    """
+    former = {each.oid: each for each in known}
+    types = []
+    for now in told:
+        was = former.pop(now.oid, None)
+        if was is None:
+            if takes_new:
+                types.append(now)
+            continue
+        before = dict(was.labels)
+        labels = [
+            (oid, label if shown.may_have(label) else before[oid])
+            for oid, label in now.labels
+            if oid in before or shown.may_have(label)
+        ]
+        explained = replace(was, labels=_united(was, replace(now, labels=tuple(labels))).labels)
+        if DdlKind.CHANGE_DOMAIN in shown.eases:
+            left = {oid for oid, _, _ in now.checks}
+            checks = tuple(check for check in was.checks if check[0] in left)
+            not_null = was.not_null and now.not_null
+            explained = replace(explained, checks=checks, not_null=not_null)
+        types.append(explained)
+    return (*types, *former.values())
+
+
+def _more_partitions(
+    known: tuple[Partition, ...], told: tuple[Partition, ...], shown: Shown
+) -> tuple[Partition, ...]:
+    """Return the present partitions if none has left: a new one could have its bounds."""
+    is_more = {each.oid for each in known} <= {each.oid for each in told}
+    return told if known and is_more and DdlKind.ATTACH_PARTITION in shown.eases else known

@@ -187,6 +187,7 @@ class Engine:
             questions.describe_expressions,
             questions.read_columns,
             questions.read_relations,
+            questions.read_present,
         )
         try:
             async with asyncio.TaskGroup() as guarding:

@@ -1,16 +1,23 @@
 """The planner's questions to the sources, each over a connection that serves the next one, too."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
+from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.columns import ColumnNow, read_columns
+from streamer.source.ddl_capture import read_present
 from streamer.source.expressions import read_expressions
 from streamer.source.kept_connections import KeptConnections
 from streamer.source.user_defined_types import read_type_names
+from streamer.source.wait_limits import set_lock_timeout
 from streamer.target.add_columns import TypeKey
+
+PATIENCE_SECONDS: Final = 1.0
+"""How long the description of a table waits for its lock; the lane tries again later."""
 
 
 class SourceQuestions:
@@ -57,3 +64,13 @@ class SourceQuestions:
             return {}
         async with self._sources.connection(source) as plain:
             return await read_relations(plain, list(names))
+
+    async def read_present(
+        self, database: str, sid: str | None, name: RelationName
+    ) -> DefinitionMessage | None:
+        """Return the present definition of a table with capture. Raises SourceError, SyncError."""
+        if (source := self._find(database, sid)) is None:
+            return None
+        async with self._sources.connection(source) as plain:
+            await set_lock_timeout(plain, PATIENCE_SECONDS)
+            return await read_present(plain, source, name)

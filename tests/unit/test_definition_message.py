@@ -12,7 +12,9 @@ from streamer.mapping.definition_message import (
     Dropped,
     Outcome,
     Own,
+    Shown,
     definition_after,
+    explaining,
     parts_of,
     with_dropped,
 )
@@ -172,3 +174,61 @@ def test_two_messages_of_one_command_become_one() -> None:
     joined = DefinitionMessage.parse(with_dropped(first, second), "token")
     assert joined is not None
     assert (joined.relid, joined.dropped) == (TABLE, Dropped(columns=frozenset({(TABLE, 2)})))
+
+
+# ---- rows that no message explains -------------------------------------------------------------
+
+TYPES = {"id": "integer", "name": "text", "other": "integer", "mine": "integer"}
+CHECK = DefinedObject(501, "c", "t_check", "m3")
+
+
+def shown(*names: str, labels: Any = (), eases: Any = tuple(DdlKind), types: Any = TYPES) -> Shown:
+    relation = {name: types.get(name) for name in names}
+    return Shown([relation], lambda label: label in labels, eases)
+
+
+@pytest.mark.parametrize(
+    ("told", "names", "expected"),
+    [
+        (table(ID, NAME, OTHER, MINE), ("id", "name", "other"), table(ID, NAME, OTHER)),
+        (table(ID, replace(NAME, name="x")), ("id", "name"), table(ID, NAME)),
+        (table(ID, replace(NAME, name="x")), ("id", "x"), table(ID, replace(NAME, name="x"))),
+        (table(ID), ("id", "name"), table(ID, NAME)),
+        (table(ID), ("id",), table(ID)),
+        (table(ID, replace(NAME, type="integer")), ("id", "name"), table(ID, NAME)),
+    ],
+)
+def test_columns_count_only_where_the_rows_show_them(
+    told: SourceDefinition, names: tuple[str, ...], expected: SourceDefinition
+) -> None:
+    assert explaining(table(ID, NAME), told, shown(*names)) == expected
+
+
+def test_columns_trade_their_names_where_the_order_of_the_rows_shows_it() -> None:
+    known = table(ID, OTHER, MINE)
+    told = table(ID, replace(OTHER, name="mine"), replace(MINE, name="other"))
+    assert explaining(known, told, shown("id", "other", "mine")) == known
+    assert explaining(known, told, shown("id", "mine", "other")) == told
+
+
+def test_an_object_that_refuses_rows_goes_only_if_that_kind_is_applied() -> None:
+    known, told = table(ID, objects=(KEY, CHECK)), table(ID, objects=())
+    assert explaining(known, told, shown("id")) == table(ID, objects=(KEY,))
+    assert explaining(known, told, shown("id", eases=())) == known
+
+
+def test_a_label_comes_only_if_a_row_may_have_it() -> None:
+    more = replace(MOOD, labels=((1, "x"), (3, "between"), (2, "b"), (4, "last")))
+    known, told = table(ID, types=(MOOD,)), table(ID, types=(more,))
+    assert explaining(known, told, shown("id")) == known
+    found = explaining(known, told, shown("id", labels=("between",))).types
+    assert found == (replace(MOOD, labels=((1, "a"), (3, "between"), (2, "b"))),)
+    found = explaining(known, told, shown("id", labels=("x",))).types
+    assert found == (replace(MOOD, labels=((1, "x"), (2, "b"))),)
+
+
+def test_a_partition_comes_only_if_none_has_left() -> None:
+    known, more = table(ID, partitions=(ROOT, FIRST)), table(ID, partitions=(ROOT, FIRST, INNER))
+    assert explaining(known, more, shown("id")) == more
+    instead = table(ID, partitions=(ROOT, replace(FIRST, oid=303)))
+    assert explaining(known, instead, shown("id")) == known

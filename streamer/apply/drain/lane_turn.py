@@ -6,18 +6,25 @@ from typing import Final
 from streamer.apply.commit_counts import count_changes, skipped_truncates
 from streamer.apply.conflicts import ConflictsFound
 from streamer.apply.copied_range import only_copied
-from streamer.apply.drain.commit_shares import add_context, commit, release_brake, report_quarantine
+from streamer.apply.drain.commit_shares import (
+    add_context,
+    commit,
+    may_divert,
+    release_brake,
+    report_quarantine,
+)
 from streamer.apply.drain.exact_order import ExactOrder
 from streamer.apply.drain.large_transaction import LargeShare
+from streamer.apply.drain.lost_messages import Refused, explain
 from streamer.apply.fold import Counts
-from streamer.apply.lane import Lane, MappedRelation, until_changed
+from streamer.apply.lane import Lane, until_changed
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.lane_window import LaneWindow
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.requests import fulfil
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.spool import OpenShareDiscarded
-from streamer.errors import ProtocolError, Retry, StreamerError
+from streamer.errors import DefinitionStopError, ProtocolError, Retry, StreamerError
 from streamer.observability.metrics import Metrics
 from streamer.progress.definition_changes import read_former_labels
 
@@ -65,16 +72,22 @@ class Turn:
         if not allowed:
             self._lane.front.rewind()
             return True
-        tried = {mapped for share in allowed for mapped, _ in share.changes}
+        refused = Refused()
         try:
-            await self._apply_some(allowed, tried)
+            await self._apply_some(allowed, refused)
         except StreamerError as exc:
-            if exc.retry is Retry.TIMED or not await self._expects_former_labels(tried):
+            if exc.retry is Retry.TIMED or isinstance(exc, DefinitionStopError):
+                raise
+            if not (await self._expects_former_labels(refused) or await self._explain(refused)):
                 raise
         return True
 
-    async def _apply_some(self, shares: list[LaneTransaction], tried: set[MappedRelation]) -> None:
-        """Apply finished shares, or a large one; put the relations of its pieces into *tried*."""
+    async def _explain(self, refused: Refused) -> bool:
+        """Whether to try again, because of a change of which no message came."""
+        return await explain(self._writer.target, self._lane.owner, self._planner, refused)
+
+    async def _apply_some(self, shares: list[LaneTransaction], refused: Refused) -> None:
+        """Apply finished shares, or a large one; put those that failed into *refused*."""
         if _is_alone(shares[0]):
             large = LargeShare(
                 self._lane,
@@ -82,18 +95,19 @@ class Turn:
                 self._planner,
                 self._metrics,
                 read_bytes=READ_BYTES,
-                tried=tried,
+                tried=refused,
             )
             await large.apply(shares[0])
         else:
-            await self._apply(list(takewhile(lambda share: not _is_alone(share), shares)))
+            finished = list(takewhile(lambda share: not _is_alone(share), shares))
+            await self._apply(finished, refused)
 
-    async def _expects_former_labels(self, tried: set[MappedRelation]) -> bool:
+    async def _expects_former_labels(self, refused: Refused) -> bool:
         """Whether to try again, with the former labels of enums that the source has renamed.
 
         See `streamer.decode.former_labels`. They stay expected until the lane is live.
         """
-        strict = {m.relation_id: m for m in tried if not m.former_labels}
+        strict = {m.relation_id: m for m in refused.relations if not m.former_labels}
         found = await read_former_labels(self._writer.target, list(strict)) if strict else {}
         for relation_id, columns in found.items():
             strict[relation_id].former_labels, strict[relation_id].plan = columns, None
@@ -129,7 +143,7 @@ class Turn:
         if lane.requests:
             lane.requests.popleft()
 
-    async def _apply(self, shares: list[LaneTransaction]) -> None:
+    async def _apply(self, shares: list[LaneTransaction], refused: Refused) -> None:
         """Apply finished shares, as many as the target takes; raise why it takes no more."""
         done = 0
         window = LaneWindow(self._lane)
@@ -143,6 +157,7 @@ class Turn:
             if error is not None:
                 raise error
         except StreamerError:
+            refused.add(shares[done : done + 1])
             if not self._writer.transaction.is_broken:
                 await self._writer.rollback()
             raise
@@ -169,6 +184,10 @@ class Turn:
             if exc.retry is Retry.TIMED:
                 raise
             await self._writer.rollback()
+            if any(map(may_divert, shares)):  # rather than to put rows into quarantine
+                diverted = Refused()
+                diverted.add(window.shares)
+                await self._explain(diverted)
             # With the present plans: an earlier definition may have caused the rejection.
             for share in shares:
                 self._planner.forget(share)

@@ -22,6 +22,7 @@ from streamer.apply.drain.commit_shares import (
     release_brake,
     report_quarantine,
 )
+from streamer.apply.drain.lost_messages import Refused
 from streamer.apply.drain.redefinition import Definitions, cut
 from streamer.apply.fold import Counts
 from streamer.apply.lane import Lane, MappedRelation, ShareSpool, until_changed
@@ -42,8 +43,8 @@ AHEAD_ROWS: Final = 1000
 class LargeShare:
     """Applies the share at the front of *lane* through *writer*.
 
-    *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: takes the
-    relations of which pieces were written.
+    *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: takes the pieces
+    that were to be written.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class LargeShare:
         metrics: Metrics,
         *,
         read_bytes: int,
-        tried: set[MappedRelation],
+        tried: Refused,
     ) -> None:
         self._read_bytes = read_bytes
         self._tried = tried
@@ -91,7 +92,7 @@ class LargeShare:
         try:
             await writer.begin()
             while True:
-                self._tried.update(mapped for mapped, _ in piece.changes)
+                self._tried.add([piece])
                 async with self._looking_ahead(piece, touched) as ahead:
                     written = await self._write_piece(piece, window, immediate=immediate)
                     for mapped, changes in written:

@@ -1,0 +1,128 @@
+"""Finds out whether a change of a definition, of which no message came, explains refused rows.
+
+The capture gives a warning where it cannot send a message: another session holds the lock of a
+table, or the event triggers are disabled. The next message of the table makes up for that one. But
+a row may come before, with a column or a label that the stored definition lacks. The drainer then
+reads the present definition of the source beside the stream. It makes those parts of the difference
+that the row needs, in front of the row, and tries the row again.
+"""
+
+from collections.abc import Sequence
+
+import structlog
+
+from streamer.apply.lane import LaneOwner, MappedRelation
+from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.planner import Planner
+from streamer.apply.table_change import TableChange, store_waiting
+from streamer.decode.pgoutput import Redefinition, Relation, to_datetime
+from streamer.errors import StreamerError
+from streamer.mapping.definition import all_differences
+from streamer.mapping.definition_message import Shown, explaining
+from streamer.mapping.options import DdlCapture, OnDdl
+from streamer.progress.definition_changes import DdlPlace, read_definition
+from streamer.target.connection import TargetConnection, transaction
+
+log = structlog.get_logger()
+
+
+class Refused:
+    """The changes that the target has just refused: finished shares, or the pieces of a large one.
+
+    Of a large one, the payloads of the newest piece only stay.
+    """
+
+    def __init__(self) -> None:
+        self.relations: dict[MappedRelation, list[Relation]] = {}
+        self._newest: Sequence[LaneTransaction] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._newest)
+
+    def add(self, pieces: Sequence[LaneTransaction]) -> None:
+        """Count *pieces* to the refused changes."""
+        self._newest = pieces
+        for piece in pieces:
+            for mapped, changes in piece.changes:
+                relations = self.relations.setdefault(mapped, [])
+                is_of_rows = not isinstance(changes.relation, Redefinition)
+                if is_of_rows and changes.relation not in relations:
+                    relations.append(changes.relation)
+
+    @property
+    def first(self) -> LaneTransaction:
+        return self._newest[0]
+
+    def may_have(self, label: str) -> bool:
+        """Whether a row of the newest pieces may contain a label of an enum."""
+        if not label.isascii() or any(character in label for character in '"\\'):
+            return True  # arrays and the source's encoding may write the label in another way
+        text = label.encode()
+        return any(
+            text in payload
+            for piece in self._newest
+            for _, changes in piece.changes
+            for payload in changes.payloads
+        )
+
+
+async def explain(
+    target: TargetConnection, owner: LaneOwner, planner: Planner, refused: Refused
+) -> bool:
+    """Make the changes that explain why the target refused rows; return whether there are any.
+
+    *target* is in no transaction. Raises DefinitionStopError if an operator has to decide about
+    them, TargetContentionError.
+    """
+    if owner.source.ddl is not DdlCapture.CAPTURE or not refused:
+        return False
+    are_made = [
+        await _explain(target, owner, planner, refused, mapped) for mapped in refused.relations
+    ]
+    return any(are_made)
+
+
+async def _explain(
+    target: TargetConnection,
+    owner: LaneOwner,
+    planner: Planner,
+    refused: Refused,
+    mapped: MappedRelation,
+) -> bool:
+    relations = refused.relations[mapped]
+    known = await read_definition(target, mapped.relation_id)
+    if known is None or not known.is_whole or not relations or mapped.obstacle is not None:
+        return False
+    try:
+        message, columns = await planner.present(mapped, relations)
+    except StreamerError as exc:
+        log.debug("the present definition is not known", error=exc.message)
+        return False
+    if message is None or message.definition is None or message.definition.oid != known.oid:
+        return False
+    eases = {kind for kind, reaction in owner.source.on_ddl.items() if reaction is OnDdl.APPLY}
+    shown = Shown(columns, refused.may_have, eases)
+    definition = explaining(known, message.definition, shown)
+    changes = all_differences(known, definition)
+    if not changes:
+        return False
+    first = refused.first.transaction
+    change = TableChange(
+        target,
+        owner.source,
+        owner,
+        mapped,
+        DdlPlace(mapped.relation_id, first.final_lsn, 0),
+        message,
+        definition,
+        at=str(to_datetime(first.commit_time)),
+        told="no message of the source tells of this change, and a row needs it",
+    )
+    try:
+        async with transaction(target):
+            await change.make(changes, is_late=True)
+    finally:
+        if change.waiting is not None:
+            await store_waiting(target, change.waiting)
+    mapped.plan, mapped.is_doubtful = None, True
+    return True

@@ -1,0 +1,193 @@
+"""A message about a definition is lost, and no other follows: rows still arrive."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from streamer.commands import ddl
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
+
+GROUP = "ddl: capture\ncreate: all\non_ddl: {drop_column: apply}"
+T = "t: {initial: none}"
+DDL = """
+create type mood as enum ('sad', 'happy');
+create domain few as int constraint below check (value < 10);
+create table t (id int primary key, name varchar(3) not null, m mood, list mood[], n few,
+                constraint positive check (id > 0));
+create unique index t_name on t (name);
+insert into t values (1, 'a', 'sad', '{sad}', 1)
+"""
+
+
+@contextlib.contextmanager
+def unheard(source: Database) -> Iterator[None]:
+    """Commands inside leave no message."""
+    triggers = [f"streamer_shop_{name}" for name in ("changed", "typed", "cut", "rewritten")]
+    source.execute(";".join(f"alter event trigger {name} disable" for name in triggers))
+    yield
+    source.execute(";".join(f"alter event trigger {name} enable always" for name in triggers))
+
+
+LOST = {
+    "label": (
+        "alter type mood add value 'calm' before 'happy'",
+        "insert into t values (2, 'b', 'calm', '{sad,calm}')",
+    ),
+    "label in an array, with quotes": (
+        """alter type mood add value 'so "so" \\ ü'""",
+        """insert into t values (2, 'b', 'sad', array['so "so" \\ ü'::mood])""",
+    ),
+    "renamed label": (
+        "alter type mood rename value 'happy' to 'glad'",
+        "insert into t values (2, 'b', 'glad')",
+    ),
+    "column": (
+        "alter table t add column c text",
+        "insert into t (id, name, c) values (2, 'b', 'c')",
+    ),
+    "column with values of its own": (
+        "alter table t add column c uuid not null default gen_random_uuid()",
+        "insert into t (id, name) values (2, 'b')",
+    ),
+    "column of a new type": (
+        "create type size as enum ('s', 'm'); alter table t add column c size default 's'",
+        "insert into t (id, name, c) values (2, 'b', 'm')",
+    ),
+    "renamed column": (
+        "alter table t rename column m to feeling",
+        "insert into t (id, name, feeling) values (2, 'b', 'sad')",
+    ),
+    "columns that swap their names": (
+        (
+            "alter table t add column c varchar(3) default 'z'; alter table t rename name to x;"
+            "alter table t rename c to name; alter table t rename x to c"
+        ),
+        "insert into t (id, name, c) values (2, 'b', 'c')",
+    ),
+    "dropped column": (
+        "alter table t drop column name",
+        "insert into t (id, m) values (2, 'sad')",
+    ),
+    "wider type": (
+        "alter table t alter name type text",
+        "insert into t (id, name) values (2, 'many letters')",
+    ),
+    "NOT NULL": (
+        "alter table t alter name drop not null",
+        "insert into t (id) values (2)",
+    ),
+    "check": ("alter table t drop constraint positive", "insert into t values (-2, 'b')"),
+    "unique index": ("drop index t_name", "insert into t values (2, 'a')"),
+    "column, and a command of the row's own transaction": (
+        "alter table t add column c text",
+        "alter table t rename m to feeling; insert into t (id, name, c) values (2, 'b', 'c')",
+    ),
+    "domain": (
+        "alter domain few drop constraint below",
+        "insert into t (id, name, n) values (2, 'b', 12)",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "on_error"),
+    [*((name, "stop") for name in LOST), ("label", "quarantine"), ("check", "quarantine")],
+)
+async def test_a_row_that_the_stored_definition_does_not_explain_arrives(
+    source: Database, target: Database, stream: MakeStreamer, name: str, on_error: str
+) -> None:
+    command, row = LOST[name]
+    for db in (source, target):
+        db.execute(DDL)
+    async with stream(f"t: {{initial: none, on_error: {on_error}}}", group=GROUP) as streamer:
+        await streamer.caught_up()
+        with unheard(source):
+            source.execute(command)
+        source.execute("update t set id = id where id = 1")
+        source.execute(row)
+
+        async def is_equal() -> bool:
+            rows = "select to_jsonb(t) from t order by id"
+            found = await asyncio.to_thread(target.execute, rows)
+            return found == source.execute(rows)
+
+        await streamer.eventually(is_equal, seconds=30)
+        await streamer.table_state("public.t", "ready")
+        assert target.value("select count(*) from streamer.quarantine") == 0
+
+
+async def test_the_lock_of_another_session_costs_no_row(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    async with stream(T, group=GROUP) as streamer:
+        await streamer.caught_up()
+        with source.connect() as other:
+            other.execute("begin; lock table t in access exclusive mode")
+            source.execute("alter type mood add value 'calm'")
+            other.execute("commit")
+        source.execute("insert into t values (2, 'b', 'calm')")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def test_a_kind_that_stops_waits_for_its_decision(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    group = "ddl: capture\non_ddl: {add_column: stop}"
+    async with stream(T, group=group) as streamer:
+        await streamer.caught_up()
+        with unheard(source):
+            source.execute("alter table t add column c text")
+        source.execute("insert into t (id, name, c) values (2, 'b', 'c')")
+        await streamer.table_state("public.t", "error")
+        error = str((await streamer.table("public.t"))["error"])
+        assert 'on_ddl is stop for add_column "c"' in error
+        assert "no message of the source" in error
+        address = TargetAddress.parse(streamer.settings.target.url)
+        await ddl.store_decision(address, "apply", "t", "shop", None)
+        await streamer.table_state("public.t", "ready")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def test_a_row_of_a_partition_that_the_target_lacks_arrives(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(
+        "create table t (id int primary key) partition by range (id);"
+        "create table t_1 partition of t for values from (0) to (10)"
+    )
+    async with stream("t: {partitioned: true}", group=GROUP) as streamer:
+        await streamer.caught_up()
+        with unheard(source):
+            source.execute("create table t_2 partition of t for values from (10) to (20)")
+        source.execute("insert into t values (1), (11)")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def test_a_row_that_the_target_alone_refuses_changes_nothing(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    target.execute("alter table t add constraint own check (name <> 'b')")
+    async with stream(T, group=GROUP) as streamer:
+        await streamer.caught_up()
+        before = target.value("select definition::text from streamer.relation")
+        source.execute("insert into t (id, name) values (2, 'b')")
+        await streamer.table_state("public.t", "error")
+        assert target.value("select definition::text from streamer.relation") == before
+        assert target.value("select count(*) from streamer.ddl") == 0
+        error = str((await streamer.table("public.t"))["error"])
+        assert "own" in error
