@@ -35,10 +35,13 @@ class Command:
 @final
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """Statements to run at one side."""
+    """Statements to run at one side. ``is_choice``: they end or remove something that may be of use
+    to others.
+    """
 
     side: Side
     statements: tuple[str, ...]
+    is_choice: bool = False
 
     def __str__(self) -> str:
         return "; ".join(self.statements)
@@ -121,8 +124,8 @@ def run(
     return Command(line, action, table)
 
 
-def at_source(*statements: str) -> Sql:
-    return Sql("source", statements)
+def at_source(*statements: str, is_choice: bool = False) -> Sql:
+    return Sql("source", statements, is_choice)
 
 
 def at_target(*statements: str) -> Sql:

@@ -219,16 +219,28 @@ def run(
 
 
 @app.command(rich_help_panel=STREAM, epilog=example("streamer -c config.yaml check"))
-def check(as_json: JsonOption = False) -> None:
+def check(
+    sql: Annotated[
+        Path | None,
+        typer.Option(help="Write the statements of all findings to this file, as a psql script."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Report everything that would stop `run`, with the SQL that fixes it.
 
-    The command changes nothing. Its exit code is 1 if it found an error.
+    The command changes nothing at the servers. Its exit code is 1 if it found an error.
     """
     from streamer.commands.check import command as check_command
     from streamer.commands.check.copies import copy_lines
+    from streamer.commands.check.sql_file import sql_file
 
     settings, mapping = load()
     report = run_to_end(check_command.check(settings, mapping))
+    if sql is not None:
+        try:
+            sql.write_text(sql_file(report), encoding="utf-8")
+        except OSError as exc:
+            fail(f"--sql {sql}: {exc.strerror}", 2)
     if as_json:
         print_json(report.to_json())
     else:

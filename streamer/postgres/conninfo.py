@@ -71,6 +71,27 @@ def server_name(url: str) -> str:
     return f"{database or 'the default database'} at {host or 'the local socket'}:{port}"
 
 
+SERVER_PARAMETERS: Final[tuple[str, ...]] = ("host", "hostaddr", "port")
+
+
+def place_of(url: str) -> dict[str, str]:
+    """Return the parameters of *url* that lead to its database, without role and password.
+
+    Of several hosts they choose the primary.
+    """
+    given = parse_conninfo(url)
+    names = (*SERVER_PARAMETERS, "dbname")
+    kept: dict[str, str] = {name: given[name] for name in names if name in given}
+    if "," in given.get("host", ""):
+        kept["target_session_attrs"] = "read-write"
+    return kept
+
+
+def join_parameters(given: Mapping[str, str]) -> str:
+    """Return a key=value string with the parameters *given*."""
+    return make_conninfo("", **given)
+
+
 def several_hosts(given: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the hosts and ports among the parameters of a connection string, if these are several.
 

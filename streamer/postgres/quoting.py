@@ -4,7 +4,9 @@ Values travel as parameters or COPY data. Names must be in the text, and so must
 utility statements (`CREATE PUBLICATION`, `COPY (SELECT …)`), which take no parameters. Pure.
 """
 
+import re
 from collections.abc import Iterable
+from typing import Final
 
 
 def quote_identifier(name: str) -> str:
@@ -32,6 +34,36 @@ def quote_literal(value: str) -> str:
     if "\\" in quoted:
         return " E'" + quoted.replace("\\", "\\\\") + "'"
     return f"'{quoted}'"
+
+
+_TOKENS: Final = re.compile(
+    r"""
+    \$function\$.*?\$function\$ | "(?:[^"]|"")*"
+    | (?P<escapes>\bE'(?:[^'\\]|''|\\.)*') | '(?:[^']|'')*'
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_CONTROL: Final = re.compile(r"[\x01-\x1f\x7f]")
+
+
+def without_line_breaks(sql: str) -> str:
+    """Return *sql* with escapes for control characters in names and string constants.
+
+    Such a name could otherwise look like a line of its own where *sql* is printed. The bodies of
+    streamer's functions stay as they are.
+    """
+
+    def escaped(token: re.Match[str]) -> str:
+        text = token[0]
+        if text.startswith("$") or not _CONTROL.search(text):
+            return text
+        if text.startswith('"'):
+            text = text.replace("\\", "\\\\")
+            return "U&" + _CONTROL.sub(lambda found: f"\\{ord(found[0]):04X}", text)
+        text = text if token["escapes"] else "E" + text.replace("\\", "\\\\")
+        return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+    return _TOKENS.sub(escaped, sql)
 
 
 def grants_on_sequence(

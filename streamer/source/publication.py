@@ -341,11 +341,12 @@ def publishable_filters(
 @dataclass(frozen=True, slots=True)
 class PublicationChanges:
     """Statements that bring publications to the wanted state. ``surplus``: those that remove
-    members which the mapping lacks.
+    *strangers*, members which the mapping lacks or which the other publication has.
     """
 
     needed: list[str]
     surplus: list[str]
+    strangers: set[RelationName]
 
     @property
     def all(self) -> list[str]:
@@ -382,6 +383,7 @@ def publication_changes(
             wanted[name].add(identity.name)
     needed: list[str] = []
     surplus: list[str] = []
+    idle: set[RelationName] = set()
     for name, tables in wanted.items():
         publication = existing.get(name)
         if publication is None:
@@ -406,13 +408,27 @@ def publication_changes(
             harmed &= lists.columns.keys() | lists.refused.keys()
         missing = {table for table in tables if not publication.has(table)}
         alter = f"alter publication {quote_identifier(name)}"
-        if idle := strangers - harmed:
-            surplus.append(f"{alter} drop table {_members(idle)}")
+        if strangers - harmed:
+            surplus.append(f"{alter} drop table {_members(strangers - harmed)}")
+            idle |= strangers - harmed
         if going := harmed | changing:
             needed.append(f"{alter} drop table {_members(going)}")
         if coming := missing | changing:
             needed.append(f"{alter} add table {_members(coming, filters, lists)}")
-    return PublicationChanges(needed, surplus)
+    return PublicationChanges(needed, surplus, idle)
+
+
+def moves_to_updates(
+    source: SourceMapping, table: RelationName, existing: Mapping[str, Publication]
+) -> list[str]:
+    """Return the statements that move *table* to the publication of updates. Pure."""
+    moves = {source.publication_inserts: "drop", source.publication: "add"}
+    return [
+        f"alter publication {quote_identifier(name)} {verb} table {_members([table])}"
+        for name, verb in moves.items()
+        if (publication := existing.get(name)) is None
+        or not (publication.has_all_tables or table.namespace in publication.namespaces)
+    ]
 
 
 def publication_sql(

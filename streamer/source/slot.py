@@ -107,20 +107,22 @@ class Slot:
         if self.plugin != "pgoutput" or self.database != database:
             return Misfit(
                 f'belongs to plugin "{self.plugin}" and database "{self.database}"',
-                Remedy.of("run there: ", at_source(drop_slot_sql(self.name)), rename),
+                Remedy.of(
+                    "run there: ", at_source(drop_slot_sql(self.name), is_choice=True), rename
+                ),
             )
         if self.is_temporary and not self.is_synced:
             end = f"select pg_catalog.pg_terminate_backend({self.active_pid})"
             return Misfit(
                 f"is temporary: it goes with the session that made it, process {self.active_pid}",
-                Remedy.of("run there: ", at_source(end), rename),
+                Remedy.of("run there: ", at_source(end, is_choice=True), rename),
             )
         if self.decodes_prepared and self.can_be_altered:
             alter = f"ALTER_REPLICATION_SLOT {quote_identifier(self.name)} (TWO_PHASE false)"
             words = f"run over a replication connection to that database: {alter}"
             return Misfit(_TWO_PHASE, Remedy.of(words))
         if self.decodes_prepared:
-            drop = at_source(drop_slot_sql(self.name))
+            drop = at_source(drop_slot_sql(self.name), is_choice=True)
             words = "; streamer then makes a slot without that"
             return Misfit(_TWO_PHASE, Remedy.of("run there: ", drop, words))
         return None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from streamer.commands.check.capture import check_capture
 from streamer.commands.check.findings import Finding, Place
 from streamer.commands.check.source import (
     check_encoding,
@@ -22,7 +23,7 @@ from streamer.commands.check.source_facts import (
     Usage,
 )
 from streamer.mapping.names import RelationName, parse_relation
-from streamer.mapping.options import Initial
+from streamer.mapping.options import DdlCapture, DdlKind, Initial, OnDdl, on_ddl_by_kind
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from tests.unit.test_check_capacity import SERVER, SLOT
@@ -170,3 +171,24 @@ def test_objects_that_are_not_replicated() -> None:
     forwards = facts_of(forward_origins=True)
     forwards.usage = replace(USAGE, is_target=True)
     assert problems(check_unreplicated(forwards)) == []
+
+
+@pytest.mark.parametrize(
+    ("ddl", "on_ddl", "is_synchronous", "expected"),
+    [
+        (DdlCapture.CAPTURE, {}, True, "drop_column, change_type, detach_partition"),
+        (DdlCapture.CAPTURE, {DdlKind.ADD_INDEX: OnDdl.STOP}, True, "add_index"),
+        (DdlCapture.CAPTURE, OnDdl.APPLY, True, None),
+        (DdlCapture.CAPTURE, {}, False, None),
+        (DdlCapture.OFF, {}, True, None),
+    ],
+)
+def test_a_change_that_stops_a_table_would_stop_all_commits_of_a_synchronous_source(
+    ddl: DdlCapture, on_ddl: Any, is_synchronous: bool, expected: str | None
+) -> None:
+    facts = facts_of(ddl=ddl, on_ddl=on_ddl_by_kind(on_ddl))
+    facts.usage = replace(USAGE, is_synchronous=is_synchronous)
+    warnings = [f.problem for f in check_capture(facts) if "stops all commits" in f.problem]
+    assert bool(warnings) == (expected is not None)
+    for kind in (expected or "").split(", "):
+        assert kind in "".join(warnings)

@@ -30,7 +30,7 @@ def test_a_command_has_no_semicolon_and_words_alone_stay_in_the_line() -> None:
 def test_a_name_with_a_line_break_does_not_break_a_line_and_no_password_is_printed() -> None:
     fix = at_source('drop table "a\nb"')
     lines = error(PLACE, "postgresql://u:hunter2@h/d", fix).lines()
-    assert lines[2] == '    drop table "a\\nb";'
+    assert lines[2] == '    drop table U&"a\\000Ab";'
     assert "hunter2" not in lines[0]
 
 

@@ -7,6 +7,7 @@ from streamer.postgres.quoting import (
     quote_identifier,
     quote_literal,
     quote_qualified,
+    without_line_breaks,
 )
 
 
@@ -57,3 +58,17 @@ def test_nul_which_postgresql_cannot_hold_is_refused() -> None:
         quote_identifier("a\0b")
     with pytest.raises(ValueError, match="string constant"):
         quote_literal("a\0b")
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ('drop table "a\nb\\c"."d"', 'drop table U&"a\\000Ab\\\\c"."d"'),
+        ("select 'x\ny\\', 'z'", "select E'x\\x0ay\\\\', 'z'"),
+        ("select  E'a\\'\rb', 'it''s'", "select  E'a\\'\\x0db', 'it''s'"),
+        ("as $function$ 'a\n' $function$", "as $function$ 'a\n' $function$"),
+        ("create table t (\n  a int\n)", "create table t (\n  a int\n)"),
+    ],
+)
+def test_no_name_and_no_constant_breaks_a_line_of_a_statement(sql: str, expected: str) -> None:
+    assert without_line_breaks(sql) == expected

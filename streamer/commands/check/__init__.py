@@ -13,4 +13,5 @@ conversion.py     whether values of one type fit into another   pure
 spark.py          problems of the Spark that copies
 transport.py      whether binary transport will be used         pure
 findings.py       findings, and the report                      pure
+sql_file.py       their statements as a script                  pure
 """

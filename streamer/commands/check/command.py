@@ -70,6 +70,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
         table_count=sum(len(facts.mappings) for facts in sources),
         is_reachable=not any(facts.is_out_of_reach for facts in sources),
         roles={facts.label: facts.role for facts in sources},
+        urls={facts.label: facts.source.url for facts in sources} | {None: settings.target.url},
     )
     target: TargetFacts | None = None
     try:

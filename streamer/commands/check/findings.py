@@ -17,7 +17,8 @@ from streamer.errors import (
 )
 from streamer.mapping.names import RelationName
 from streamer.observability.logs import redact
-from streamer.postgres.quoting import quote_qualified
+from streamer.postgres.quoting import quote_qualified, without_line_breaks
+from streamer.postgres.secret import Secret
 from streamer.remedies import Remedy, Sql
 from streamer.report.problems import Problem, Severity
 
@@ -50,11 +51,15 @@ _INTRODUCTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A fix: statements to run at one side or commands to run here, and words."""
+    """A fix: statements to run at one side or commands to run here, and words.
+
+    ``is_choice``: the statements end or remove something that may be of use to others.
+    """
 
     at: Literal["source", "target", "here"] | None = None
     sql: tuple[str, ...] = ()
     words: str | None = None
+    is_choice: bool = False
 
     @classmethod
     def of(cls, remedy: Remedy) -> Self:
@@ -68,7 +73,7 @@ class Fix:
         if before not in _INTRODUCTIONS:
             return cls(words=str(remedy))
         if isinstance(step, Sql):
-            return cls(step.side, step.statements, words or None)
+            return cls(step.side, step.statements, words or None, step.is_choice)
         return cls("here", (step.line,), words or None)
 
     def __str__(self) -> str:
@@ -81,12 +86,12 @@ class Fix:
         return "; ".join(parts)
 
 
-def at_source(*sql: str, words: str | None = None) -> Fix:
-    return Fix("source", sql, words)
+def at_source(*sql: str, words: str | None = None, is_choice: bool = False) -> Fix:
+    return Fix("source", sql, words, is_choice)
 
 
-def at_target(*sql: str, words: str | None = None) -> Fix:
-    return Fix("target", sql, words)
+def at_target(*sql: str, words: str | None = None, is_choice: bool = False) -> Fix:
+    return Fix("target", sql, words, is_choice)
 
 
 def run_here(*commands: str) -> Fix:
@@ -152,7 +157,7 @@ class Finding:
 
 
 def found_lines(text: str, fix: Fix | None, indent: str = "  ") -> list[str]:
-    """Return *text* and the fix, one statement or command a line. Pure."""
+    """Return *text* and the fix, each statement or command in lines of its own. Pure."""
     if fix is None:
         return [one_line(text)]
     if not fix.sql:
@@ -160,8 +165,15 @@ def found_lines(text: str, fix: Fix | None, indent: str = "  ") -> list[str]:
     place = "here" if fix.at == "here" else f"at the {fix.at}"
     end = "" if fix.at == "here" else ";"
     lines = [one_line(text), f"{indent}run {place}:"]
-    lines += [f"{indent}  {one_line(statement)}{end}" for statement in fix.sql]
+    pasted = one_line if fix.at == "here" else _pasted
+    lines += [pasted(f"{indent}  {statement}") + end for statement in fix.sql]
     return [*lines, f"{indent}{one_line(fix.words)}"] if fix.words else lines
+
+
+def _pasted(indented: str) -> str:
+    """Return a statement as psql takes it, and one of many lines as it is."""
+    statement = redact(without_line_breaks(indented))
+    return statement.lstrip() if "\n" in statement else statement
 
 
 def one_line(text: str) -> str:
@@ -232,6 +244,8 @@ class CheckReport:
     """The first copies that `run` would make, in order."""
     roles: dict[str, str | None] = field(default_factory=dict)
     """The role of each source's server: 'primary' or 'standby'; None if it does not answer."""
+    urls: dict[str | None, Secret] = field(default_factory=dict)
+    """The databases, by the label of the source; None is the target."""
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity is severity for finding in self.findings)

@@ -4,7 +4,7 @@ PostgreSQL goes by the identity of each partition, so a partitioned table needs 
 itself and one for every partition. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from streamer.commands.check.findings import (
     Finding,
@@ -29,9 +29,16 @@ Details = Mapping[int, IdentityDetails]
 
 
 def check_identity(
-    place: Place, mapping: RelationMapping, relation: SourceRelation, details: Details
+    place: Place,
+    mapping: RelationMapping,
+    relation: SourceRelation,
+    details: Details,
+    moves: Sequence[str] = (),
 ) -> Iterable[Finding]:
-    """Whether updates and deletes, and changes of every partition, are published at all."""
+    """Whether updates and deletes, and changes of every partition, are published at all.
+
+    *moves*: the statements that then publish them, if streamer may not run these.
+    """
     if unlogged := relation.identity.unlogged_leaves:
         names = some_of(str(leaf.name) for leaf in unlogged)
         statements = [f"alter table {quote_relation(leaf.name)} set logged" for leaf in unlogged]
@@ -50,16 +57,16 @@ def check_identity(
     yield warning(
         place,
         f"{relation.identity.obstacle}, so {lost} are not replicated",
-        _identity_fix(relation, details),
+        _identity_fix(relation, details, moves),
     )
 
 
-def _identity_fix(relation: SourceRelation, details: Details) -> Fix:
+def _identity_fix(relation: SourceRelation, details: Details, moves: Sequence[str]) -> Fix:
     """Keep the table's own identity if it is of use, and give every partition the same."""
     root = relation.identity.root
     if root.obstacle is None:
-        return _fix(relation, details, root.published, own=None)
-    if (key_fix := _key_fix(relation, details)) is not None:
+        return _fix(relation, details, root.published, own=None, moves=moves)
+    if (key_fix := _key_fix(relation, details, moves)) is not None:
         return key_fix
     if root.refuses_full:
         return in_words(
@@ -68,7 +75,7 @@ def _identity_fix(relation: SourceRelation, details: Details) -> Fix:
     words = "or add a primary key, which is faster"
     if root.has_deferrable_primary_key:
         words = "or re-create the primary key without DEFERRABLE, which is faster"
-    return _fix(relation, details, FULL, own="full", words=words)
+    return _fix(relation, details, FULL, own="full", words=words, moves=moves)
 
 
 def key_fix(relation: SourceRelation, details: Details) -> Fix:
@@ -77,14 +84,15 @@ def key_fix(relation: SourceRelation, details: Details) -> Fix:
     return _key_fix(relation, details) or in_words(words)
 
 
-def _key_fix(relation: SourceRelation, details: Details) -> Fix | None:
+def _key_fix(relation: SourceRelation, details: Details, moves: Sequence[str] = ()) -> Fix | None:
     own = details[relation.oid]
     if own.primary_key is not None:
-        return _fix(relation, details, key_identity(own.primary_key), own="default")
+        wanted = key_identity(own.primary_key)
+        return _fix(relation, details, wanted, own="default", moves=moves)
     if own.usable_index is not None:
         wanted = key_identity(own.indexes[own.usable_index])
         index = f"using index {quote_identifier(own.usable_index)}"
-        return _fix(relation, details, wanted, own=index)
+        return _fix(relation, details, wanted, own=index, moves=moves)
     return None
 
 
@@ -95,8 +103,13 @@ def _fix(
     *,
     own: str | None,
     words: str | None = None,
+    moves: Sequence[str] = (),
 ) -> Fix:
-    """Make *wanted* the identity of the partitions; *own* decides for the table itself."""
+    """Make *wanted* the identity of the partitions; *own* decides for the table itself.
+
+    A publication of updates takes the table after that only: updates of the application fail while
+    such a table has no identity.
+    """
     statements = [] if own is None else [_alter(relation.identity.root, own)]
     for leaf in relation.identity.leaves:
         if leaf.published == wanted:
@@ -109,6 +122,8 @@ def _fix(
                 f'create a unique index on the columns of that key on partition "{leaf.name}", '
                 "then make that index its replica identity"
             )
+            moves = ()
+    statements += moves if statements else ()
     return at_source(*statements, words=words) if statements else in_words(words or "")
 
 

@@ -17,13 +17,16 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.hints import command
 from streamer.mapping.resync import after_loss
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.report.problems import Severity
+from streamer.source.catalog import SourceRelation
 from streamer.source.column_lists import LISTS_SINCE, ColumnLists, column_lists, sent_columns
 from streamer.source.publication import (
     PublicationChanges,
     PublicationFault,
     membership_fingerprint,
+    moves_to_updates,
     publication_changes,
     publication_faults,
 )
@@ -58,6 +61,24 @@ def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterab
     yield from _check_excluded(facts, lists)
     if target is not None:
         yield from _check_marks(facts, target)
+
+
+def moving_sql(facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation) -> list[str]:
+    """Return the statements that publish updates of a table once its identity allows that.
+
+    None if `run` may run these itself. The statements of `check_publications` go before.
+    """
+    source, server, lists = facts.source, facts.server, _lists(facts)
+    assert server is not None
+    changes = publication_changes(
+        source, _identities(facts), facts.publications, server.version, lists=lists
+    )
+    is_able = relation.owned and all(each.is_owned for each in facts.publications.values())
+    is_able = is_able and not server.in_recovery and not _publishing_obstacles(facts, changes)
+    # A column list goes by the identity, so the next check knows the list.
+    if is_able or mapping.rule.column_list:
+        return []
+    return moves_to_updates(source, relation.name, facts.publications)
 
 
 def _lists(facts: SourceFacts) -> ColumnLists:
@@ -107,12 +128,10 @@ def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[
         return
     if not changes.surplus or all(each.is_owned for each in facts.publications.values()):
         return
-    mapped = {relation.name for relation in facts.relations.values()}
-    members = {name for each in facts.publications.values() for name in each.members}
     yield warning(
         Place(facts.label),
-        "its publications have tables that are not in `tables`, so the source sends changes that "
-        f"nothing needs: {some_of(map(str, sorted(members - mapped)))}",
+        "its publications have tables that do not belong there: "
+        f"{some_of(map(str, sorted(changes.strangers)))}",
         at_source(*changes.surplus, words="as an administrator"),
     )
 

@@ -20,7 +20,7 @@ from streamer.commands.check.findings import (
     warning,
 )
 from streamer.commands.check.identities import check_identity
-from streamer.commands.check.publications import check_publications
+from streamer.commands.check.publications import check_publications, moving_sql
 from streamer.commands.check.sequences import check_sequences
 from streamer.commands.check.source_facts import (
     SourceFacts,
@@ -255,7 +255,8 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
             # The readers of another installation are its own affair.
             reads = slot is not None and slot.active_pid and not facts.found.installations
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
-            yield error(place, problem, at_source(sql, words=str(hint)) if sql else Fix.of(hint))
+            end = at_source(sql, words=str(hint), is_choice=True) if sql else None
+            yield error(place, problem, end or Fix.of(hint))
         declared = [m.source for m in facts.mappings if m.rule.initial is Initial.NONE]
         unproven = unproven_rows(
             facts.found, source, target.installation, declared, is_known=is_known
@@ -304,7 +305,9 @@ def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterab
             f"{open_one.pid}, "
             f'user "{open_one.user}", database "{open_one.database}"',
             at_source(
-                f"select pg_terminate_backend({open_one.pid})", words="or wait until it ends"
+                f"select pg_terminate_backend({open_one.pid})",
+                words="or wait until it ends",
+                is_choice=True,
             ),
         )
     for prepared in facts.prepared_transactions:
@@ -315,6 +318,7 @@ def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterab
             at_source(
                 f"rollback prepared {gid}",
                 words=f'or commit prepared, in database "{prepared.database}"',
+                is_choice=True,
             ),
         )
 
@@ -326,7 +330,8 @@ def check_tables(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Fin
     for mapping, relation in facts.mapped():
         if mapping.rule.initial is not Initial.NONE:
             yield from check_readable(facts, mapping, relation, is_copied=mapping in to_copy)
-        yield from check_identity(_place(facts, mapping), mapping, relation, facts.identities)
+        place, moves = _place(facts, mapping), moving_sql(facts, mapping, relation)
+        yield from check_identity(place, mapping, relation, facts.identities, moves)
         yield from check_rule(facts, mapping, relation)
         yield from check_expressions(facts, mapping, relation)
         if target is not None:

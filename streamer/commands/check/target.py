@@ -137,7 +137,7 @@ def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> It
     if taken := OUR_TABLES.intersection(bookkeeping.tables):
         if "migration" not in bookkeeping.tables:
             problem = f"does not belong to streamer, but has a table {min(taken)}"
-            fix = at_target("alter schema streamer rename to streamer_other")
+            fix = at_target("alter schema streamer rename to streamer_other", is_choice=True)
             yield error(place, problem, fix)
         elif bookkeeping.forbidden_tables:
             grant = at_target(f"grant all on all tables in schema streamer to {role}")

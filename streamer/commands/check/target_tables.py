@@ -101,12 +101,17 @@ def check_missing(
         yield error(pair.place, exc.message, in_words(exc.hint) if exc.hint else None)
         return
     if not create_tables:
+        role = quote_identifier(pair.target.server.role)
         statements = [*missing_types_sql(pair)]
         if pair.name.namespace not in pair.target.namespaces:
-            statements.insert(0, f"create schema {quote_identifier(pair.name.namespace)}")
+            schema = quote_identifier(pair.name.namespace)
+            statements.insert(0, f"create schema {schema} authorization {role}")
         statements += create_table_sql(
             pair.relation, pair.mapping, pair.sid, pair.expressions.types
         )
+        # Another role may run them, and owns the table then.
+        rights = "select, insert, update, delete, truncate"
+        statements.append(f"grant {rights} on {pair.quoted} to {role}")
         fix = at_target(*statements, words="or set `target.create_tables: true`")
         yield error(pair.place, f"its target table {pair.name} does not exist", fix)
         return
@@ -460,7 +465,7 @@ def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
         f"target table {pair.name} already holds rows of this source, so streamer "
         "refuses to copy it"
     )
-    yield error(pair.place, problem, at_target(empty, words=words))
+    yield error(pair.place, problem, at_target(empty, words=words, is_choice=True))
 
 
 def check_labels(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:

@@ -1,0 +1,63 @@
+"""The statements of all findings as a script for psql, in an order in which they work. Pure.
+
+Statements that end or remove something of others stay comments: an administrator decides.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from streamer.commands.check.findings import CheckReport, Finding, one_line
+from streamer.postgres.conninfo import SERVER_PARAMETERS, join_parameters, place_of
+from streamer.postgres.quoting import without_line_breaks
+
+_HEAD: Final = """\
+-- Statements of `streamer check` for an administrator of the databases. Run them with:
+--   psql -X -f FILE CONNECTION
+\\set ON_ERROR_STOP on
+"""
+
+
+def sql_file(report: CheckReport) -> str:
+    """Return the script for the findings of *report*, each statement once for each database."""
+    by_place: dict[str | None, list[Finding]] = {}
+    for finding in report.findings:
+        if (fix := finding.fix) is not None and fix.sql and fix.at in ("source", "target"):
+            place = finding.place.source if fix.at == "source" else None
+            by_place.setdefault(place, []).append(finding)
+    databases = {place: place_of(report.urls[place].reveal()) for place in by_place}
+    servers = {tuple(each.get(name) for name in SERVER_PARAMETERS) for each in databases.values()}
+    sections: dict[str, list[Finding]] = {}
+    for place, findings in by_place.items():
+        given = databases[place]
+        if len(servers) == 1:
+            given = {name: value for name, value in given.items() if name == "dbname"}
+        sections.setdefault(_connect(given), []).extend(findings)
+    lines = [_HEAD]
+    for connect, findings in sections.items():
+        lines += [connect, *_statements(findings)]
+    return "\n".join(lines)
+
+
+def _connect(given: dict[str, str]) -> str:
+    if not given:
+        return "-- In the database of the source or target:"
+    text = join_parameters(given).replace("\\", "\\\\").replace("'", "''")
+    return "\\connect -reuse-previous=on '{}'".format(text.replace("\n", "\\n"))
+
+
+def _statements(findings: list[Finding]) -> Iterator[str]:
+    present: set[str] = set()
+    for finding in findings:
+        assert finding.fix is not None
+        missing = [sql for sql in dict.fromkeys(finding.fix.sql) if sql not in present]
+        if not missing:
+            continue
+        yield f"\n-- {one_line(f'{finding.severity} {finding.place}: {finding.problem}')}"
+        if finding.fix.words:
+            yield f"-- {one_line(finding.fix.words)}"
+        if finding.fix.is_choice:
+            yield from (f"--   {one_line(without_line_breaks(sql))};" for sql in missing)
+            continue
+        present.update(missing)
+        yield from (f"{without_line_breaks(sql)};" for sql in missing)
+    yield ""
