@@ -225,20 +225,47 @@ begin
 end
 $$;
 
--- Fails if a column of a target table is not of the type for which a statement was made. Facts are
--- the OID of the type, its modifier and the OID of the collation.
-create function streamer.require_types(relation text, names text[], facts text[])
-returns void language plpgsql as $$
+-- Fails if a target table is not as it was when a plan was made, and returns false. The facts about
+-- a column are the OID of its type, its modifier and the OID of its collation.
+create function streamer.require_facts(relation text, facts text, names text[], types text[])
+returns boolean language plpgsql as $$
 begin
-    if exists (select from unnest(names, facts) c (name, facts)
+    if exists (select from unnest(names, types) p (name, facts)
                where not exists (select from pg_catalog.pg_attribute a
                                   where a.attrelid = pg_catalog.to_regclass(relation)
-                                    and a.attname = c.name
+                                    and a.attname = p.name
                                     and pg_catalog.concat_ws(' ', a.atttypid, a.atttypmod,
-                                                             a.attcollation) = c.facts)) then
+                                                             a.attcollation) = p.facts))
+       or not exists (
+           select from pg_catalog.pg_class c
+           where c.oid = pg_catalog.to_regclass(relation) and facts = pg_catalog.concat_ws(' ',
+               c.relpersistence,
+               exists (select from pg_catalog.pg_trigger t
+                        where t.tgrelid = c.oid and not t.tgisinternal
+                          and t.tgenabled in ('A', 'R')),
+               exists (select from pg_catalog.pg_rewrite r
+                        where r.ev_class = c.oid and r.ev_enabled in ('A', 'R')),
+               exists (select from pg_catalog.pg_constraint k
+                        where k.confrelid = c.oid and k.contype = 'f'
+                          and k.confdeltype in ('c', 'n', 'd')),
+               array(select i.indexrelid from pg_catalog.pg_index i
+                      where i.indrelid = c.oid and i.indisunique and i.indimmediate
+                        and i.indisvalid and i.indpred is null and i.indexprs is null
+                      order by 1)::text)) then
         raise exception using errcode = 'STR02',
             message = 'table ' || relation || ' was changed meanwhile';
     end if;
+    return false;
+end
+$$;
+
+-- The same for the condition of a statement. The planner evaluates an immutable function, and it
+-- does so again whenever the definition of the table has changed. The function inside takes a
+-- snapshot of its own, because that of the planner may be older than the lock of the table.
+create function streamer.fits_plan(relation text, facts text, names text[], types text[])
+returns boolean immutable language plpgsql as $$
+begin
+    return streamer.require_facts(relation, facts, names, types);
 end
 $$;
 

@@ -21,6 +21,7 @@ import structlog
 from streamer.apply.commit_counts import table_labels
 from streamer.apply.lane import MappedRelation
 from streamer.apply.sql.ordered_statements import Statements
+from streamer.apply.sql.planned_facts import PlannedFacts
 from streamer.errors import (
     StreamerError,
     TargetConnectionError,
@@ -42,6 +43,8 @@ NONE: Final[Mapping[MappedRelation, int]] = MappingProxyType({})
 CONFLICTS_KEPT: Final = 1000
 STAGES_MAX: Final = 200
 """Staging tables kept per connection; the least recently used goes first."""
+FACTS_MAX: Final = 1000
+"""Prepared statements kept per connection, in the same way."""
 DELETED_ROWS_MAX: Final = 2000
 """A staging table with more rows, dead ones included, is emptied by TRUNCATE instead of DELETE.
 
@@ -84,6 +87,8 @@ class TargetTransaction:
         self._connection: TargetConnection | None = None
         self._stages: OrderedDict[str, tuple[Statements, int]] = OrderedDict()
         """The session's staging tables by name, each with the rows written since its TRUNCATE."""
+        self._facts: OrderedDict[str, PlannedFacts] = OrderedDict()
+        """The facts of plans that the session knows by a prepared statement."""
         self._may_have_others = False
         """The session may have staging tables that `_stages` lacks, with any rows in them."""
         self._given_up: int | None = None
@@ -183,6 +188,7 @@ class TargetTransaction:
         # A rollback removes the staging tables that its transaction made, and gives others the rows
         # back that they held before.
         self._stages.clear()
+        self._facts.clear()  # a statement was prepared or not, as far as its message went
         self._may_have_others = True
 
     async def rollback(self) -> None:
@@ -299,28 +305,37 @@ class TargetTransaction:
     def stage(self, statements: Statements, count: int | None = None) -> None:
         """Have an empty staging table of *statements* for *count* small rows, or for any rows.
 
-        The server makes or empties it together with the next message. It refuses that message if
-        the target's columns have other types by now.
+        The server makes or empties it together with the next message.
         """
         target, stage = self.target, statements.stage
+        self.keep(statements.facts)
         known = self._stages.pop(stage, None)
         rows = 0
         if known is None:
             while len(self._stages) >= STAGES_MAX:
                 _, (oldest, _) = self._stages.popitem(last=False)
-                target.send_before_next(f"{oldest.drop_stage}; {oldest.types.forget}")
-            target.send_before_next(statements.types.prepare)
+                target.send_before_next(oldest.drop_stage)
             target.send_before_next(statements.create_stage)
             if self._may_have_others:
                 target.send_before_next(statements.truncate_stage)
+        elif known[1] <= DELETED_ROWS_MAX:
+            rows = known[1]
+            target.send_before_next(statements.delete_stage)
         else:
-            target.send_before_next(statements.types.keep)
-            if known[1] <= DELETED_ROWS_MAX:
-                rows = known[1]
-                target.send_before_next(statements.delete_stage)
-            else:
-                target.send_before_next(statements.truncate_stage)
+            target.send_before_next(statements.truncate_stage)
         self._stages[stage] = statements, rows + (DELETED_ROWS_MAX + 1 if count is None else count)
+
+    def keep(self, facts: PlannedFacts) -> None:
+        """Have the server refuse the next message if *facts* are not those of the target by now."""
+        if facts.name in self._facts:
+            self._facts.move_to_end(facts.name)
+            self.target.send_before_next(facts.keep)
+            return
+        while len(self._facts) >= FACTS_MAX:
+            _, oldest = self._facts.popitem(last=False)
+            self.target.send_before_next(oldest.forget)
+        self._facts[facts.name] = facts
+        self.target.send_before_next(facts.prepare)
 
     def _empty_large_stages(self) -> list[str]:
         """Return statements that free the space of large staging tables."""

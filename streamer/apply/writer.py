@@ -187,7 +187,6 @@ class Writer:
             paced(statements.encode(chains, ends, numbers)),
             namespace=plan.target.name.namespace,
             binary=plan.binary,
-            then=statements.statements.types.require if plan.binary else "",
         )
 
     async def write_in_order(
@@ -525,17 +524,17 @@ class Writer:
 
     async def _copy_inserts(self, mapped: MappedRelation, fold: Fold) -> None:
         plan = fold.plan
-        columns = mapped.statements(plan).plain.insert_columns
+        statements = mapped.statements(plan).plain
+        self._transaction.keep(statements.facts)
         prefix = () if plan.sid is None else (constant(plan.sid, binary=plan.binary),)
         layout = RowLayout(plan.row_width, plan.binary, plan.positions, prefix)
         chunks = encode_rows(fold.inserts.values(), layout)
         await self._transaction.target.copy_in(
             plan.target.name.name,
-            columns,
+            statements.insert_columns,
             paced(chunks),
             namespace=plan.target.name.namespace,
             binary=plan.binary,
-            then=mapped.statements(plan).plain.types.require if plan.binary else "",
         )
 
     async def write_ordered(

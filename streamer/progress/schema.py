@@ -37,7 +37,13 @@ TABLES: Final = (
     "migration",
     "minute",
 )
-FUNCTIONS: Final = ("name_values", "pass_creation_on", "require_types", "set_progress")
+FUNCTIONS: Final = (
+    "fits_plan",
+    "name_values",
+    "pass_creation_on",
+    "require_facts",
+    "set_progress",
+)
 """All that is ours in the schema: `TABLES` and these."""
 
 REHEARSAL_LOCK_SECONDS: Final = 5

@@ -43,7 +43,7 @@ class TargetColumn:
     plain_type: str = ""
     """``base_type`` without its modifier."""
     type_facts: str = ""
-    """OIDs of its type and collation, and its modifier, as ``streamer.require_types`` has them."""
+    """OIDs of its type and collation, and its modifier, as ``streamer.require_facts`` has them."""
     collation: str = ""
     """The quoted name of its collation if that is not deterministic: other texts may be equal."""
 
@@ -70,7 +70,8 @@ class TargetRelation:
     ``sequences``: quoted names of the sequences that its columns own, those that the role may
     restart. ``history_sequence``: the quoted name of the sequence of the identity column
     ``kvsz_id``, if it counts by one and the role may use it. ``unlogged``: the tables, itself or
-    partitions, whose rows a crash of the server removes.
+    partitions, whose rows a crash of the server removes. ``facts``: a text of those facts that a
+    plan depends on beside its columns, as ``streamer.require_facts`` has it.
     """
 
     oid: int
@@ -89,6 +90,7 @@ class TargetRelation:
     sequences: tuple[str, ...] = ()
     history_sequence: str | None = None
     unlogged: tuple[RelationName, ...] = ()
+    facts: str = ""
 
     @property
     def rows(self) -> str:
@@ -108,7 +110,23 @@ class TargetRelation:
         return any(columns >= set(key) for key in self.unique_keys)
 
 
-_RELATION_SQL: Final = """
+_FACTS_SQL: Final = """
+pg_catalog.concat_ws(' ', c.relpersistence,
+    exists (select from pg_catalog.pg_trigger t
+             where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled in ('A', 'R')),
+    exists (select from pg_catalog.pg_rewrite r
+             where r.ev_class = c.oid and r.ev_enabled in ('A', 'R')),
+    exists (select from pg_catalog.pg_constraint k
+             where k.confrelid = c.oid and k.contype = 'f'
+               and k.confdeltype in ('c', 'n', 'd')),
+    array(select i.indexrelid from pg_catalog.pg_index i
+           where i.indrelid = c.oid and i.indisunique and i.indimmediate and i.indisvalid
+             and i.indpred is null and i.indexprs is null
+           order by 1)::text)
+"""
+"""The same as in ``streamer.require_facts``."""
+
+_RELATION_SQL: Final = f"""
 select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
        c.relkind = 'p' as is_partitioned,
        exists (select from pg_catalog.pg_trigger t
@@ -154,7 +172,8 @@ select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
        pg_catalog.has_table_privilege(c.oid, 'select')
          and pg_catalog.has_table_privilege(c.oid, 'insert')
          and pg_catalog.has_table_privilege(c.oid, 'update')
-         and pg_catalog.has_table_privilege(c.oid, 'delete') as is_writable
+         and pg_catalog.has_table_privilege(c.oid, 'delete') as is_writable,
+       {_FACTS_SQL} as facts
 from unnest($1::text[], $2::text[]) as wanted (namespace, relation)
 join pg_catalog.pg_namespace n on n.nspname = wanted.namespace
 join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = wanted.relation

@@ -64,7 +64,7 @@ FENCED_STATE: Final = "STR01"
 error's detail has the ids of the relations concerned.
 """
 CHANGED_STATE: Final = "STR02"
-"""SQLSTATE of ``streamer.require_types``: a column is of another type than it was planned for."""
+"""SQLSTATE of ``streamer.require_facts``: the table is another one than it was planned for."""
 
 # Parameters that asyncpg reads from a connection URI as libpq does.
 _PASSED: Final = frozenset(

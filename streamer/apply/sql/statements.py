@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from streamer.apply.plan import ApplyPlan, PlanColumn
-from streamer.apply.sql.staged_types import StagedTypes
+from streamer.apply.sql.planned_facts import PlannedFacts
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.target.conventions import (
     SID,
@@ -132,8 +132,8 @@ class SetStatements:
         return f"drop table if exists pg_temp.{self.stage}"
 
     @cached_property
-    def types(self) -> StagedTypes:
-        return StagedTypes(self.plan, f"{self.stage}_types")
+    def facts(self) -> PlannedFacts:
+        return PlannedFacts(self.plan, f"{self.stage}_facts")
 
     @cached_property
     def insert_columns(self) -> list[str]:

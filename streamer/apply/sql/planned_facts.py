@@ -1,0 +1,66 @@
+"""SQL that has the server refuse a plan whose target is another one by now.
+
+A plan has the facts that the target had when the plan was made, and a staging table is made of its
+types. If an operator alters a column later, staged values would be rounded to its former type. If
+an index goes, its key may find several rows. A new trigger would see some changes only. Pure.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from streamer.apply.plan import ApplyPlan
+from streamer.mapping.options import TableType
+from streamer.postgres.quoting import do_block, quote_literal
+from streamer.target.catalog import TargetColumn
+from streamer.target.conventions import HISTORY_COLUMNS, HISTORY_ID
+
+
+@dataclass(frozen=True)
+class PlannedFacts:
+    """Statements about the table that *plan* writes. ``name``: of a prepared statement."""
+
+    plan: ApplyPlan
+    name: str
+
+    @cached_property
+    def _columns(self) -> list[TargetColumn]:
+        columns = [column.target for column in self.plan.columns]
+        if self.plan.type is TableType.HISTORY:
+            columns += [self.plan.target.columns[name] for name in HISTORY_COLUMNS]
+            if self.plan.history_sequence is not None:
+                columns.append(self.plan.target.columns[HISTORY_ID])
+        return columns
+
+    @cached_property
+    def prepare(self) -> str:
+        """Let the session know the facts, and `keep` them."""
+        target = self.plan.target
+        names = ", ".join(quote_literal(column.name) for column in self._columns)
+        types = ", ".join(quote_literal(column.type_facts) for column in self._columns)
+        query = (
+            f"prepare {self.name} as select from {target.rows} where streamer.fits_plan("
+            f"{quote_literal(self.plan.table)}, {quote_literal(target.facts)}, "
+            f"array[{names}]::text[], array[{types}]::text[])"
+        )
+        name = quote_literal(self.name)
+        return do_block(f"""
+begin
+    if not exists (select from pg_catalog.pg_prepared_statements where name = {name}) then
+        execute {quote_literal(query)};
+    end if;
+    execute {quote_literal(self.keep)};
+end""")
+
+    @property
+    def keep(self) -> str:
+        """Keep the facts until the transaction ends, or fail if they are others by now.
+
+        EXECUTE locks the table. If its definition has changed, the server plans the statement
+        again, and evaluates the function meanwhile. Else EXECUTE costs a tenth of a query of the
+        catalogs.
+        """
+        return f"execute {self.name}"
+
+    @property
+    def forget(self) -> str:
+        return f"deallocate {self.name}"
