@@ -249,7 +249,7 @@ class Writer:
             await self._copy_stage(statements, columns, rows, OP_UPDATED, positions)
             target = self._transaction.target
             if adds:
-                updated = await target.execute(statements.update(OP_UPDATED))
+                updated = await self._touch(statements, OP_UPDATED, statements.update(OP_UPDATED))
                 await self._settle(statements, OP_UPDATED, len(fold.inserts), 0, updated)
             if removes:
                 await target.execute(statements.delete_others(OP_UPDATED))
@@ -296,6 +296,8 @@ class Writer:
         Without ``deletes``, rows with the old keys stay for now.
         """
         plan = fold.plan
+        if not (fold.deletes or plan.key_is_indexed):
+            raise _not_all_there(plan)  # an INSERT does not tell for which row it is
         moves = list(fold.moves.values())
         lacking = frozenset().union(*(unchanged_positions(r) for _, r in moves if is_partial(r)))
         columns, _ = staged_values(plan, statements, frozenset())
@@ -458,7 +460,6 @@ class Writer:
 
         That is one message, unless the target has to be asked for something in between.
         """
-        target = self._transaction.target
         before = statements.before_write(op) if op in (OP_UPDATED, OP_UPDATED_PARTLY) else []
         if not before and statements.plan.key_is_indexed:
             touched = await self._copy_stage(
@@ -466,19 +467,21 @@ class Writer:
             )
             return 0, touched
         await self._copy_stage(statements, columns, rows, op, positions)
-        await self._check_unique(statements, op)
-        left, *_ = [await target.execute(each) for each in before] or [0]
-        return left, await target.execute(statement)
+        left, *_ = [await self._touch(statements, op, each) for each in before] or [0]
+        return left, await self._touch(statements, op, statement)
 
-    async def _check_unique(self, statements: Statements, op: int) -> None:
-        """Refuse keys staged as *op* that several rows of the target have, unless an index of the
-        target keeps them unique.
+    async def _touch(self, statements: Statements, op: int, statement: str) -> int:
+        """Run *statement* on rows staged as *op*; return how many rows of the target it touched.
+
+        Refuses keys of several rows, unless an index of the target keeps them unique.
         """
+        target = self._transaction.target
         if statements.plan.key_is_indexed:
-            return
-        key = await self._transaction.target.fetch_value(statements.several(op))
-        if key is not None:
-            raise _several_rows(key)
+            return await target.execute(statement)
+        (found,) = await target.fetch(statements.counted(op, statement))
+        if found["several"] is not None:
+            raise _several_rows(found["several"])
+        return int(found["rows"])
 
     @asynccontextmanager
     async def planned_for(self, mapped: MappedRelation, plan: ApplyPlan) -> AsyncIterator[None]:

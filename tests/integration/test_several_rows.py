@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.waiting import until
 
 CHANGES = {
     "removed": "delete from removed where id = 1",
@@ -79,6 +80,33 @@ async def test_more_rows_than_were_asked_for_are_a_conflict_before_the_commit(
             await streamer.caught_up(40)
             for name in CHANGES:
                 assert_same(source, target, name)
+
+
+HELD = """
+begin; lock table t in share row exclusive mode;
+insert into t values (1, 'another'); delete from t where id = 2
+"""
+
+
+async def test_rows_that_come_while_streamer_waits_count_for_no_other(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """The statement touches as many rows as asked for, and another one saw no key twice."""
+    source.execute("create table t (id int primary key, v text)")
+    target.execute("create table t (id int, v text)")
+    async with stream("t: {initial: none}") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'old'), (2, 'old')")
+        await streamer.caught_up()
+        with target.connect() as user:
+            user.execute(HELD)
+            source.execute("update t set v = 'new'")
+            waits = "select exists (select from pg_locks where not granted)"
+            await until(lambda: target.value(waits), "streamer waits for the table")
+            user.execute("commit")
+        await streamer.table_state("public.t", "error", 40)
+        assert "several rows" in (await streamer.table("public.t"))["error"]
+        assert target.execute("select v from t order by v") == [("another",), ("old",)]
 
 
 OUTLIVES = {

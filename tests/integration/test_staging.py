@@ -15,7 +15,7 @@ from tests.unit.build import apply_plan
 
 @pytest.fixture
 async def transaction(target: Database) -> AsyncIterator[TargetTransaction]:
-    target.execute("create table t (id text primary key)")
+    target.execute("create table t (id text)")
     address = TargetAddress.parse(Secret(target.url))
     made = TargetTransaction(address, "streamer staging", Metrics(), lock_seconds=1)
     await made.connect([])

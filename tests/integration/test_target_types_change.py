@@ -39,6 +39,7 @@ async def test_updates_do_not_keep_the_former_type(
     shared: Shared, before: str, after: str, value: str, exact: str
 ) -> None:
     source, target = shared.source, shared.target
+    await shared.caught_up()
     source.execute("insert into t select generate_series(1, 3)")
     await shared.caught_up()
     source.execute("update t set v = null")  # the plan is in use from now on
@@ -61,6 +62,7 @@ async def test_keys_do_not_keep_the_former_type(
     source, target = shared.source, shared.target
     text = quote_literal(value)
     rounded = f"{text}::{before}::{after}"
+    await shared.caught_up()
     source.execute(f"insert into t values ({rounded}, 1); update t set n = 2")
     await shared.caught_up()
     target.execute(f"alter table t alter v type {after}")

@@ -86,6 +86,7 @@ def target_relation(
         has_ordinary_triggers=False,
         is_referenced=is_referenced,
         is_writable=True,
+        facts="p f f f {}",
     )
 
 

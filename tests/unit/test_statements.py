@@ -79,8 +79,8 @@ def all_statements(plan: ApplyPlan) -> list[str]:
     statements = Statements(plan)
     texts = [
         statements.create_stage,
-        statements.types.prepare,
-        statements.types.keep,
+        statements.facts.prepare,
+        statements.facts.keep,
         statements.delete_stage,
         statements.truncate_stage,
         statements.drop_stage,

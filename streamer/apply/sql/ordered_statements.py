@@ -72,7 +72,9 @@ class Statements(SetStatements):
 
         `REFUSED` lists them, and later changes of their keys. *keys* has two numbers, from 1 to
         *key_count*, for every ``seq``, or 0. With *immediate*, the server checks deferred
-        constraints at every change. An error that does not depend on a row ends the block.
+        constraints at every change. An error that does not depend on a row ends the block. If a
+        row has the key already, the change is written again until it meets that very row again:
+        another session may have inserted the row behind the search of the change.
         """
         first = ",".join(str(key) for key, _ in keys)
         second = ",".join(str(key) for _, key in keys)
@@ -80,7 +82,7 @@ class Statements(SetStatements):
     streamer_first constant integer[] := '{{{first}}}';
     streamer_second constant integer[] := '{{{second}}}';
     streamer_marked boolean[] := array_fill(false, array[{key_count + 1}], array[0]);
-    streamer_a integer; streamer_b integer;"""
+    streamer_a integer; streamer_b integer; streamer_met text;"""
         check = "set constraints all immediate; set constraints all deferred;" if immediate else ""
         classes = ", ".join(map(quote_literal, NOT_ROW_SPECIFIC))
         return self._block(
@@ -90,18 +92,24 @@ class Statements(SetStatements):
         if streamer_marked[streamer_a] or streamer_marked[streamer_b] then
             insert into pg_temp.{REFUSED} (seq) values (s.seq);
         else
-            begin
-                {self._change(partial)}
-                {check}
-                continue;
-            exception when others then
-                get stacked diagnostics streamer_state = returned_sqlstate,
-                    streamer_message = message_text, streamer_detail = pg_exception_detail;
-                if left(streamer_state, 2) in ({classes}) then raise; end if;
-                {self._find_existing}
-                insert into pg_temp.{REFUSED} values
-                    (s.seq, streamer_state, streamer_message, streamer_detail, streamer_existing);
-            end;
+            streamer_met := '';
+            loop
+                begin
+                    {self._change(partial)}
+                    {check}
+                    continue streamer_changes;
+                exception when others then
+                    get stacked diagnostics streamer_state = returned_sqlstate,
+                        streamer_message = message_text, streamer_detail = pg_exception_detail;
+                    if left(streamer_state, 2) in ({classes}) then raise; end if;
+                    {self._find_existing}
+                end;
+                exit when streamer_state <> '23505' or streamer_met is not distinct from
+                    streamer_existing;
+                streamer_met := streamer_existing;
+            end loop;
+            insert into pg_temp.{REFUSED} values
+                (s.seq, streamer_state, streamer_message, streamer_detail, streamer_existing);
         end if;
         streamer_marked[streamer_a] := streamer_a > 0;
         streamer_marked[streamer_b] := streamer_b > 0;""",
@@ -168,7 +176,8 @@ end"""
 
     def _each_staged(self, change: str) -> str:
         """Do *change* for each staged row."""
-        return f"""for s in select * from pg_temp.{self.stage} order by seq loop
+        return f"""<<streamer_changes>>
+    for s in select * from pg_temp.{self.stage} order by seq loop
         {change}
     end loop;"""
 

@@ -309,14 +309,23 @@ class SetStatements:
         texts = (f"left(s.{name(c)}::text, {KEY_TEXT_MAX})" for c in self.plan.staged_key)
         return f"array[{', '.join(texts)}]::text[]"
 
-    def several(self, op: int) -> str:
-        """Find a key staged as *op* that several rows of the target have; returns it as text."""
-        is_old = op == OP_MOVED
-        matches = self._matches_old_key if is_old else self.matches_new_key
+    def counted(self, op: int, statement: str) -> str:
+        """Run *statement* on rows staged as *op*; return how many rows of the target it touched,
+        and as text the key of a staged row that found several of them.
+
+        Both are facts of one snapshot. Another statement could see rows that this one does not.
+        """
+        key = self._key_text("s", self.old if op == OP_MOVED else self.new)
+        found = f"s.ctid as staged, {key} as key"
+        if statement.startswith("select from"):
+            touch = statement.replace("select from", f"select {found} from", 1)
+        else:
+            touch = f"{statement} returning {found}"
         return (
-            f"select min({self._key_text('s', self.old if is_old else self.new)}) "
-            f"from pg_temp.{self.stage} s join {self.rows} t on {matches} where s.op = {op} "
-            "group by s.ctid having count(*) > 1 limit 1"
+            f"with touched as ({touch}), groups as (select count(*) as rows, min(key) as key"
+            " from touched group by staged)"
+            " select coalesce(sum(rows), 0)::int8 as rows,"
+            " min(key) filter (where rows > 1) as several from groups"
         )
 
     @property

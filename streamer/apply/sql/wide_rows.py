@@ -163,6 +163,7 @@ class SplitStatements(Statements):
         return f"""declare {cursors}
     begin
         {" ".join(f"open p{n}_cursor;" for n in parts)}
+        <<streamer_changes>>
         for s in select * from pg_temp.{self.stage} order by seq loop
             <<s>>
             declare {" ".join(f"p{n} record;" for n in parts)}
