@@ -514,7 +514,9 @@ create table streamer.quarantine (
     -- SQLSTATE; null if the change only follows an earlier one of its row.
     code text,
     quarantined_at timestamptz not null default now(),
-    retried_at timestamptz
+    retried_at timestamptz,
+    -- When a TRUNCATE ended the version that this change begins, in a history table without keys.
+    ended_at timestamptz
 );
 create index quarantine_relation on streamer.quarantine (relation_id, id);
 

@@ -146,7 +146,7 @@ class BlockedKeys:
         """Record a TRUNCATE at this place in the order."""
         if plan.ignores_truncate:
             return
-        if plan.type is TableType.HISTORY and plan.identity is not Identity.NONE:
+        if plan.type is TableType.HISTORY:
             self.pending.append(Emptied(transaction))
             return
         self.pending.clear()

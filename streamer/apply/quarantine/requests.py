@@ -21,6 +21,7 @@ from streamer.apply.quarantine.equal_keys import EqualKeys
 from streamer.apply.quarantine.stored_change import Definition, from_json, payload
 from streamer.apply.quarantine.table import READ_ROWS
 from streamer.apply.quarantine.writer import QuarantineWriter
+from streamer.apply.sql.staged_rows import EndedTransaction
 from streamer.decode.pgoutput import from_datetime
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import Retry, StreamerError
@@ -36,7 +37,7 @@ where relation_id = $1 and id > $2 order by id limit $3
 """
 _PAGE_SQL: Final = """
 select id, operation, old::text as old, new::text as new, definition::text as definition,
-       lsn::text as lsn, commit_time, xid
+       lsn::text as lsn, commit_time, xid, ended_at
 from streamer.quarantine
 where relation_id = $1 and id > $2 and ($3::int8[] is null or id = any ($3)) order by id limit $4
 """
@@ -179,6 +180,8 @@ class _Attempt:
             message = payload(row["operation"], plan.relation, *values)
             lsn = Lsn.parse(row["lsn"])
             transaction = Transaction(row["xid"], lsn, from_datetime(row["commit_time"]))
+            if row["ended_at"] is not None:
+                transaction = EndedTransaction.of(transaction, row["ended_at"])
             changes = Changes(plan.relation, [message])
             window.shares.append(
                 LaneTransaction(transaction, [(self._mapped, changes)], lsn, len(message))

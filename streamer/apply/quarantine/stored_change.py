@@ -102,7 +102,10 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """For a TRUNCATE of a history table: rows in quarantine end then, as those in the table do."""
+    """For a TRUNCATE of a history table: rows in quarantine end then, as those in the table do.
+
+    A row with a key gets a delete, and one without takes the time itself.
+    """
 
     transaction: Transaction
 

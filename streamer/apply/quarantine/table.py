@@ -37,6 +37,10 @@ select distinct on (q.key::text) q.relation_id, 'delete', q.key, q.key, null, q.
 from streamer.quarantine q where q.relation_id = $1 and q.key is not null
 order by q.key::text, q.id desc
 """
+_END_SQL: Final = """
+update streamer.quarantine set ended_at = $2
+where relation_id = $1 and key is null and ended_at is null
+"""
 _READ_SQL: Final = """
 select id, old::text as old, new::text as new from streamer.quarantine
 where relation_id = $1 and id > $2 and id < $3 order by id limit $4
@@ -126,11 +130,13 @@ class QuarantineTable:
         await self._transaction.target.execute(_INSERT_SQL, mapped.relation_id, *columns)
 
     async def _empty(self, mapped: MappedRelation, emptied: Emptied) -> int:
+        ended_at = to_datetime(emptied.transaction.commit_time)
+        await self._transaction.target.execute(_END_SQL, mapped.relation_id, ended_at)
         return await self._transaction.target.execute(
             _EMPTY_SQL,
             mapped.relation_id,
             str(emptied.transaction.final_lsn),
-            to_datetime(emptied.transaction.commit_time),
+            ended_at,
             emptied.transaction.xid,
             TRUNCATED,
         )

@@ -13,6 +13,7 @@ from streamer.apply.sql.statements import (
     NOTED,
     OP_DELETE,
     OP_INSERT,
+    OP_INSERT_ENDED,
     OP_TRUNCATE_RESTART,
     OP_UPDATE,
     REFUSED,
@@ -73,8 +74,8 @@ class Statements(SetStatements):
         `REFUSED` lists them, and later changes of their keys. *keys* has two numbers, from 1 to
         *key_count*, for every ``seq``, or 0. With *immediate*, the server checks deferred
         constraints at every change. An error that does not depend on a row ends the block. If a
-        row has the key already, the change is written again until it meets that very row again:
-        another session may have inserted the row behind the search of the change.
+        row has the key already, the block writes the change again, until it meets that very row
+        again. Another session may have inserted the row behind the search of the change.
         """
         first = ",".join(str(key) for key, _ in keys)
         second = ",".join(str(key) for _, key in keys)
@@ -164,7 +165,7 @@ end"""
 
     def _change(self, partial: bool) -> str:
         return f"""
-        if s.op = {OP_INSERT} then
+        if s.op in ({OP_INSERT}, {OP_INSERT_ENDED}) then
             {self._refuse_partial(partial)}{self._ordered_insert()}
         elsif s.op = {OP_UPDATE} then
             {self._ordered_update(partial)}
@@ -188,7 +189,7 @@ end"""
         if not partial:
             return ""
         complain = self._missing("the row to insert came without its unchanged values")
-        return f"if s.mask is not null then {complain} end if;\n"
+        return f"if s.op = {OP_INSERT} and s.mask is not null then {complain} end if;\n"
 
     def _insert_row(self, values: Sequence[str], extra: dict[str, str] | None = None) -> str:
         extra = extra or {}
@@ -331,6 +332,11 @@ end loop;"""
         elif first:
             begin = HISTORY_BEGIN
         extra = {"kvsz_start": begin, "kvsz_end": HISTORY_OPEN, "kvsz_deleted": "false"}
+        if self.plan.identity is Identity.NONE:
+            ended = f"s.op = {OP_INSERT_ENDED}"
+            end = f"greatest({begin}, s.mask::timestamptz)"
+            extra["kvsz_end"] = f"case when {ended} then {end} else {HISTORY_OPEN} end"
+            extra["kvsz_deleted"] = ended
         return prelude + self._insert_row(values, extra) + ";"
 
     def _ordered_update(self, partial: bool) -> str:

@@ -24,6 +24,8 @@ OP_UPDATE: Final = 2
 OP_INSERT: Final = 3
 OP_TRUNCATE: Final = 4
 OP_TRUNCATE_RESTART: Final = 5
+OP_INSERT_ENDED: Final = 6
+"""In exact order, a version of a history table that has ended; the mask has the time."""
 OP_CLEAR: Final = 7
 """In sets, keys whose rows make room for new ones."""
 OP_PROBED_DELETE: Final = 8
@@ -310,9 +312,9 @@ class SetStatements:
         return f"array[{', '.join(texts)}]::text[]"
 
     def counted(self, op: int, statement: str) -> str:
-        """Run *statement* on rows staged as *op*; return how many rows of the target it touched,
-        and as text the key of a staged row that found several of them.
+        """Run *statement* on rows staged as *op*; return how many rows of the target it touched.
 
+        ``several``: the key, as text, of a staged row that found more than one of them.
         Both are facts of one snapshot. Another statement could see rows that this one does not.
         """
         key = self._key_text("s", self.old if op == OP_MOVED else self.new)
