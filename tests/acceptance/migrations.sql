@@ -220,6 +220,67 @@ update posts set comments_count = 1 where id % 2 = 0;
 alter table tags rename column name to label;
 insert into tags (post_id, label, position) values (1, 'several', 9000);
 
+--- AlterField: text to enum [stops tickets change_type]
+create type ticket_kind as enum ('bug', 'wish');
+alter table tickets alter column kind drop default;
+alter table tickets alter column kind type ticket_kind using kind::ticket_kind;
+
+--- RemoveField, AddField: a column comes again under its name [stops tickets drop_column]
+alter table tickets drop column rank;
+alter table tickets add column rank integer not null default 7;
+update tickets set rank = id where id % 2 = 0;
+
+--- two columns exchange their names
+alter table tickets rename column opened to swapping;
+alter table tickets rename column due to opened;
+alter table tickets rename column swapping to due;
+update tickets set due = due + 1 where id % 3 = 1;
+
+--- split a table: columns move to another [stops accounts drop_column]
+create table shop_profiles (
+    account_id bigint primary key references accounts (id), city text, zip varchar(10)
+);
+insert into shop_profiles select id, city, zip from accounts;
+alter table accounts drop column city, drop column zip;
+
+--- swap a table by its name [resync sessions]
+create table sessions_new (id integer primary key, token text not null, seen timestamptz default now());
+insert into sessions_new (id, token) select id, token || '!' from sessions;
+alter table sessions rename to sessions_old;
+alter table sessions_new rename to sessions;
+drop table sessions_old;
+alter index sessions_new_pkey rename to sessions_pkey;
+
+--- RunPython: rows of the swapped table
+insert into sessions values (1001, 'after');
+update sessions set token = token || '?' where id % 2 = 0;
+
+--- create a partition, with rows
+create table readings_2025 partition of readings for values from ('2025-01-01') to ('2026-01-01');
+insert into readings (at, value) select date '2025-01-01' + g, g from generate_series(1, 50) g;
+
+--- attach a partition with rows
+create table readings_2026 (like readings including all);
+insert into readings_2026 (at, value) select date '2026-01-01' + g, -g from generate_series(1, 50) g;
+alter table readings_2026 add constraint readings_2026_at check (at >= '2026-01-01' and at < '2027-01-01');
+alter table readings attach partition readings_2026
+    for values from ('2026-01-01') to ('2027-01-01');
+alter table readings_2026 drop constraint readings_2026_at;
+update readings set value = value + 1 where at >= '2026-06-01';
+
+--- a column, an index and a check of a partitioned table
+alter table readings add column unit text not null default 'mm';
+create index readings_value on readings (value);
+alter table readings add constraint readings_unit check (unit <> '');
+update readings set unit = 'cm' where id % 3 = 0;
+
+--- detach and drop a partition [stops readings detach_partition]
+alter table readings detach partition readings_2024;
+drop table readings_2024;
+
+--- rows of a partition move to another
+update readings set at = at + 365 where at between '2025-01-01' and '2025-12-31' and id % 4 = 0;
+
 --- create_table: it joins by its pattern
 create table shop_invoices (
     id serial primary key, order_id integer references orders (id), total numeric not null

@@ -1,7 +1,7 @@
-"""Fifty steps of a web application's schema run at a source under load, and the target follows."""
+"""Each kind of target follows a history of migrations under load, and three kills of the program."""
 
-import asyncio
 import contextlib
+import os
 import random
 import re
 import shlex
@@ -13,20 +13,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from streamer.commands import compare as compare_command
-from streamer.commands import ddl
-from streamer.compare.comparison import ComparisonScope, Options
-from streamer.runtime import definition_maker as definition_builder
-from streamer.target.connection import TargetAddress
 from tests.support.definitions import everything
-from tests.support.postgres import Database, contents
-from tests.support.process import command
-from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.dumps import Dump, Sides
+from tests.support.equal_sides import World, assert_equal
+from tests.support.postgres import Database
+from tests.support.process import Process, caught_up, command, status
+from tests.support.streamer import write_config
+from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.usefixtures("without_spark", "deferred_indexes", "short_backoffs"),
-    pytest.mark.timeout(240),
-]
+pytestmark = [pytest.mark.timeout(400)]
 
 STEPS = Path(__file__).with_name("migrations.sql")
 SCHEMA = """
@@ -44,10 +39,35 @@ insert into comments (post_id, text) select g, 'first' from generate_series(1, 2
 insert into tags (post_id, name) select g, 'tag' || g from generate_series(1, 20) g;
 insert into orders (total) select g from generate_series(1, 20) g;
 insert into events (payload) select 'e' from generate_series(1, 20) g;
+create type ticket_state as enum ('open', 'begun', 'closed');
+create table tickets (id serial primary key, title text not null default '',
+                      kind text not null default 'bug', state ticket_state not null default 'open',
+                      notes text, rank text,
+                      opened date default current_date, due date default current_date + 7);
+create table ledgers (id serial primary key, uid uuid not null default gen_random_uuid(),
+                      amount integer);
+create table accounts (id serial primary key, name text, city text, zip varchar(10));
+create table payments (id serial primary key, amount numeric(12, 2) not null default 0);
+create table sessions (id integer primary key, token text not null);
+create table readings (id bigserial, at date not null, value integer, primary key (id, at))
+    partition by range (at);
+create table readings_2023 partition of readings for values from ('2023-01-01') to ('2024-01-01');
+create table readings_2024 partition of readings for values from ('2024-01-01') to ('2025-01-01');
+insert into tickets (state, notes, rank)
+    select (array['open', 'begun', 'closed'])[1 + g % 3]::ticket_state, 'n' || g, g
+      from generate_series(1, 20) g;
+insert into ledgers (amount) select g from generate_series(1, 20) g;
+insert into accounts (name, city, zip) select 'a' || g, 'c' || g, g from generate_series(1, 20) g;
+insert into payments (amount) select g from generate_series(1, 20) g;
+insert into sessions select g, 't' || g from generate_series(1, 20) g;
+insert into readings (at, value) select date '2023-01-01' + g * 30, g from generate_series(1, 20) g;
 """
-TABLES = ["users", "posts", "comments", "tags", "orders", "events"]
-MADE = "shop_bills"
-"""A table that the migrations create, under another name."""
+TABLES = [
+    *("users", "posts", "comments", "tags", "orders", "events", "tickets", "ledgers", "accounts"),
+    *("payments", "sessions", "readings"),
+]
+MADE = ["shop_bills", "shop_profiles"]
+"""Tables that the migrations create, under their last names."""
 LOAD = [
     "insert into users (email) values ('load' || random() || '@example.org')",
     "update users set email = 'was ' || email where id % 7 = 3 and length(email) < 60",
@@ -62,19 +82,39 @@ LOAD = [
     "insert into shop_invoices (total) values (1)",
     "insert into shop_bills (total) values (1)",
     "delete from shop_bills where total = 1 and id % 3 = 0",
+    "insert into tickets default values",
+    "update tickets set due = due + 1 where id % 7 = 2",
+    "insert into ledgers (amount) values (1)",
+    "update ledgers set amount = amount + 1 where id % 5 = 1",
+    "insert into accounts (name) values ('load')",
+    "delete from accounts where name = 'load' and id % 4 = 1",
+    "insert into payments (amount) values (9)",
+    "update payments set amount = amount + 1 where id % 5 = 1",
+    "update sessions set token = token || '.' where id % 4 = 1 and length(token) < 20",
+    "insert into readings (at, value) values (date '2024-01-01' + (random() * 300)::int, 0)",
+    "update readings set value = value + 1 where id % 6 = 1",
 ]
 PAUSE_SECONDS = 0.02
+KILLS = 3
+
+
+RISKY = ("drop_column", "change_type", "drop_attribute", "detach_partition")
+"""Kinds of changes that can lose values."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """``stops``: the table and the kind for which it can stop."""
+    """``stops``: the table and the kind for which it can stop.
+
+    ``resync``: the table that stops in any case, until the operator copies it.
+    """
 
     name: str
     statements: str
     alone: bool
     rolls_back: bool
     stops: tuple[str, str] | None
+    resync: str | None
 
 
 def steps() -> list[Step]:
@@ -84,7 +124,8 @@ def steps() -> list[Step]:
         name, _, flag = title.partition(" [")
         words = flag.rstrip("]").split()
         stops = (words[1], words[2]) if words[:1] == ["stops"] else None
-        found.append(Step(name, sql, words == ["alone"], words == ["rolls", "back"], stops))
+        resync = words[1] if words[:1] == ["resync"] else None
+        found.append(Step(name, sql, words == ["alone"], words == ["rolls", "back"], stops, resync))
     return found
 
 
@@ -128,110 +169,111 @@ def migrate(source: Database, step: Step) -> None:
                 raise
 
 
-@pytest.mark.parametrize("risky", ["apply", "stop"])
-async def test_the_target_follows_a_history_of_migrations(
-    risky: str,
-    source: Database,
-    target: Database,
-    stream: MakeStreamer,
-    monkeypatch: pytest.MonkeyPatch,
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = list(WORLDS) if os.environ.get("TEST_COMBINATIONS") == "all" else ["plain"]
+    metafunc.parametrize("name", names)
+
+
+def test_migrations_arrive_at_each_kind_of_target(
+    name: str, source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.2)
-    source.execute(SCHEMA)
-    source.parameters = "options=-c%20logical_decoding_work_mem%3D64kB"
-    stopping = ("drop_column", "change_type", "drop_attribute")
-    group = f"ddl: capture\ncreate: all\non_ddl: {{{', '.join(f'{k}: {risky}' for k in stopping)}}}"
+    world, stopping = WORLDS[name]
+    sources = dict(zip(world.sids, (source, second), strict=False))
+    config = configure(world, sources, target, tmp_path / "config.yaml", stopping)
     history = steps()
     assert len(history) >= 50
-    rules = [*TABLES, '"shop_*"']
-    async with stream("\n".join(f"{rule}:" for rule in rules), group=group) as streamer:
-        await streamer.caught_up()
-        with load(source):
-            for step in history:
-                stops = step.stops if risky == "stop" else None
-                before = columns_and_types(source, stops[0]) if stops else {}
-                await asyncio.to_thread(migrate, source, step)
-                if stops is not None:
-                    await decide(streamer, target, stops, before)
-        await streamer.caught_up()
-        await equal(streamer, source, target)
-        await compared_as_equal(streamer)
-        waiting = target.execute("select query from streamer.ddl where state = 'waiting'")
-        assert waiting == []
+    kills = {len(history) * (n + 1) // (KILLS + 1) for n in range(KILLS)}
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(Process(config, spark=False))
+        caught_up(process)
+        writers = stack.enter_context(contextlib.ExitStack())
+        for db in sources.values():
+            writers.enter_context(load(db))
+        for number, step in enumerate(history):
+            for sid, db in sources.items():
+                table, kind = step.stops or ("", "")
+                before = columns(db, table) if kind in stopping else []
+                migrate(db, step)
+                if step.resync is not None:
+                    follow(config, sid, step.resync, "resync")
+                if kind in stopping:
+                    assert f"on_ddl is stop for {kind}" in error_of(config, sid, table)
+                    assert columns(target, table) == before
+                    follow(config, sid, table, "ddl apply")
+            if number in kills:
+                process.kill()
+                process = stack.enter_context(Process(config, spark=False))
+        writers.close()
+        assert_equal(world, sources, target, process)
 
 
-def columns_and_types(database: Database, table: str) -> dict[str, list[str]]:
-    found = everything(database, [table])
-    return {name: found[name] for name in ("columns", "types")}
+def of_partitions(source: Dump, target: Dump) -> Sides:
+    """A partitioned target keeps the partition that the migrations detach."""
+    kept = "readings_2024"
+    return source, {name: text for name, text in target.items() if kept not in name + text}
 
 
-async def decide(
-    streamer: Streamer,
-    target: Database,
-    stops: tuple[str, str],
-    before: dict[str, list[str]],
-) -> None:
-    """Wait until a table stops at a change, and run the command that its error names.
-
-    The target then has the definition *before* that step.
-    """
-    table, kind = stops
-    await streamer.table_state(f"public.{table}", "error")
-    error = str((await streamer.table(f"public.{table}"))["error"])
-    assert f"on_ddl is stop for {kind}" in error
-    address = TargetAddress.parse(streamer.settings.target.url)
-    (waiting,) = await ddl.read_records(address, None, None, with_done=False)
-    assert waiting.changes[0].startswith(kind)
-    assert await asyncio.to_thread(columns_and_types, target, table) == before
-    named = re.search(r"streamer (ddl apply [^;,`]*)", error)
+def follow(config: Path, sid: str | None, table: str, action: str) -> None:
+    """Run the command that the error of a table names, and wait until it streams again."""
+    error = error_of(config, sid, table)
+    named = re.search(f"streamer ({action} [^;,`]*)", error)
     assert named is not None, error
-    done = await asyncio.to_thread(command, streamer.path, *shlex.split(named[1]))
+    done = command(config, *shlex.split(named[1]))
     assert done.returncode == 0, done.stderr
-    await streamer.table_state(f"public.{table}", "ready")
+    eventually(lambda: table_of(config, sid, table, "ready"))
 
 
-def difference(source: Database, target: Database, table: str) -> str:
-    """Return some rows that only one side has."""
-    here, there = (set(map(str, contents(db, table))) for db in (source, target))
-    return f"{sorted(here - there)[:3]} {sorted(there - here)[:3]}" if here != there else ""
+def error_of(config: Path, sid: str | None, table: str) -> str:
+    """Wait until a table stops, and return its error."""
+    return str(eventually(lambda: table_of(config, sid, table, "error"))["error"])
 
 
-async def equal(streamer: Streamer, source: Database, target: Database) -> None:
-    """Wait until the target has the rows and definitions of the source."""
-    differing: list[str] = []
-
-    def differ() -> bool:
-        try:
-            here, there = (everything(db, [*TABLES, MADE]) for db in (source, target))
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InternalError_) as exc:
-            # The table has still to join, or is dropped at this moment.
-            differing[:] = [str(exc)]
-            return True
-        differing[:] = [f"{n}: {here[n]}\n     {there[n]}" for n in here if here[n] != there[n]]
-        differing.extend(
-            f"rows of {table}: {unequal}"
-            for table in [*TABLES, MADE]
-            if (unequal := difference(source, target, table))
-        )
-        return bool(differing)
-
-    async def is_so() -> bool:
-        return not await asyncio.to_thread(differ)
-
-    try:
-        await streamer.eventually(is_so)
-    except AssertionError as exc:
-        plans = target.execute("select kind, name, state, reason from streamer.definition")
-        left = [plan for plan in plans if plan[2] != "made"]
-        raise AssertionError("\n".join([*differing, *map(str, left), str(exc)])) from exc
+def columns(database: Database, table: str) -> list[str]:
+    return everything(database, [table])["columns"]
 
 
-async def compared_as_equal(streamer: Streamer) -> None:
-    """`streamer compare --definitions` finds no difference, neither in rows nor in definitions."""
-
-    results = await compare_command.compare(
-        streamer.settings, streamer.mapping, ComparisonScope(), Options(jobs=2, seconds=60)
+def table_of(config: Path, sid: str | None, table: str, state: str) -> dict[str, object] | None:
+    """Return the status of a table if it is in *state*."""
+    return next(
+        (
+            of_table
+            for source in status(config)
+            for of_table in source["tables"]
+            if (source["sid"], of_table["source"], of_table["state"])
+            == (sid, f"public.{table}", state)
+        ),
+        None,
     )
-    assert {result.source for result in results} == {f"public.{t}" for t in [*TABLES, MADE]}
-    found = [(r.source, r.definitions) for r in results if r.definitions]
-    assert compare_command.summarize(results, strict=True) is None, found
+
+
+def configure(
+    world: World,
+    sources: dict[str | None, Database],
+    target: Database,
+    path: Path,
+    stopping: tuple[str, ...],
+) -> Path:
+    for db in sources.values():
+        db.execute(SCHEMA)
+        db.parameters = "options=-c%20logical_decoding_work_mem%3D64kB"
+    actions = ", ".join(f"{k}: {'stop' if k in stopping else 'apply'}" for k in RISKY)
+    rules = [f"{table}: {world.rules.get(table, '')}" for table in [*TABLES, '"shop_*"']]
+    (sid, first), *others = sources.items()
+    write_config(
+        path,
+        first,
+        target,
+        "\n".join(rules),
+        group=f"ddl: capture\ncreate: all\non_ddl: {{{actions}}}",
+        sid=sid,
+        others={str(other): db for other, db in others},
+    )
+    return path
+
+
+WORLDS: dict[str, tuple[World, tuple[str, ...]]] = {
+    "plain": (World(), ("drop_column", "drop_attribute")),
+    "stop": (World(), RISKY),
+    "partitioned": (World(rules={"readings": "{partitioned: true}"}, sides=of_partitions), ()),
+}
+"""Kinds of targets, and the changes that wait for a command of the operator there."""

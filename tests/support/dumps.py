@@ -1,0 +1,151 @@
+"""The schemas of both sides in the words of `pg_dump`, which shares no code with streamer."""
+
+import difflib
+import re
+import subprocess
+from collections.abc import Iterable
+from typing import Final
+
+from tests.support.postgres import Database, versions
+
+Dump = dict[str, str]
+"""The statements that make each object, by its kind and name."""
+
+NOT_CARRIED: Final = {
+    *("FUNCTION", "PROCEDURE", "AGGREGATE", "VIEW", "MATERIALIZED VIEW", "TRIGGER", "RULE"),
+    *("POLICY", "ROW SECURITY", "ACL", "SCHEMA"),
+}
+"""Kinds of objects that stay at the source: docs/decisions/0034-whole-schema.md."""
+
+_ENTRY: Final = re.compile(
+    r"^--\n-- Name: (.*); Type: ([A-Z ]+); Schema: (.*); Owner: .*\n--\n", re.MULTILINE
+)
+# The mark of CLUSTER is no part of a definition that streamer carries.
+_LEFT_OUT: Final = re.compile(r"\n+ALTER TABLE \S+ CLUSTER ON \S+;")
+_SETTING: Final = re.compile(r"^SET .*;\n", re.MULTILINE)
+_LEAF: Final = re.compile(r"ATTACH PARTITION (\S+) ")
+# PostgreSQL 18 prints the name of a NOT NULL that is not the one it would choose today.
+_NOT_NULL: Final = re.compile(r"CONSTRAINT \S+ NOT NULL")
+
+
+def dump(database: Database, schemas: Iterable[str] = ("public",)) -> Dump:
+    """Return the objects of *schemas* that streamer carries."""
+    newest = versions()[str(max(map(int, versions())))]
+    result = subprocess.run(
+        [
+            newest / "pg_dump",
+            *("--schema-only", "--no-owner", "--no-privileges", "--no-publications"),
+            *(f"--schema={schema}" for schema in schemas),
+            f"--dbname={database.server.url(database.name)}",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    text = _SETTING.sub(
+        "", result.stdout.partition("\n--\n-- PostgreSQL database dump complete")[0]
+    )
+    _, *parts = _ENTRY.split(text)
+    entries = list(zip(*(parts[n::4] for n in range(4)), strict=True))
+    views = {f"{schema}.{name}" for name, kind, schema, _ in entries if kind == "MATERIALIZED VIEW"}
+    return {
+        f"{kind} {schema}.{name}": _LEFT_OUT.sub("", _NOT_NULL.sub("NOT NULL", statement.strip()))
+        for name, kind, schema, statement in entries
+        if kind not in NOT_CARRIED
+        and not (kind == "COMMENT" and name.startswith("SCHEMA "))
+        and not (kind == "INDEX" and any(f" ON {view} " in statement for view in views))
+    }
+
+
+def without_partitions(objects: Dump) -> Dump:
+    """Return the objects as the target has them if it has no partitions."""
+    leaves = {match[1] for text in objects.values() for match in _LEAF.finditer(text)}
+    of_leaf = re.compile(rf" ({'|'.join(map(re.escape, leaves)) or '$^'})[\s;]")
+    return {
+        name: re.sub(r"\)\nPARTITION BY .*;", ");", text)
+        .replace(" ON ONLY ", " ON ")
+        .replace("ALTER TABLE ONLY", "ALTER TABLE")
+        for name, text in objects.items()
+        if not of_leaf.search(text) and not name.startswith(("TABLE ATTACH", "INDEX ATTACH"))
+    }
+
+
+Sides = tuple[Dump, Dump]
+"""The objects that a source wants of the target, and those that the target has."""
+
+
+def of_clones(source: Dump, target: Dump) -> Sides:
+    return without_partitions(source), without_partitions(target)
+
+
+def of_tenants(source: Dump, target: Dump) -> Sides:
+    """`sid` leads all keys. NOT NULL and defaults of one tenant do not bind the others."""
+    wanted = {}
+    for name, text in without_partitions(source).items():
+        keyed = re.sub(
+            r"(PRIMARY KEY|FOREIGN KEY|UNIQUE|REFERENCES \S+?|BY) ?\(", r"\g<0>sid, ", text
+        )
+        keyed = re.sub(r"(UNIQUE INDEX .* USING \w+ \()", r"\1sid, ", keyed)
+        keyed = re.sub(r"(EXCLUDE USING \w+ \()", r"\1sid WITH =, ", keyed)
+        if name.startswith("TABLE "):
+            keyed = "\n".join(sorted([*_columns(text), "sid text"]))
+        wanted[name] = keyed
+    tables = {
+        name: "\n".join(_columns(text)) for name, text in target.items() if name[:6] == "TABLE "
+    }
+    return wanted, without_partitions(target) | tables
+
+
+def of_history(source: Dump, target: Dump) -> Sides:
+    """Versions outlive their rows: columns stay and take no NOT NULL, and no index is unique."""
+    wanted, found = without_partitions(source), {}
+    for name, text in list(wanted.items()):
+        if name.startswith("FK CONSTRAINT "):
+            del wanted[name]
+        elif name.startswith("TABLE "):
+            wanted[name] = "\n".join(_columns(text))
+        elif key := _KEY.search(text):
+            table, constraint, columns = key[1], key[2], key[4]
+            if key[3] == "PRIMARY KEY":
+                wanted[name] = text.replace(f"({columns})", f"({columns}, kvsz_id)")
+                continue
+            del wanted[name]
+            method = re.match(r"EXCLUDE USING (\w+)", key[3])
+            columns = re.sub(r" WITH [^,]+", "", columns)
+            wanted[f"INDEX {table.partition('.')[0]}.{constraint}"] = (
+                f"CREATE INDEX {constraint} ON {table} USING {method[1] if method else 'btree'} ({columns});"
+            )
+        else:
+            wanted[name] = text.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
+    for name, text in target.items():
+        if name.startswith("TABLE "):
+            kept = set(wanted.get(name, "").splitlines())
+            found[name] = "\n".join(line for line in _columns(text) if line in kept)
+        elif "kvsz_id_seq" not in name and "WHERE (kvsz_end = " not in text:
+            found[name] = text.replace("ALTER TABLE ONLY", "ALTER TABLE")
+    return wanted, found
+
+
+_KEY: Final = re.compile(
+    r"ALTER TABLE (\S+)\n +ADD CONSTRAINT (\S+) (PRIMARY KEY|UNIQUE|EXCLUDE USING \w+) \((.*?)\)"
+)
+_OWN: Final = re.compile(r"( DEFAULT .*?)?( NOT NULL)?$")
+
+
+def _columns(text: str) -> list[str]:
+    """Return the columns of CREATE TABLE without NOT NULL and defaults."""
+    inner = text.partition("(\n")[2].rpartition("\n)")[0]
+    lines = [line.strip().removesuffix(",") for line in inner.splitlines()]
+    return sorted(
+        line if line.startswith("CONSTRAINT ") else _OWN.sub("", line, count=1) for line in lines
+    )
+
+
+def difference(wanted: Dump, found: Dump) -> str:
+    """Return the differences of two dumps for a reader, or nothing."""
+    lines = []
+    for name in sorted(wanted.keys() | found.keys()):
+        here, there = (set_of.get(name, "").splitlines() for set_of in (wanted, found))
+        if here != there:
+            lines += [name, *difflib.unified_diff(here, there, lineterm="", n=0)]
+    return "\n".join(lines)

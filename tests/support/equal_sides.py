@@ -1,0 +1,95 @@
+"""Both sides are equal in the end: rows, definitions for streamer, and definitions for `pg_dump`."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from tests.support.dumps import Dump, Sides, difference, dump, of_clones
+from tests.support.postgres import Database
+from tests.support.process import Process, caught_up, command, status
+from tests.support.waiting import polls
+
+CATCH_UP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class World:
+    """A kind of target.
+
+    ``sides``: the objects that both sides have to share. ``current``: the condition for the
+    rows of the source. ``unmade``: kinds of definitions that the target cannot have.
+    """
+
+    sides: Callable[[Dump, Dump], Sides] = of_clones
+    rules: dict[str, str] = field(default_factory=dict)
+    sids: tuple[str | None, ...] = (None,)
+    current: str = "true"
+    schemas: tuple[str, ...] = ("public",)
+    unmade: tuple[str, ...] = ()
+
+
+def assert_equal(
+    world: World, sources: dict[str | None, Database], target: Database, process: Process
+) -> None:
+    """Wait for the end of the stream and of all definitions, and compare both sides."""
+    with contextlib.suppress(AssertionError):  # the obstacles say more
+        caught_up(process, CATCH_UP_SECONDS)
+
+    def find() -> list[str]:
+        left = _obstacles(world, process.config, target)
+        for sid, db in sources.items():
+            left += _unequal_rows(world, sid, db, target)
+            unlike = difference(*world.sides(dump(db, world.schemas), dump(target, world.schemas)))
+            left += [f"pg_dump {sid or ''}:\n{unlike}"] if unlike else []
+        return left
+
+    left = find()
+    for _ in polls(CATCH_UP_SECONDS, every=0.5):
+        if not (left := find()):
+            break
+    assert not left, "\n".join(left)
+    compared = command(process.config, "compare", "--definitions", "--json")
+    assert compared.returncode == 0, compared.stdout
+
+
+def _obstacles(world: World, config: Path, target: Database) -> list[str]:
+    tables = [table for source in status(config) for table in source["tables"]]
+    left = [f"{t['source']} {t['state']} {t['error']}" for t in tables if t["state"] != "ready"]
+    unmade = (
+        "select kind, name, state, reason from streamer.definition where state <> 'made'"
+        f" and not (state = 'unmade' and kind = any (array{list(world.unmade)}::text[]))"
+    )
+    waiting = "select query from streamer.ddl where state = 'waiting'"
+    return left + [str(row) for sql in (unmade, waiting) for row in target.execute(sql)]
+
+
+def _unequal_rows(world: World, sid: str | None, source: Database, target: Database) -> list[str]:
+    """Return some rows of each table that only one side has."""
+    of_sid = f" and sid = '{sid}'" if sid else ""
+    unequal = []
+    for table, columns in source.execute(_TABLES.format(schemas=list(world.schemas))):
+        rows = f"select row({columns})::text from {table} where true"
+        try:
+            here = Counter(map(str, source.execute(rows)))
+            there = Counter(map(str, target.execute(f"{rows} and {world.current}{of_sid}")))
+        except psycopg.Error as exc:
+            unequal.append(f"{table}: {exc}")
+            continue
+        if here != there:
+            unequal.append(f"{table}: {sorted(here - there)[:3]} {sorted(there - here)[:3]}")
+    return unequal
+
+
+_TABLES: Final = """
+select quote_ident(nspname) || '.' || quote_ident(relname),
+       (select string_agg(quote_ident(attname), ', ' order by attnum) from pg_attribute
+         where attrelid = c.oid and attnum > 0 and not attisdropped)
+  from pg_class c join pg_namespace n on n.oid = relnamespace
+ where relkind in ('r', 'p') and not relispartition and nspname = any (array{schemas})
+ order by 1
+"""
