@@ -37,7 +37,7 @@ from streamer.commands.requests import request
 from streamer.commands.scope import Scope
 from streamer.commands.status import read_report
 from streamer.config.allowed_names import HINT as ALLOWED_HINT
-from streamer.config.allowed_names import AllowedNames, NotAllowedError
+from streamer.config.allowed_names import AllowedNames, NotAllowedError, without_stored_passwords
 from streamer.config.settings import Settings
 from streamer.config.yaml_file import (
     parse_document,
@@ -468,7 +468,9 @@ class AdminService:
             raise InvalidError(f"url: {exc.args[0]}") from None
         except NotAllowedError as exc:
             raise InvalidError(f"url: {exc}", hint=ALLOWED_HINT) from None
-        return given if file is None else ConnectionUrl(given.reveal(), PasswordSource(file=file))
+        if file is not None:
+            return ConnectionUrl(given.reveal(), PasswordSource(file=file))
+        return given if is_own else Secret(without_stored_passwords(given.reveal()))
 
     async def _survey(self, url: Secret, actor: str) -> SourceFacts:
         server = server_name(url.reveal())
