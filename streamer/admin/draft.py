@@ -14,7 +14,6 @@ from streamer.config.allowed_names import (
     HINT,
     AllowedNames,
     NotAllowedError,
-    without_stored_passwords,
 )
 from streamer.config.settings import Settings, SourceSettings, explain
 from streamer.config.static import MappingBuilder
@@ -22,6 +21,7 @@ from streamer.config.yaml_file import Location, Replaced, escape_references, for
 from streamer.errors import ConfigurationError, InvalidError, SettingsError, StoreError
 from streamer.mapping.options import OnError
 from streamer.mapping.rules import Mapping, MappingFault, SourceLabel
+from streamer.postgres.conninfo import without_stored_passwords
 
 Row = dict[str, Any]
 Content = dict[str, Any]

@@ -37,7 +37,7 @@ from streamer.commands.requests import request
 from streamer.commands.scope import Scope
 from streamer.commands.status import read_report
 from streamer.config.allowed_names import HINT as ALLOWED_HINT
-from streamer.config.allowed_names import AllowedNames, NotAllowedError, without_stored_passwords
+from streamer.config.allowed_names import AllowedNames, NotAllowedError
 from streamer.config.settings import Settings
 from streamer.config.yaml_file import (
     parse_document,
@@ -60,7 +60,7 @@ from streamer.mapping.names import RelationPattern, parse_name, parse_relation
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, TableRule, find_source
 from streamer.migrations import read_migrations
 from streamer.observability.logs import redact
-from streamer.postgres.conninfo import server_name
+from streamer.postgres.conninfo import server_name, without_stored_passwords
 from streamer.postgres.credentials import ConnectionUrl
 from streamer.postgres.password_source import PasswordSource
 from streamer.postgres.secret import Secret

@@ -10,8 +10,6 @@ import fnmatch
 import os
 from typing import Final
 
-from psycopg.conninfo import make_conninfo
-
 from streamer.config.settings import AdminSettings
 from streamer.config.yaml_file import names_in, replace_variables
 from streamer.postgres.conninfo import parse_conninfo
@@ -30,8 +28,6 @@ _REFUSED: Final = {
     "sslkeylogfile": "writes a file",
     "gssdelegation": "passes on a login of the machine",
 }
-_NO_FILE: Final = "/dev/null/passfile"
-"""libpq ignores a password file that cannot exist."""
 
 
 class NotAllowedError(Exception):
@@ -88,18 +84,3 @@ class AllowedNames:
         """Return *text* with its variables replaced. Raises LookupError, NotAllowedError."""
         self.check_text(text)
         return replace_variables(text)
-
-
-def without_stored_passwords(url: str) -> str:
-    """Return *url* so that libpq takes no password from this machine for it.
-
-    Otherwise a url without a password gets that of PGPASSWORD, PGPASSFILE, ~/.pgpass or PGSERVICE,
-    and its author chooses the server. A `passfile` in *url* stays.
-    """
-    try:
-        given = parse_conninfo(url)
-    except ValueError:  # the connection reports it
-        return url
-    if given.get("password"):
-        return url
-    return make_conninfo(**{"passfile": _NO_FILE, **given, "password": ""})
