@@ -33,7 +33,6 @@ from streamer.mapping.definition import (
     columns_after,
 )
 from streamer.mapping.definition_message import DefinitionMessage
-from streamer.mapping.names import RelationName
 from streamer.mapping.objects import ObjectChange, TypeChange
 from streamer.mapping.options import DdlKind, OnDdl
 from streamer.mapping.partitions import PartitionChange
@@ -65,7 +64,7 @@ from streamer.target.catalog import (
     read_relation,
 )
 from streamer.target.connection import TargetConnection
-from streamer.target.foreign_functions import ForeignCalls
+from streamer.target.foreign_functions import ForeignCalls, is_refused
 from streamer.target.unfilled_columns import read_unfilled
 
 log = structlog.get_logger()
@@ -223,9 +222,8 @@ class TableChange:
             may_lose = target.has_sid and any(c.kind is DdlKind.RENAME_COLUMN for c in changes)
             names = await self._objects.read_names(target) if may_lose else frozenset()
             # Who decided has read the expressions, and skipping makes other changes only.
-            types = [c.after.full_name for c in changes if isinstance(c, TypeChange)]
             is_read = decision is not None and decision.state != SKIP
-            calls = None if is_read else await self._calls(types)
+            calls = None if is_read else await self._calls(changes)
             await self._run(translation, calls, is_edited=is_edited)
             await self._plan(translation, changes, names)
         except StreamerError as exc:
@@ -268,8 +266,38 @@ class TableChange:
             # Changes beside those for which the table stopped need no decision.
             doubted = await self._doubted(target, changes)
             stopped = [c for c in changes if on_ddl[c.kind] is OnDdl.STOP or c in doubted]
+            stopped += await self._foreign(target, changes, [*ignored, *stopped])
             ignored += stopped or [c for c in changes if c not in ignored]
         return await self._translation(target, changes, ignored)
+
+    async def _foreign(
+        self, target: TargetRelation, changes: list[AnyChange], ignored: list[AnyChange]
+    ) -> list[AnyChange]:
+        """Return changes besides *ignored* whose expressions the target may not run.
+
+        A trial of a change makes the harmless ones before it, too.
+        """
+        foreign: list[AnyChange] = []
+        left = [change for change in changes if change not in ignored]
+        if left and await self._is_refused(target, changes, ignored):
+            for number, change in enumerate(left, 1):
+                if await self._is_refused(target, changes, ignored + foreign + left[number:]):
+                    foreign.append(change)
+        return foreign
+
+    async def _is_refused(
+        self, target: TargetRelation, changes: list[AnyChange], ignored: Sequence[AnyChange]
+    ) -> bool:
+        async def make() -> None:
+            translation = await self._translation(target, changes, ignored)
+            await self._run(translation, await self._calls(changes), is_edited=False)
+
+        try:
+            return await is_refused(self._target, make)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            return False
 
     async def _doubted(self, target: TargetRelation, changes: list[AnyChange]) -> list[AnyChange]:
         """Return changes for which the table stopped although `on_ddl` applies them."""
@@ -389,8 +417,9 @@ class TableChange:
                 raise
             return []
 
-    async def _calls(self, types: Sequence[RelationName]) -> ForeignCalls:
+    async def _calls(self, changes: Sequence[AnyChange]) -> ForeignCalls:
         name = self._mapped.mapping.target
+        types = [c.after.full_name for c in changes if isinstance(c, TypeChange)]
         table = quote_qualified(name.namespace, name.name)
         return await ForeignCalls.before(self._target, [table], types)
 

@@ -10,7 +10,7 @@ functions of an extension, which an administrator has installed at the target.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -41,53 +41,55 @@ _EXTENSIONS: Final = ("pgcrypto", "uuid-ossp")
 _USER_OIDS_BEGIN: Final = 16384
 
 # ts_stat, query_to_xml and the like are neither immutable nor behind an operator or a cast.
-_CALLS_SQL: Final = f"""
+# A check also runs this at the source.
+CALLS_SQL: Final = f"""
 with relation as (
     select coalesce(t.relid::oid, c.oid) as oid
       from unnest($1::text[]) w (name)
       join pg_catalog.pg_class c on c.oid = pg_catalog.to_regclass(w.name)
       left join lateral pg_catalog.pg_partition_tree(c.oid) t on true
 ), expression as (
-    select d.oid, 'default' as kind, a.attname as name, d.adbin::text as tree
+    select d.oid, r.oid as owner, 'default' as kind, a.attname as name, d.adbin::text as tree
       from relation r join pg_catalog.pg_attrdef d on d.adrelid = r.oid
       join pg_catalog.pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum
     union all
-    select k.oid, 'constraint', k.conname, k.conbin::text
+    select k.oid, k.conrelid, 'constraint', k.conname, k.conbin::text
       from pg_catalog.pg_constraint k
      where k.conbin is not null and k.conrelid in (select oid from relation)
     union all
-    select i.indexrelid, 'index', x.relname, pg_catalog.concat(i.indexprs, i.indpred)
+    select i.indexrelid, r.oid, 'index', x.relname, pg_catalog.concat(i.indexprs, i.indpred)
       from relation r join pg_catalog.pg_index i on i.indrelid = r.oid
       join pg_catalog.pg_class x on x.oid = i.indexrelid
     union all
-    select p.partrelid, 'partition key', c.relname, p.partexprs::text
+    select p.partrelid, r.oid, 'partition key', c.relname, p.partexprs::text
       from relation r join pg_catalog.pg_partitioned_table p on p.partrelid = r.oid
       join pg_catalog.pg_class c on c.oid = p.partrelid
     union all
-    select s.oid, 'extended statistics', s.stxname, pg_catalog.to_jsonb(s) ->> 'stxexprs'
+    select s.oid, r.oid, 'extended statistics', s.stxname, pg_catalog.to_jsonb(s) ->> 'stxexprs'
       from relation r join pg_catalog.pg_statistic_ext s on s.stxrelid = r.oid
     union all
-    select t.oid, 'default', t.typname, t.typdefaultbin::text
+    select t.oid, t.oid, 'default', t.typname, t.typdefaultbin::text
       from unnest($2::text[], $3::text[]) w (namespace, name)
       join pg_catalog.pg_namespace n on n.nspname = w.namespace
       join pg_catalog.pg_type t on t.typnamespace = n.oid and t.typname = w.name
     union all
-    select k.oid, 'constraint', k.conname, k.conbin::text
+    select k.oid, t.oid, 'constraint', k.conname, k.conbin::text
       from unnest($2::text[], $3::text[]) w (namespace, name)
       join pg_catalog.pg_namespace n on n.nspname = w.namespace
       join pg_catalog.pg_type t on t.typnamespace = n.oid and t.typname = w.name
       join pg_catalog.pg_constraint k on k.contypid = t.oid and k.conbin is not null
 ), called as (
-    select e.oid, e.kind, e.name, pg_catalog.md5(e.tree) as mark, m.found[1]::oid as function
+    select e.oid, e.owner, e.kind, e.name, pg_catalog.md5(e.tree) as mark,
+           m.found[1]::oid as function
       from expression e, pg_catalog.regexp_matches(e.tree,
            ':(?:funcid|opfuncid|hashfuncid|negfuncid|elemfuncid|aggfnoid|winfnoid) (\\d+)', 'g')
            m (found)
     union
-    select e.oid, e.kind, e.name, pg_catalog.md5(e.tree), o.oprcode
+    select e.oid, e.owner, e.kind, e.name, pg_catalog.md5(e.tree), o.oprcode
       from expression e, pg_catalog.regexp_matches(e.tree, ':opno (\\d+)', 'g') m (found)
       join pg_catalog.pg_operator o on o.oid = m.found[1]::oid
 )
-select c.oid::int8, c.kind, c.name, c.mark,
+select c.oid::int8, c.owner::int8, c.kind, c.name, c.mark,
        pg_catalog.format('%I.%I(%s)', n.nspname, p.proname,
                          pg_catalog.pg_get_function_identity_arguments(p.oid)) as function
   from called c join pg_catalog.pg_proc p on p.oid = c.function
@@ -104,15 +106,19 @@ select c.oid::int8, c.kind, c.name, c.mark,
               and d.deptype = 'e' and d.refclassid = 'pg_catalog.pg_extension'::regclass
               and (p.provolatile = 'i'
                    or e.extname = any ($6::text[]) and p.proname = any ($5::text[]))) end
- order by 1, 5
+ order by 1, 6
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignCall:
-    """A call in an expression of the object with ``oid``. ``mark``: of that expression."""
+    """A call in an expression of the object with ``oid``. ``mark``: of that expression.
+
+    ``owner``: the OID of its table or type.
+    """
 
     oid: int
+    owner: int
     kind: str
     name: str
     mark: str
@@ -126,8 +132,13 @@ async def read_calls(
     connection: TargetConnection, tables: Sequence[str], types: Sequence[RelationName] = ()
 ) -> list[ForeignCall]:
     """Return the calls in expressions of *tables*, given as SQL, and *types* that need consent."""
-    rows = await connection.fetch(
-        _CALLS_SQL,
+    rows = await connection.fetch(CALLS_SQL, *calls_parameters(tables, types))
+    return [ForeignCall(**row) for row in rows]
+
+
+def calls_parameters(tables: Sequence[str], types: Sequence[RelationName]) -> tuple[list[str], ...]:
+    """Return the parameters of `CALLS_SQL`. Pure."""
+    return (
         list(tables),
         [each.namespace for each in types],
         [each.name for each in types],
@@ -135,12 +146,15 @@ async def read_calls(
         list(HARMLESS_OF_EXTENSIONS),
         list(_EXTENSIONS),
     )
-    return [ForeignCall(**row) for row in rows]
 
 
-def foreign_error(calls: Sequence[ForeignCall]) -> TargetSchemaError:
-    """Return the error about *calls* that only an operator may allow."""
-    return TargetSchemaError(
+class ForeignCallError(TargetSchemaError):
+    """An expression of a source calls functions that only an operator may allow."""
+
+
+def foreign_error(calls: Sequence[ForeignCall]) -> ForeignCallError:
+    """Return the error about *calls*."""
+    return ForeignCallError(
         f"{'; '.join(map(str, calls))}, and an expression of a source runs only harmless built-in "
         "functions as streamer's role; read it before you run it"
     )
@@ -181,6 +195,17 @@ class ForeignCalls:
 
 class _UndoneError(Exception):
     """Ends a trial."""
+
+
+async def is_refused(connection: TargetConnection, make: Callable[[], Awaitable[None]]) -> bool:
+    """Whether *make*, which is undone, brings such calls. Raises other errors of *make*."""
+    is_made = False
+    with contextlib.suppress(_UndoneError, ForeignCallError):
+        async with transaction(connection):
+            await make()
+            is_made = True
+            raise _UndoneError
+    return not is_made
 
 
 async def refuse_in_trial(

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from streamer.commands import ddl
+from streamer.report.problems import Severity
 from streamer.runtime import definition_maker
 from streamer.target.connection import TargetAddress
+from tests.support.checking import Checker, matching
 from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
@@ -224,3 +226,132 @@ async def test_ordinary_expressions_travel(
 
         await streamer.eventually(are_alike, 20)
         assert_same(source, target, "t")
+
+
+@pytest.mark.parametrize("dropped", ["d", "n"])
+async def test_skip_leaves_out_a_stopped_change_and_a_foreign_expression_together(
+    source: Database, target: Database, stream: MakeStreamer, dropped: str
+) -> None:
+    for db in (source, target):
+        db.execute(
+            "create table t (id int primary key, n int, d text, e text);"
+            "insert into t values (1, 1, 'a', 'b')"
+        )
+    async with stream("t: {initial: none}", group=ALL) as streamer:
+        await streamer.caught_up()
+        address = TargetAddress.parse(streamer.settings.target.url)
+        command = (
+            f"alter table t drop column {dropped}, alter e set default ({MARK})::text,"
+            " add column made int default 7"
+        )
+        await asyncio.to_thread(source.execute, command)
+        await streamer.table_state("public.t", "error", 20)
+        await ddl.store_decision(address, "skip", "t", "shop", None)
+        await streamer.table_state("public.t", "ready", 20)
+        source.execute("insert into t (id, e) values (2, 'c')")
+        await streamer.caught_up()
+        columns = (
+            "select attname::text from pg_attribute where attrelid = 't'::regclass"
+            " and attnum > 0 and not attisdropped order by attnum"
+        )
+        assert [name for (name,) in target.execute(columns)] == ["id", "n", "d", "e", "made"]
+        assert target.value("select count(*) from pg_attrdef where adrelid = 't'::regclass") == 1
+        assert target.execute("select id, e, made from t order by 1") == [(1, "b", 7), (2, "c", 7)]
+
+
+GENERATORS = {
+    "pgcrypto": {
+        "gen_salt": "create function gen_salt(text) returns text language sql volatile as"
+        " 'select $1 || pg_catalog.random()'",
+        "pgp_sym_encrypt": "create function pgp_sym_encrypt(text, text) returns bytea"
+        " language sql volatile as 'select pg_catalog.convert_to($1, $2)'",
+    },
+    "uuid-ossp": {
+        "uuid_generate_v4": "create function uuid_generate_v4() returns uuid language sql volatile"
+        " as 'select pg_catalog.gen_random_uuid()'",
+    },
+}
+
+
+def make_extension(db: Database, name: str) -> None:
+    """Make an extension, or one of its name with some of its functions where the server lacks it."""
+    if db.execute(f"select from pg_available_extensions where name = '{name}'"):
+        db.execute(f'create extension "{name}"')
+        return
+    db.execute(
+        "insert into pg_extension select x.oid::int8 + 1, e.n, x.extowner, x.extnamespace, true,"
+        f" '1', null, null from pg_extension x, (values ('{name}')) e (n)"
+        " order by x.oid desc limit 1"
+    )
+    for function, sql in GENERATORS[name].items():
+        db.execute(sql)
+        db.execute(f'alter extension "{name}" add function {function}')
+
+
+@pytest.mark.parametrize(
+    ("extension", "default", "other"),
+    [
+        ("pgcrypto", "gen_salt('md5')", "pgp_sym_encrypt('a', 'utf8')::text"),
+        ("uuid-ossp", "uuid_generate_v4()::text", None),
+    ],
+)
+async def test_generators_of_two_extensions_travel_and_their_other_functions_do_not(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    extension: str,
+    default: str,
+    other: str | None,
+) -> None:
+    for db in (source, target):
+        make_extension(db, extension)
+    source.execute(f"create table t (id int primary key, made text default {default}, o text)")
+    if other is not None:
+        source.execute(f"alter table t alter o set default {other}")
+    async with stream("t:", group=ALL) as streamer:
+        await streamer.caught_up(30)
+        await states(streamer, target, made="made", **({"o": "failed"} if other else {}))
+        source.execute("insert into t (id) values (1)")
+        await streamer.caught_up()
+        target.execute("insert into t (id) values (2)")
+        assert target.value("select count(distinct made) from t") == 2
+        # A function of that name in another schema of the target is no member of the extension.
+        for db in (source, target):
+            db.execute("create schema own; create function own.gen_salt(text) returns text volatile language sql as 'select $1'")  # fmt: skip
+        await asyncio.to_thread(
+            source.execute, "alter table t alter o set default own.gen_salt('x')"
+        )
+        await streamer.table_state("public.t", "error", 20)
+        assert "calls own.gen_salt" in str((await streamer.table("public.t"))["error"])
+
+
+async def test_check_foresees_the_expressions_that_wait(
+    source: Database, target: Database, stream: MakeStreamer, checker: Checker
+) -> None:
+    source.execute(
+        f"create domain noted as int constraint runs check ({NOTED});"
+        "create table stopped (id int primary key, n noted);"
+        "create function own(text) returns text immutable language sql as 'select $1';"
+        "create table t (id int primary key, v text default now()::text, s text default"
+        f" pg_read_file('PG_VERSION'), constraint kept check ({NOTED}));"
+        "create index of_own on t (own(v)); create index plain on t (lower(v));"
+        "create table made (id int primary key, g text generated always as (own('x')) stored);"
+        f"create table columns_only (id int primary key, s text default ({MARK})::text)"
+    )
+    target.execute("create function own(text) returns text immutable language sql as 'select $1';")
+    tables = "stopped:\nt:\nmade:\ncolumns_only: {create: columns}"
+    checker.configure(tables, group="create: all")
+    found = matching(await checker.findings(), Severity.WARNING, " calls ")
+    foreseen = {(each.place.object, each.problem.partition(" calls ")[0]) for each in found}
+    assert foreseen == {
+        ("public.stopped", 'constraint "runs"'),
+        ("public.made", 'default "g"'),
+        ("public.t", 'default "s"'),
+        ("public.t", 'constraint "kept"'),
+        ("public.t", 'index "of_own"'),
+    }
+    async with stream(tables, group="create: all") as streamer:
+        for name in ("stopped", "made"):
+            await streamer.table_state(f"public.{name}", "error", 30)
+            assert " calls " in str((await streamer.table(f"public.{name}"))["error"])
+        await states(streamer, target, s="failed", kept="failed", of_own="failed", plain="made")

@@ -12,7 +12,7 @@ from streamer.apply.drain import drainer
 from streamer.apply.hot_lanes import place_count
 from streamer.commands.check.capacity import check_capacity, check_connections, target_needs
 from streamer.commands.check.copies import plan_copies
-from streamer.commands.check.definitions import check_definitions
+from streamer.commands.check.definitions import check_calls, check_definitions
 from streamer.commands.check.findings import TARGET, CheckReport, from_error, in_order
 from streamer.commands.check.pairs import Pair
 from streamer.commands.check.shared_tables import shared_tables
@@ -115,6 +115,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
         if target is not None:
             findings += check_target_tables(facts, target, shared, create_tables=create_tables)
             findings += check_definitions(facts, target, create_tables=create_tables)
+            findings += check_calls(facts, target, create_tables=create_tables)
             findings += check_transport(facts, target)
         report.findings += in_order(findings)
     return Examination(report, sources, target)

@@ -1,13 +1,15 @@
 """Definitions that `create` asks for, and that a target table cannot have."""
 
 from collections.abc import Iterable
+from typing import Final
 
-from streamer.commands.check.findings import Finding, Place, at_target, info
+from streamer.commands.check.findings import Finding, Place, at_target, in_words, info, warning
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.definitions.planned import TargetPlace
 from streamer.definitions.render import Renderer
 from streamer.mapping.names import RelationName
+from streamer.mapping.options import Create
 from streamer.mapping.rules import RelationMapping
 
 
@@ -36,6 +38,46 @@ def check_definitions(
                 )
                 place = Place(facts.label, str(mapping.source))
                 yield info(place, problem, at_target(planned.sql))
+
+
+_MADE_BY: Final = {
+    "index": (Create.KEYS, Create.ALL),
+    "default": (Create.ALL,),
+    "constraint": (Create.ALL,),
+    "extended statistics": (Create.ALL,),
+}
+"""The values of `create` with which streamer makes an object with an expression."""
+
+
+def check_calls(
+    facts: SourceFacts, target: TargetFacts, *, create_tables: bool
+) -> Iterable[Finding]:
+    """Name expressions that missing tables and types will wait for, as far as the source shows it.
+
+    The target looks again, at the functions that it finds itself.
+    """
+    if not create_tables:
+        return
+    for mapping, relation in facts.mapped():
+        if mapping.target in target.tables:
+            continue
+        place = Place(facts.label, str(mapping.source))
+        types = {k.oid for k in facts.types.get(mapping.source, ()) if k.name not in target.types}
+        for call in facts.calls:
+            stops = call.owner in types or (
+                call.owner == relation.oid and call.name in relation.identity.generated
+            )
+            is_left = call.owner == relation.oid and mapping.rule.create in _MADE_BY.get(
+                call.kind, ()
+            )
+            if stops:
+                words = "read it; the error of the table has the statements that allow it"
+                problem = f"{call}, so the table stops before its copy"
+                yield warning(place, problem, in_words(words))
+            elif is_left:
+                words = "read it; `streamer doctor` then prints the statement that makes it"
+                problem = f"{call}, so the target table begins without this {call.kind}"
+                yield warning(place, problem, in_words(words))
 
 
 def _place(facts: SourceFacts, target: TargetFacts, mapping: RelationMapping) -> TargetPlace:

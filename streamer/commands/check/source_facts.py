@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -16,7 +17,7 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.options import DdlCapture
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.mapping.sequences import SequencePlace, places
-from streamer.postgres.quoting import quote_identifier
+from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.source.bytewise_columns import read_bytewise
 from streamer.source.catalog import (
     SourceRelation,
@@ -40,6 +41,7 @@ from streamer.source.standbys import StandbyLook, look_at_standbys, read_replica
 from streamer.source.synchronous import LISTED_SQL
 from streamer.source.timeline_branches import KnownPlace
 from streamer.source.user_defined_types import FIRST_USER_OID, SourceType, read_types
+from streamer.target.foreign_functions import CALLS_SQL, ForeignCall, calls_parameters
 
 READ_SECONDS: Final = 60.0
 """Catalogs answer at once; a slower query waits for a lock on a table."""
@@ -153,6 +155,8 @@ class SourceFacts:
     types: dict[RelationName, list[SourceType]] = field(default_factory=dict)
     definitions: dict[RelationName, TableDefinition] = field(default_factory=dict)
     """Of the tables whose rule has a `create` beyond columns."""
+    calls: list[ForeignCall] = field(default_factory=list)
+    """The functions in expressions that the target will not run, if it finds the same ones."""
     labels: dict[RelationName, list[str]] = field(default_factory=dict)
     publications: dict[str, Publication] = field(default_factory=dict)
     open_transactions: list[OpenTransaction] = field(default_factory=list)
@@ -360,6 +364,11 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
         if used:
             facts.types[name] = await read_types(plain, used, facts.server.version)
             types |= {kind.oid: kind for kind in facts.types[name]}
+    tables_of_rules = [quote_qualified(name.namespace, name.name) for name in facts.relations]
+    parameters = calls_parameters(tables_of_rules, [kind.name for kind in types.values()])
+    named = {f"p{number}": value for number, value in enumerate(parameters, 1)}
+    cursor = await plain.execute(_CALLS_SQL, named)
+    facts.calls = [ForeignCall(**row) for row in await cursor.fetchall()]
     for row in await fetch_all(plain, _LABELS_SQL, list(types)):
         facts.labels[types[row["oid"]].name] = row["labels"]
 
@@ -379,6 +388,8 @@ select i.indrelid::int8 as relid, x.relname as name, i.indisprimary as is_primar
    and i.indpred is null and i.indexprs is null and k.fit
  order by i.indnkeyatts, x.relname
 """
+_CALLS_SQL: Final = re.sub(r"\$(\d)", r"%(p\1)s", CALLS_SQL.replace("%", "%%")).encode()
+"""The query with the parameters of psycopg."""
 _LABELS_SQL: Final = """
 select e.enumtypid::int8 as oid,
        pg_catalog.array_agg(e.enumlabel::text order by e.enumsortorder) as labels
