@@ -125,3 +125,42 @@ async def test_tenants_exchange_names_and_widen_columns_one_after_the_other(
         )
     finally:
         await streamer.stop()
+
+
+async def test_a_column_comes_again_with_a_wider_or_a_narrower_type(
+    source: Database, second: Database, target: Database, tmp_path: Path
+) -> None:
+    """The target has the column already: a history keeps it, and another tenant added it."""
+    for db in (source, second):
+        db.execute(
+            "create table t (id int primary key); create table h (id int primary key, n int, m bigint);"
+            "insert into t values (1); insert into h values (1, 10, 10)"
+        )
+    path = tmp_path / "config.yaml"
+    rules = "t:\nh: {type: history, target: 'h_{sid}'}"
+    write_config(path, source, target, rules, sid="a", others={"b": second}, group=GROUP)
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        source.execute("alter table t add n int; update t set n = 1; alter table t add m bigint")
+        await streamer.caught_up()
+        second.execute("alter table t add n bigint, add m int; update t set n = 5000000000, m = 2")
+        # A key becomes wider by a column beside it, and by a column that replaces it.
+        source.execute(
+            "alter table h add big bigint; update h set big = n + 5000000000;"
+            "alter table h drop n; alter table h rename big to n; insert into h values (2, 7, 8)"
+        )
+        second.execute(
+            "begin; alter table h drop n, drop m; alter table h add n bigint, add m int; commit;"
+            "update h set n = 5000000000, m = 5"
+        )
+        await streamer.caught_up()
+        for sid, db in (("a", source), ("b", second)):
+            for there in (f"t where sid = '{sid}'", f"h_{sid} where kvsz_end = '9999-01-01'"):
+                here = there.partition("_")[0].partition(" ")[0]
+                assert target.execute(f"select id, n, m from {there} order by 1") == db.execute(
+                    f"select id, n, m from {here} order by 1"
+                )
+    finally:
+        await streamer.stop()

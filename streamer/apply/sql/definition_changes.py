@@ -199,17 +199,21 @@ class DefinitionTranslator:
             return []
         there = self._columns.get(name)
         if there is not None and there.type != column.type:
-            raise TargetSchemaError(
-                f'target table "{self._target.name}" has a column "{name}" already, of type '
-                f"{there.type}; the source added it with type {column.type}"
-            )
+            # Another tenant added the column, or a history kept it.
+            may_differ = (self._is_shared or self._is_history) and not there.is_generated
+            is_wide = widens(column.type, there.type) or widens(there.type, column.type)
+            if not (may_differ and is_wide):
+                raise TargetSchemaError(
+                    f'target table "{self._target.name}" has a column "{name}" already, of type '
+                    f"{there.type}; the source added it with type {column.type}"
+                )
         if column.fills_rows_one_by_one:
             found.fill(name, f'rows have values of their own in new column "{name}"')
             if there is None and not (self._is_shared or self._is_history):
                 found.unfinished.append(column)
         elif there is not None and not (self._is_shared or there.is_generated):
             found.fill(name, f'target column "{name}" was there before the new column')
-        statements = self._add_column(name, column) if there is None else []
+        statements = self._make_room(name, column)
         is_older = there is not None and not there.is_generated
         if self._is_shared and (column.constant is not None or is_older):
             quoted, value = quote_identifier(name), column.constant or "null"
@@ -242,6 +246,15 @@ class DefinitionTranslator:
             column.type, not_null, default is not None, bool(column.generated)
         )
         return statements
+
+    def _make_room(self, name: str, column: DefinedColumn) -> list[str]:
+        """Return the statement after which the target takes the values of a column."""
+        there = self._columns.get(name)
+        if there is None:
+            return self._add_column(name, column)
+        if there.type == column.type or widens(column.type, there.type):
+            return []
+        return self._retype(name, column)
 
     def _has_others(self, name: str) -> bool:
         """Whether another tenant still writes a column of the target."""
@@ -317,13 +330,7 @@ class DefinitionTranslator:
                 )
         # The column gets another type, if it does, by a later change of the same difference.
         column = replace(after, type=before.type, collation=before.collation)
-        there = self._columns.get(name)
-        if there is None:
-            statements = self._add_column(name, column)
-        elif there.type == column.type or widens(column.type, there.type):
-            statements = []
-        else:
-            statements = self._retype(name, column)
+        statements = self._make_room(name, column)
         if not after.generated:
             table = self._alter.removeprefix("alter table ")
             own = f"where {quote_identifier(SID)}::text = {quote_literal(self._sid or '')}"
