@@ -9,7 +9,8 @@ signs tell ALTER TABLE from these:
   keep the transactions of rows, and a session inserts rows after its TRUNCATE. The check reads the
   first pages.
 
-ALTER TABLE with other columns or types is no sign: the stream brings the new columns.
+ALTER TABLE with other columns is no such sign: the stream brings the new ones. A cast to another
+type may change values, see `Storage.has_other_columns`.
 """
 
 from collections import defaultdict
@@ -64,6 +65,10 @@ class Storage:
     @property
     def is_lost(self) -> bool:
         return self.file == _LOST
+
+    def has_other_columns(self, before: "Storage") -> bool:
+        """Whether the file and the columns are others than *before*."""
+        return not before.is_lost and self.file != before.file and self.columns != before.columns
 
     def has_new_toast(self, before: "Storage") -> bool:
         """Whether both have a TOAST table, but another one."""

@@ -4,7 +4,7 @@ One kind is a partition that was attached to a published table with rows in it, 
 for a while. Another is a partition that is a foreign table, whose changes no WAL of the source has.
 The third is a column that a session dropped and added again, or that took another's name: older
 rows keep its former values. The fourth is a table that ALTER TABLE rewrote with the same columns,
-see `streamer.source.rewritten_tables`.
+or with types that may have changed values: see `streamer.source.rewritten_tables`.
 
 The partitions in the snapshot of a copy are known. A later partition that brought rows shows in the
 table's status until the next copy. A foreign one shows again after a copy, because its rows change
@@ -12,7 +12,7 @@ unseen.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -21,17 +21,22 @@ from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.errors import GapError
 from streamer.failpoints import failpoint
+from streamer.mapping.definition import DefinedColumn, widens
+from streamer.mapping.rules import RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import read_columns_known
+from streamer.progress.definition_changes import read_definition
 from streamer.progress.relations import read_known_leaves, report_gap, set_leaves
 from streamer.progress.storage import read_storage, set_storage
 from streamer.remedies import Remedy, run
 from streamer.source.attached_partitions import Leaf, brought_rows, read_leaves
+from streamer.source.catalog import read_relations
 from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection
 from streamer.source.rewritten_tables import is_rewritten, read_stored_tables
 from streamer.sync.attached_rows import AttachedRows
 from streamer.target.add_columns import store_known
+from streamer.target.catalog import read_relation as read_target
 
 log = structlog.get_logger()
 
@@ -218,6 +223,7 @@ async def _find_rewritten(
         # `initial: none` copies nothing, so the present storage counts as known.
         known = stored.get(mapped.relation_id)
         present = {}
+        cast: list[str] | None = None
         for table in tables:
             before = (known or {}).get(table.oid, table.storage)
             signs = await is_rewritten(plain, table, before, captures=captures)
@@ -225,6 +231,11 @@ async def _find_rewritten(
                 present[table.oid] = before
             else:
                 present[table.oid] = table.storage.lost if signs else table.storage
+            if not captures and table.storage.has_other_columns(before):
+                if cast is None:
+                    cast = await _find_cast(bookkeeping, plain, mapped)
+                if cast:
+                    present[table.oid] = table.storage.lost
         if present != known and not await set_storage(
             bookkeeping, mapped.relation_id, present, known
         ):
@@ -232,7 +243,51 @@ async def _find_rewritten(
         if lost := [table.name for table in tables if present[table.oid].is_lost]:
             listed = ", ".join(f'"{table}"' for table in lost)
             gaps[mapped] = _Gap(
-                f"ALTER TABLE rewrote {listed} (SET UNLOGGED, SET LOGGED, USING or the like), and "
-                "changes made that way are not replicated"
+                f"ALTER TABLE rewrote {listed} (SET UNLOGGED, SET LOGGED, another type or the "
+                "like), and changes made that way are not replicated"
             )
     return gaps
+
+
+async def _find_cast(
+    bookkeeping: Bookkeeping, plain: Connection, mapped: MappedRelation
+) -> list[str]:
+    """Return the columns whose values a cast may have changed, but not at the target."""
+    name = mapped.mapping.source
+    relation = (await read_relations(plain, [name])).get(name)
+    async with bookkeeping.connection() as connection:
+        former = await read_definition(connection, mapped.relation_id)
+        target = await read_target(connection, mapped.mapping.target)
+    if relation is None or target is None:
+        return []
+    now = relation.definition.columns
+    types = {name: column.type for name, column in target.columns.items()}
+    return cast_columns(mapped.mapping, None if former is None else former.columns, now, types)
+
+
+def cast_columns(
+    mapping: RelationMapping,
+    former: Sequence[DefinedColumn] | None,
+    now: Sequence[DefinedColumn],
+    target: Mapping[str, str],
+) -> list[str]:
+    """Return the columns of *now* with another type, which may not hold the *former* values, and
+    which the *target* does not have. Pure.
+
+    A target of the same type has cast its values in the same way. If *former* is not known, the
+    target's types stand for it.
+    """
+    known = None if former is None else {column.number: column.type for column in former}
+    inputs = mapping.expression_inputs([column.name for column in now])
+    found = []
+    for column in now:
+        there = mapping.target_column(column.name)
+        is_input = column.name in inputs
+        own = None if there is None else target.get(there)
+        before = own if known is None else known.get(column.number)
+        if own is None and not is_input:
+            continue
+        is_same = before in (None, column.type) or (own == column.type and not is_input)
+        if not is_same and not widens(str(before), column.type):
+            found.append(column.name)
+    return found

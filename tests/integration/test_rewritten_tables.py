@@ -147,6 +147,50 @@ async def test_a_rewrite_that_the_stream_shows_or_that_changes_no_row_reports_no
         assert_same(source, target, table)
 
 
+CASTS = {
+    # name: before, after, type of the target, whether the target gets the new type first, a gap
+    "rounds": ("numeric(12,4)", "numeric(10,2)", "numeric(12,4)", False, True),
+    "follows": ("numeric(12,4)", "numeric(10,2)", "numeric(12,4)", True, False),
+    "as_text": ("timestamp(6)", "timestamp(0)", "text", False, True),
+    "widens": ("int", "bigint", "text", False, False),
+}
+
+
+@pytest.mark.parametrize("initial", ["copy", "none"])
+async def test_a_type_that_rounds_values_reports_a_gap_unless_the_target_rounds_them_too(
+    source: Database, target: Database, stream: MakeStreamer, without_spark: None, initial: str
+) -> None:
+    for name, (before, _, there, _, _) in CASTS.items():
+        source.execute(f"create table {name} (id int primary key, v {before})")
+        target.execute(f"create table {name} (id int primary key, v {there})")
+    rules = "\n".join(f"{name}: {{initial: {initial}}}" for name in CASTS)
+    values = {"rounds": "1.2345", "follows": "1.2345", "widens": "5"}
+    async with stream(rules) as streamer:
+        await streamer.caught_up(60)
+        for name in CASTS:
+            value = values.get(name, "'2024-01-01 00:00:00.123456'")
+            source.execute(f"insert into {name} select g, {value} from generate_series(1, 9) g")
+        await streamer.caught_up(60)
+        for name, (_, after, _, is_first, has_gap) in CASTS.items():
+            await knows_storage(streamer, source, target, name)
+            alter = f"alter table {name} alter v type {after}"
+            if is_first:
+                target.execute(alter)
+            await asyncio.to_thread(source.execute, alter)
+
+            async def is_told(name: str = name) -> bool:
+                return "ALTER TABLE rewrote" in str(target.value(ERROR.format(name)))
+
+            if has_gap:
+                await streamer.eventually(is_told, 60)
+                await follow_the_remedy(streamer, target, name)
+            else:
+                await knows_storage(streamer, source, target, name)
+                assert target.value(ERROR.format(name)) is None
+            cast = f"select id, v::{after} from {name} order by id"
+            assert target.execute(cast) == source.execute(cast)
+
+
 @pytest.mark.parametrize("table", TABLES)
 async def test_capture_explains_a_rewrite_of_columns_but_not_one_of_the_persistence(
     source: Database,
