@@ -381,3 +381,11 @@ _PARSERS: Final[dict[int, Callable[[_Cursor], Message]]] = {
 _CARRY_XID: Final = frozenset({RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE})
 
 ROW_KINDS: Final = frozenset({INSERT, UPDATE, DELETE})
+
+
+def as_update(payload: bytes) -> bytes:
+    """Return an INSERT as an UPDATE of the same row, and any other message as it is.
+
+    Both have the new row behind the OID; an UPDATE that keeps the key has no old one.
+    """
+    return b"U" + payload[1:] if payload[0] == INSERT else payload

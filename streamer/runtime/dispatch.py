@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from streamer.apply.hashed_columns import hashed_changes
 from streamer.apply.lane_transaction import LaneBlock, LaneTransaction
-from streamer.decode.pgoutput import DDL_PREFIX, EXECUTE_PREFIX, Redefinition
+from streamer.decode.pgoutput import DDL_PREFIX, EXECUTE_PREFIX, Redefinition, as_update
 from streamer.decode.transactions import Changes, TransactionBlock
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.definition_message import (
@@ -76,7 +76,8 @@ class ScriptsReached:
     """The stream has reached a transaction with messages of ``streamer execute``.
 
     Everything in front of it is dispatched, and nothing of it. ``lsn``: where it commits.
-    ``is_made``: the target has made its definitions, because a script for both sides has run.
+    ``is_made``: the target has its definitions and its rows, because a script for both sides has
+    run. The rows of the source still count: a script may draw other values on each side.
     """
 
     xid: int
@@ -120,7 +121,7 @@ class Dispatcher:
         self.keeps_blocks = True
         """Tests set it to False, to compare."""
         self._made: int | None = None
-        """The last transaction whose definitions the target has from a script."""
+        """The last transaction whose changes the target has from a script."""
         self._open_lanes: dict[Lane, None] = {}
         """Lanes with a piece of the present transaction, of which more is to come."""
 
@@ -257,6 +258,9 @@ class Dispatcher:
             reached = ScriptsReached(transaction.xid, transaction.final_lsn, scripts)
             yield reached
             self._made = transaction.xid if reached.is_made else None
+        if transaction.xid == self._made:  # the target may have inserted these rows, too
+            for changes in piece.changes:
+                changes.payloads = list(map(as_update, changes.payloads))
         parts: dict[Lane, LaneTransaction] = {}
         for changes in self._with_definitions(piece):
             self._add(parts, changes, piece)

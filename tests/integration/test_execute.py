@@ -90,6 +90,48 @@ async def test_definitions_of_a_script_for_both_sides_are_made_once(
         assert target.execute(rows) == source.execute(rows)
 
 
+async def test_rows_that_both_sides_insert_are_those_of_the_source(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key, a text, b text); create table keys (k int)")
+        db.execute("insert into t values (1, 'a', 'b'), (2, 'a', 'b'), (3, 'a', 'b')")
+    source.execute("insert into keys values (10), (11)")  # the target has none
+    target.execute("alter table t add column own int; update t set own = 1")
+    text = """
+        insert into t values (4, gen_random_uuid()::text, current_database());
+        insert into t select k, 'x', 'y' from keys;
+        insert into t values (5, 'a', 'b'); delete from t where id = 5;
+        update t set a = gen_random_uuid()::text where id = 1;
+        delete from t where id = 2; insert into t values (2, 'again', 'b');
+        alter table t add column c int default 1; insert into t (id, c) values (6, 2);
+    """
+    async with stream("t: {initial: none}", group="ddl: capture") as streamer:
+        await streamer.caught_up()
+        await execute(streamer, "rows", text)
+        source.execute("insert into t values (7, 'x', 'y')")
+        await streamer.caught_up()
+        rows = "select id, a, b, c from t order by id"
+        assert target.execute(rows) == source.execute(rows)
+        assert target.execute("select id from t where own = 1 order by id") == [(1,), (3,)]
+        source.execute("insert into t values (8, 'x', 'y')")
+        await streamer.caught_up()
+
+
+async def test_a_script_of_both_sides_that_changes_a_key_stops_its_table(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    set_up(source, target)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'x'), (2, 'y'), (3, 'z')")
+        await streamer.caught_up()
+        await execute(streamer, "keys", "update t set id = id + 1 where id = 3")
+        await streamer.table_state("public.t", "error")
+        error = str((await streamer.table("public.t"))["error"])
+        assert "duplicate key" in error
+
+
 async def test_a_script_runs_once_between_the_changes_before_and_after_it(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
