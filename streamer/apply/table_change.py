@@ -210,8 +210,14 @@ class TableChange:
         known = await read_decision(self._target, self._place)
         decision = None if known is None or known.state == WAITING else known
         words = [str(change) for change in changes]
+        shown: list[str] = []
         try:
+            if known is not None:
+                shown = await self._statements_of(target, changes)
+                if decision is None and known.statements is not None:
+                    raise TargetSchemaError(known.reason or "")  # the operator has others in mind
             translation = await self._translate(target, changes, decision)
+            shown = shown or translation.sql
             stops = [c for c in changes if self._source.on_ddl[c.kind] is OnDdl.STOP]
             doubts = [doubt for _, doubt in translation.doubts]
             if decision is None and (doubts or (stops and translation.sql)):
@@ -229,13 +235,11 @@ class TableChange:
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
-            reason = exc.message
-            statements = await self._statements_of(target, changes)
-            seen = None if decision is None else decision.state
-            self.waiting = Waiting(
-                self._place, self._message.query, words, statements, reason, seen
-            )
-            raise self._stop(reason, statements) from exc
+            reason, seen = exc.message, None if decision is None else decision.state
+            if decision is not None and decision.statements is not None:
+                reason = f"the statements of `ddl edit` failed: {reason}"
+            self.waiting = Waiting(self._place, self._message.query, words, shown, reason, seen)
+            raise self._stop(reason, shown, exc.remedy) from exc
         await put_ddl(
             self._target,
             self._place,
@@ -443,7 +447,10 @@ class TableChange:
                 "select pg_catalog.set_config('search_path', $1, true)", path
             )
 
-    def _stop(self, reason: str, statements: Sequence[str]) -> DefinitionStopError:
+    def _stop(
+        self, reason: str, statements: Sequence[str], cause: Remedy | None
+    ) -> DefinitionStopError:
+        """Return the error for the operator; *cause*: how to remove the reason."""
         name, own = str(self._mapped.mapping.source), self._source
         apply, skip, edit = (
             run(f"ddl {action}", name, *options, database=own.database, sid=own.sid)
@@ -456,7 +463,9 @@ class TableChange:
         error = DefinitionStopError(
             f'table "{name}" waits for a decision: {reason}; {self._told}',
             hint=Remedy.of(
-                f"at the target this would be: {'; '.join(statements) or '(none)'}; ",
+                cause,
+                "; " if cause else "",
+                f"at the target this would be: {'; '.join(statements)}; " if statements else "",
                 "continue with `",
                 apply,
                 "`, run other statements there with `",

@@ -69,6 +69,18 @@ same row would succeed the next time.
 """
 
 
+CONFLICT_KINDS: Final = {
+    "23502": "not_null",
+    "23503": "foreign_key",
+    "23505": "insert_exists",
+    "23514": "check",
+    "23P01": "exclusion",
+    "P0002": "update_missing",
+    "P0003": "several_rows",
+}
+"""Kinds of conflicts, by SQLSTATE."""
+
+
 def meaning(state: str, severity: str | None = None, message: str = "") -> Meaning:
     """Return the meaning of *state*; *severity* and first line of the message qualify some states.
 
@@ -95,3 +107,17 @@ def is_transient(state: str, severity: str | None = None, message: str = "") -> 
 def is_row_specific(state: str) -> bool:
     """Whether the values of one row are at fault."""
     return state[:2] not in NOT_ROW_SPECIFIC
+
+
+DEPENDANTS_HINT: Final = (
+    "drop the objects in parentheses at the target before the change, and create them again after "
+    "it"
+)
+_NAMES_DEPENDANTS: Final = frozenset({"2BP01", "0A000"})
+
+
+def dependants_of(state: str, detail: str | None) -> str | None:
+    """Return the objects that a change of a definition meets, as the server's *detail* has them."""
+    if state not in _NAMES_DEPENDANTS or not detail:
+        return None
+    return "; ".join(detail.splitlines())

@@ -51,7 +51,14 @@ from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.secret import Secret
-from streamer.postgres.sqlstate import PRIVILEGE_HINT, Meaning, meaning
+from streamer.postgres.sqlstate import (
+    CONFLICT_KINDS,
+    DEPENDANTS_HINT,
+    PRIVILEGE_HINT,
+    Meaning,
+    dependants_of,
+    meaning,
+)
 from streamer.target.array_types import OWN_ARRAYS, own_array
 from streamer.target.claim import PROOF_SQL, Claim
 from streamer.target.liveness import Activity, Unreachable, Watch
@@ -222,7 +229,9 @@ def _translate(error: BaseException) -> StreamerError:
     if state == CHANGED_STATE or isinstance(error, asyncpg.InvalidCachedStatementError):
         return TargetSchemaError(f"target: {first_line(error)}")
     context = getattr(error, "context", None)
-    message = f"target: {quoted_unless_known(first_line(error), state, context)}"
+    dependants = dependants_of(state, getattr(error, "detail", None))
+    text = first_line(error) + (f" ({dependants})" if dependants else "")
+    message = f"target: {quoted_unless_known(text, state, context)}"
     match meaning(state, getattr(error, "severity_en", None), first_line(error)):
         case Meaning.LOST:
             return TargetConnectionError(message)
@@ -241,21 +250,9 @@ def _translate(error: BaseException) -> StreamerError:
         case Meaning.VALUE:
             return ValueConversionError(message)
         case Meaning.SCHEMA:
-            return TargetSchemaError(message)
+            return TargetSchemaError(message, hint=dependants and DEPENDANTS_HINT)
         case Meaning.OTHER:
-            return TargetError(message)
-
-
-CONFLICT_KINDS: Final = {
-    "23502": "not_null",
-    "23503": "foreign_key",
-    "23505": "insert_exists",
-    "23514": "check",
-    "23P01": "exclusion",
-    "P0002": "update_missing",
-    "P0003": "several_rows",
-}
-"""Kinds of conflicts, by SQLSTATE."""
+            return TargetError(message, hint=dependants and DEPENDANTS_HINT)
 
 
 def _conflict(error: asyncpg.PostgresError, state: str, message: str) -> ConflictError:

@@ -22,8 +22,7 @@ from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.writer import Writer
 from streamer.decode.transactions import Transaction
 from streamer.errors import StreamerError, UntranslatableTextError
-from streamer.postgres.sqlstate import is_row_specific
-from streamer.target.connection import CONFLICT_KINDS
+from streamer.postgres.sqlstate import CONFLICT_KINDS, is_row_specific
 
 STAGED_MAX: Final = 4000
 """Changes in one COPY while the staging table may still refuse some."""
