@@ -5,7 +5,8 @@ it is. So two objects are the same if their statements are.
 
 `create` decides about the objects of the target. Columns, types and the primary key belong to every
 level. Objects that only the target has are named if they may refuse rows of the source: constraints
-and unique indexes. An index for readers is the operator's own affair, and so are further columns.
+and unique indexes. So are defaults of the source's columns, which programs get after a cut-over. An
+index for readers is the operator's own affair, and so are further columns.
 
 A table of several sources takes the values of all of them. So a longer type, more values of an enum
 and more partitions than those of one source are no difference there.
@@ -278,8 +279,11 @@ def _objects(
                 yield DefinitionDifference(wanted.kind, wanted.name, _text(wanted), None)
         elif not _is_left_out(wanted, place) and _plain(found.statements) != _plain(statements):
             yield DefinitionDifference(wanted.kind, wanted.name, _text(wanted), _text(found))
+    own = {place.column(column.name) for column in source.columns}
     for extra in there.values():
-        if _binds(extra) and not _is_of_open_versions(extra.name, source, place, target):
+        is_default = extra.kind is ObjectKind.DEFAULT and extra.name in own
+        counts = _binds(extra) or (is_default and not _is_left_out(extra, place))
+        if counts and not _is_of_open_versions(extra.name, source, place, target):
             yield DefinitionDifference(extra.kind, extra.name, None, _text(extra))
 
 

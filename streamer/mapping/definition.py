@@ -340,6 +340,8 @@ _TYPE: Final = re.compile(r"([a-z ]+?)(?:\((\d+)(?:,(-?\d+))?\))?( with(?:out)? 
 
 def widens(before: str, after: str) -> bool:
     """Return whether type *after* holds every value of type *before* unchanged."""
+    if before == after:
+        return True
     old, new = _TYPE.fullmatch(before), _TYPE.fullmatch(after)
     if old is None or new is None or old[5] != new[5]:
         return False

@@ -33,11 +33,19 @@ select pg_catalog.json_build_object(
  order by p.objid limit 1
 """.replace("{options}", SEQUENCE_OPTIONS)
 
+NOT_NULL: Final = """
+(a.attnotnull and not exists (
+    select from pg_catalog.pg_constraint v
+     where v.conrelid = a.attrelid and v.contype = 'n' and v.conkey[1] = a.attnum
+       and not v.convalidated))
+""".strip()
+"""Whether column a has no nulls: a constraint that is not valid (PostgreSQL 18) proves nothing."""
+
 COLUMNS: Final = """
 select pg_catalog.json_agg(pg_catalog.json_build_object(
     'name', a.attname,
     'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
-    'not_null', a.attnotnull,
+    'not_null', {not_null},
     'default', case when a.attgenerated = '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end,
     'expression', case when a.attgenerated <> '' then
         pg_catalog.pg_get_expr(d.adbin, d.adrelid) end,
@@ -56,7 +64,7 @@ from pg_catalog.pg_attribute a
 join pg_catalog.pg_type t on t.oid = a.atttypid
 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-""".replace("{sequence}", SEQUENCE)
+""".replace("{sequence}", SEQUENCE).replace("{not_null}", NOT_NULL)
 
 # Key columns have a dependency, too, unless a constraint has it for them: `uses` may name columns
 # that no expression has.

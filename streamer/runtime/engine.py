@@ -72,7 +72,6 @@ from streamer.source.connection import connection
 from streamer.source.kept_connections import KeptConnections
 from streamer.source.slot import drop_slot_sql
 from streamer.source.teardown import teardown_source
-from streamer.source.timeline_branches import KnownPlace
 from streamer.sync.context import SyncSettings, end_tasks
 from streamer.sync.source_turns import CopyTurns
 from streamer.sync.spark.launcher import SparkLauncher
@@ -650,8 +649,7 @@ class Engine:
         if record is not None:
             # A task that goes on would commit rows of a tenant that is no longer there.
             await self._end_copies(record)
-        known = KnownPlace() if record is None else record.known_place
-        result = await teardown_source(source, installation, known)
+        result = await teardown_source(source, installation)
         if result.error is not None:
             log.error(
                 "the source is removed, but its cleanup failed",
@@ -659,7 +657,7 @@ class Engine:
                 error=result.error,
                 run_there="; ".join(result.left_sql),
             )
-        if record is not None and not result.is_elsewhere:
+        if record is not None:
             await forget_source(self._services.bookkeeping, record.source_id)
         log.info("source removed", source=source.label)
         return not result.is_taken

@@ -91,8 +91,8 @@ def _own(xmin: str) -> str:
 # locked that of each row that it wrote.
 _STATE_SQL: Final = """
 create or replace function {schema}.state(
-    of_table oid, first_xid xid, last_xid xid, top_txid int8, is_rewritten bool, of_part oid,
-    of_command oid[], is_renamed bool) returns jsonb
+    of_table oid, first_xid xid, last_xid xid, top_txid int8, is_rewritten bool, words text,
+    of_part oid, of_command oid[], is_renamed bool) returns jsonb
 language plpgsql stable as $function$
 #variable_conflict use_variable
 declare
@@ -106,6 +106,8 @@ declare
     own_columns int8[];
     own_objects int8[];
     own_types int8[];
+    unproven int8[];
+    own_proofs int8[];
 begin
     select pg_catalog.jsonb_build_object(
                'oid', c.oid::int8, 'namespace', n.nspname, 'name', c.relname), c.relkind
@@ -116,10 +118,15 @@ begin
     if result is null then
         return null;
     end if;
+    select coalesce(
+               pg_catalog.array_agg(k.conkey[1]::int8) filter (where not k.convalidated), '{{}}'),
+           coalesce(pg_catalog.array_agg(k.conkey[1]::int8) filter (where {own_k}), '{{}}')
+      into unproven, own_proofs
+      from pg_catalog.pg_constraint k where k.conrelid = of_table and k.contype = 'n';
     select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
                'number', a.attnum, 'name', a.attname,
                'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
-               'not_null', a.attnotnull,
+               'not_null', a.attnotnull and a.attnum <> all (unproven),
                'default', case when a.is_own then
                    pg_catalog.pg_get_expr(a.adbin, a.attrelid) end,
                'default_mark', pg_catalog.hashtextextended(a.adbin::text, 0)::text,
@@ -132,7 +139,11 @@ begin
                      join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
                     where co.oid = a.attcollation) end,
                'of_domain', a.is_own and a.has_default,
-               'computed', is_rewritten and a.is_own and a.xid = a.newest_xid,
+               'computed', is_rewritten and a.is_own and a.xid = a.newest_xid and (
+                   words is null or case when a.attname ~ '^[a-z_][a-z0-9_$]*$'
+                       then words ~ ('\\y' || pg_catalog.replace(a.attname, '$', '\\$') || '\\y')
+                       else pg_catalog.strpos(words, pg_catalog.lower(
+                           pg_catalog.replace(a.attname, '"', '""'))) > 0 end),
                'fill', case when a.is_own and a.atthasmissing
                    then (a.attmissingval::text::text[])[1] end)), '[]'),
            pg_catalog.array_agg(a.attnum::int8) filter (where a.is_own),
@@ -143,7 +154,8 @@ begin
               from (select a.*, t.typcollation, d.adbin, a.xmin::text as xid,
                            t.typdefaultbin is not null as has_default,
                            a.cmin::text::int8 as command,
-                           {own_a} or d.oid is not null and {own_d} as is_own
+                           {own_a} or d.oid is not null and {own_d}
+                               or a.attnum = any (own_proofs) as is_own
                       from pg_catalog.pg_attribute a
                       join pg_catalog.pg_type t on t.oid = a.atttypid
                       left join pg_catalog.pg_attrdef d
@@ -228,7 +240,7 @@ create or replace function {schema}.describe(
 language sql stable {path} as $function$
 select '0 ' || (select t.token from {schema}.{secret} t) || ' ' || pg_catalog.jsonb_build_object(
            'tag', tag, 'query', query, 'known', known, 'relation', s.state)::text
-  from {schema}.state(relation, null, null, null, false, null, null, true) s (state)
+  from {schema}.state(relation, null, null, null, false, null, null, null, true) s (state)
  where s.state is not null
 $function$
 """
@@ -242,6 +254,15 @@ case when pg_catalog.length(query) <= {query_max} and query !~ ';\s*\S'
      else tg_tag || ' ...' || case
          when query || context ~* '\yusing\y' or context ~ '(^|\n)SQL function'
            or query || context !~* '\yalter\y' then ' USING ...' else '' end end
+"""
+
+# The texts that have the command for sure, in which its columns occur; null if none has. A name may
+# be written with escapes, and messages of the context may be in another language.
+_WORDS_SQL: Final = r"""
+case when pg_catalog.length(query) <= {query_max} and query || context ~* '\yalter\y'
+          and context !~ '(^|\n)SQL function' and query || context !~* 'u&"'
+          and pg_catalog.current_setting('lc_messages') ~* '^(c|posix|en_|$)'
+     then pg_catalog.lower(query || context) end
 """
 
 _PUBLISHED_SQL: Final = """
@@ -337,6 +358,7 @@ language plpgsql security definer {pins} as $function$
 declare
     query text := coalesce(pg_catalog.current_query(), '');
     context text;
+    words text;
     command record;
     first_xid xid;
     last_xid xid;
@@ -353,6 +375,9 @@ declare
 begin
     begin
         get diagnostics context = pg_context;
+        if rewritten is not null then
+            words := {words};
+        end if;
         for command in {commands} loop
             continue when exists (
                 select from pg_catalog.pg_class c
@@ -408,10 +433,10 @@ begin
                 begin
                     relation := {schema}.state(
                         member, first_xid, last_xid, top_txid,
-                        query || context ~* '\\yusing\\y' and exists (
+                        coalesce(words ~ '\\yusing\\y', true) and exists (
                             select from pg_catalog.unnest(rewritten) r (oid)
                              where coalesce(pg_catalog.pg_partition_root(r.oid), r.oid) = member),
-                        of_part, command.of_command, command.is_renamed);
+                        words, of_part, command.of_command, command.is_renamed);
                     relation := coalesce(
                         relation, pg_catalog.jsonb_build_object('oid', member::int8));
                     content := pg_catalog.convert_to(
@@ -554,7 +579,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
             f"alter table {table} owner {to_role}",
         ]
     begin = _BEGIN_SQL.format(schema=schema, place=PLACE).strip()
-    ran = _RAN_SQL.format(query_max=_QUERY_MAX).strip()
+    ran, words = (sql.format(query_max=_QUERY_MAX).strip() for sql in (_RAN_SQL, _WORDS_SQL))
     common = {
         "schema": schema,
         "secret": SECRET,
@@ -563,6 +588,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
         "setting": setting,
         "begin": begin,
         "ran": ran,
+        "words": words,
         "emit": emit.strip(),
     }
     triggered = partial(_trigger_function, source, version, common)

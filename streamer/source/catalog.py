@@ -22,7 +22,13 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.objects import DefinedObject, DefinedType
 from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import SourceMapping
-from streamer.postgres.describing import MARKED_OBJECTS, PARTITIONS, USED_TYPES, USER_OIDS_BEGIN
+from streamer.postgres.describing import (
+    MARKED_OBJECTS,
+    NOT_NULL,
+    PARTITIONS,
+    USED_TYPES,
+    USER_OIDS_BEGIN,
+)
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
 from streamer.source.guarded_identities import read_identities
 from streamer.source.reached_server import STARTED_SQL, Place
@@ -332,11 +338,11 @@ where i.indrelid = any (%s::oid[]) and i.indisunique and i.indisvalid
 order by i.indrelid, i.indexrelid
 """
 
-_COLUMNS_SQL: Final = """
+_COLUMNS_SQL: Final = f"""
 select a.attrelid::int8 as relid, a.attnum as number, a.attname as name,
        pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
        a.atttypid::int8 as type_oid,
-       a.attnotnull as not_null, a.attgenerated as generated, a.attidentity as identity,
+       {NOT_NULL} as not_null, a.attgenerated as generated, a.attidentity as identity,
        case when a.attgenerated <> '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end
          as generation_expression,
        pg_catalog.hashtextextended(d.adbin::text, 0)::text as default_mark,

@@ -16,7 +16,6 @@ from streamer.postgres.secret import Secret
 from streamer.runtime import definition_maker as definition_builder
 from streamer.source import capture_functions, ddl_capture
 from streamer.source.teardown import teardown_source
-from streamer.source.timeline_branches import KnownPlace
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -423,7 +422,8 @@ async def test_a_role_without_the_right_gets_the_statements(
             for statement in finding.fix.sql:
                 source.execute(statement)
             assert not list(check_capture(await read_source(mapped, "public")))
-            target.execute("alter table t add column early int")
+            # Now the source can tell its definition, which the row needs.
+            await streamer.table_state("public.t", "ready")
             await streamer.caught_up()
         async with stream(T, group=CAPTURE) as streamer:
             await streamer.caught_up()
@@ -433,11 +433,10 @@ async def test_a_role_without_the_right_gets_the_statements(
             assert_carried(source, carrier)
         # The role may not drop the capture, so teardown prints the statement that does.
         installation = str(target.value("select id from streamer.installation"))
-        result = await teardown_source(mapped, installation, KnownPlace())
+        result = await teardown_source(mapped, installation)
         assert "drop schema" in "; ".join(result.left_sql)
         source.url_user = "postgres"
-        mapped = replace(mapped, url=Secret(source.url))
-        result = await teardown_source(mapped, installation, KnownPlace())
+        result = await teardown_source(replace(mapped, url=Secret(source.url)), installation)
         assert result.error is None
         assert not source.value("select count(*) from pg_event_trigger")
     finally:

@@ -171,3 +171,19 @@ async def test_the_index_of_open_versions_is_no_difference_and_others_of_them_ar
     target.execute("create unique index own on w (v) where kvsz_end = '9999-01-01 00:00:00+00'")
     (found,) = await differences(path, source, target)
     assert found.startswith('index "own" is only at the target')
+
+
+async def test_a_default_that_only_the_target_has_is_a_difference(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key, a int, b int default 1)")
+    target.execute("create table p (id int); alter table t add column own int default 7")
+    source.execute("create table p (id int)")
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, "p:\nt:", group="create: all")
+    assert await differences(path, source, target) == []
+    source.execute("alter table t alter b drop default")
+    assert await differences(path, source, target) == [
+        'default "b" is only at the target: alter table "public"."t" alter column "b" set default 1'
+    ]

@@ -356,7 +356,7 @@ class DefinitionTranslator:
         """Note what depends on the values of a column that got another type."""
         self._fill_computed(column, f'column "{column.name}" got another type', found)
         condition = self._mapping.rule.filter
-        if change.kind is not DdlKind.CHANGE_TYPE or condition is None:
+        if condition is None or not (change.kind is DdlKind.CHANGE_TYPE or _is_sorted_anew(change)):
             return
         if column.name in condition.names:
             reason = (
@@ -372,12 +372,25 @@ class DefinitionTranslator:
         if change.kind is DdlKind.CHANGE_TYPE and not column.generated:
             reason = f'column "{name}" got another type, which may have changed its values'
             found.fill(name, reason)
-        if there.type == column.type:
-            return []
         was_alike = change.before is not None and change.before.type == there.type
-        if not was_alike and widens(column.type, there.type):
-            return []  # the target was made wider than the source
+        if there.type != column.type and not was_alike and widens(column.type, there.type):
+            column = replace(column, type=there.type)  # the target was made wider than the source
+        is_sorted_anew = _is_sorted_anew(change) and self._sorts_alike(name, column, found)
+        if there.type == column.type and not is_sorted_anew:
+            return []
         return self._retype(name, column)
+
+    def _sorts_alike(self, name: str, column: DefinedColumn, found: Translation) -> bool:
+        """Whether each other source of the target has a column with the collation of *column*."""
+        for other in self._others if self._is_shared else ():
+            for own in other.columns:
+                is_it = self._mapping.target_column(own.name) == name
+                if is_it and own.collation != column.collation:
+                    found.reasons.append(
+                        f'collation of "{name}" waits until every source of the table has it'
+                    )
+                    return False
+        return True
 
     def _retype(self, name: str, column: DefinedColumn) -> list[str]:
         """Return the statement that gives a column the type of a source's. Raises TargetSchemaError
@@ -478,6 +491,11 @@ class DefinitionTranslator:
             return [f"{alter} drop identity"]
         wanted = identity_of(column.identity, is_key=name in self._target.primary_key)
         return [] if wanted == there else [f"{alter} set generated {IDENTITIES[wanted]}"]
+
+
+def _is_sorted_anew(change: ColumnChange) -> bool:
+    before, after = change.before, change.after
+    return before is not None and after is not None and before.collation != after.collation
 
 
 def _type(column: DefinedColumn) -> str:

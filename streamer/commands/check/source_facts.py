@@ -17,6 +17,7 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.options import DdlCapture
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.mapping.sequences import SequencePlace, places
+from streamer.postgres.describing import NOT_NULL
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.source.bytewise_columns import read_bytewise
 from streamer.source.catalog import (
@@ -380,14 +381,14 @@ select i.indrelid::int8 as relid, x.relname as name, i.indisprimary as is_primar
   from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid,
        lateral (
          select pg_catalog.array_agg(a.attname::text order by k.position) as columns,
-                pg_catalog.bool_and(a.attnotnull and a.attgenerated = '') as fit
+                pg_catalog.bool_and({not_null} and a.attgenerated = '') as fit
            from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
            join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
           where k.position <= i.indnkeyatts) k
  where i.indrelid = any (%s) and i.indisunique and i.indimmediate and i.indisvalid
    and i.indpred is null and i.indexprs is null and k.fit
  order by i.indnkeyatts, x.relname
-"""
+""".replace("{not_null}", NOT_NULL)
 _CALLS_SQL: Final = re.sub(r"\$(\d)", r"%(p\1)s", CALLS_SQL.replace("%", "%%")).encode()
 """The query with the parameters of psycopg."""
 _LABELS_SQL: Final = """
