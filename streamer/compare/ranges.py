@@ -19,6 +19,8 @@ TID_RANGES_MIN: Final = 14_00_00
 """Since this version a server reads a range of pages without the others."""
 PAGES_BYTES: Final = 64 * 1024 * 1024
 """The size of the pages that one statement reads: about a second for a server."""
+LISTED_BYTES: Final = 16 * 1024 * 1024
+"""The same for a statement that lists their places."""
 PARTS_MAX: Final = 64
 """The number of parts of one split."""
 SPLITS_MAX: Final = 8
@@ -67,12 +69,15 @@ def sampled_percent(rows: int, pages: int, ranges: int) -> float:
     return min(100.0, 100.0 * max(by_rows, by_pages))
 
 
-def count_page_parts(pages: int, size_bytes: int, rows: int, rate: float | None) -> int:
+def count_page_parts(
+    pages: int, size_bytes: int, rows: int, rate: float | None, *, lists_places: bool = False
+) -> int:
     """Return the number of parts in which to read a table that is read page by page.
 
     *size_bytes*: with the values outside of its pages. *rate*: rows per second at most.
+    *lists_places*: see `Pages`.
     """
-    wanted = -(-size_bytes // PAGES_BYTES)
+    wanted = -(-size_bytes // (LISTED_BYTES if lists_places else PAGES_BYTES))
     if rate is not None:
         wanted = max(wanted, round(rows / (rate * PACE_SECONDS)))
     return max(1, min(wanted, pages, RANGES_MAX))

@@ -38,7 +38,7 @@ from streamer.compare.ranges import (
     split_range,
     whole_rate,
 )
-from streamer.compare.tables import ComparedTable, Pages
+from streamer.compare.tables import ALL_PAGES, ComparedTable, Pages
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.owned_directory import read_private
@@ -224,20 +224,27 @@ def _read_size(table: ComparedTable, side: int, connection: Connection) -> tuple
 
 def _page_parts(
     table: ComparedTable, side: int, connection: Connection, rate: float | None
-) -> list[Pages]:
+) -> Iterator[Pages]:
     """Cut the pages of a table that is not read by ranges of its key: no statement takes long.
 
     A row that moves meanwhile may count twice, or not at all. It differs then, and a task reads its
     key again. A row that stays counts once.
     """
     if table.is_ordered:
-        return [(0, None)]
+        yield ALL_PAGES
+        return
     _, pages, size, version, _ = _read_size(table, side, connection)
-    if version < TID_RANGES_MIN:  # each part would read the whole table
-        return [(0, None)]
-    count = count_page_parts(pages, size, table.buckets * BUCKET_ROWS, rate)
-    bounds = [number * pages // count for number in range(count)]
-    return list(zip(bounds, [*bounds[1:], None], strict=True))
+    lists = version < TID_RANGES_MIN
+    count = count_page_parts(pages, size, table.buckets * BUCKET_ROWS, rate, lists_places=lists)
+    if count == 1:
+        yield ALL_PAGES
+        return
+    for number in range(count):
+        first, end = number * pages // count, (number + 1) * pages // count
+        yield Pages(first, end if lists or number < count - 1 else None, lists)
+    while lists and (now := _read_size(table, side, connection)[1]) > pages:
+        yield Pages(pages, now, lists)
+        pages = now
 
 
 Digests = dict[int, tuple[int, str, str]]
@@ -285,13 +292,14 @@ class RangeReader:
     def _digest_side(self, table: ComparedTable, unit: Unit, side: int) -> Digests:
         connection = self._servers.of(table, side)
         limit = self._rows_per_second if side == SOURCE else None
-        parts = _page_parts(table, side, connection, limit)
-        rate = None
-        if not table.is_ordered and len(parts) == 1:
-            rate = whole_rate(limit, table.buckets)
         found: dict[int, tuple[int, int, int]] = {}
-        files = "" if len(parts) == 1 else _read_size(table, side, connection)[-1]
-        for pages in parts:
+        files = None
+        for pages in _page_parts(table, side, connection, limit):
+            rate = None
+            if pages != ALL_PAGES:
+                files = files or _read_size(table, side, connection)[-1]
+            elif not table.is_ordered:
+                rate = whole_rate(limit, table.buckets)
             if side == SOURCE:
                 self._pace.begin(is_throttled=self._is_throttled(table))
             began = time.monotonic()
@@ -305,7 +313,7 @@ class RangeReader:
                 found[bucket] = (sums[0] + count, sums[1] + int(first), sums[2] + int(second))
             if side == SOURCE:
                 self._pace.wait(sum(row[1] for row in rows), time.monotonic() - began)
-        if len(parts) > 1 and _read_size(table, side, connection)[-1] != files:
+        if files is not None and _read_size(table, side, connection)[-1] != files:
             raise PassingError(f'the pages of "{table.source_name}" were written anew meanwhile')
         return {bucket: (n, str(one), str(two)) for bucket, (n, one, two) in found.items()}
 

@@ -8,7 +8,7 @@ Both servers write rows with the columns of the target, in the same order
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from streamer.compare.hashes import (
     HashKind,
@@ -23,8 +23,20 @@ from streamer.postgres.quoting import quote_literal
 
 #  KeyRange, range_sql
 
-Pages = tuple[int, int | None]
-"""The first page and the one behind the last; None for all that follow."""
+
+class Pages(NamedTuple):
+    """Pages of a table from ``first`` to before ``end``; None for all that follow.
+
+    ``lists_places``: the condition lists each place that a row can have. Before PostgreSQL 14 a
+    server reads the whole table for a range of places.
+    """
+
+    first: int = 0
+    end: int | None = None
+    lists_places: bool = False
+
+
+ALL_PAGES: Final = Pages()
 
 _PLACE: Final = "t.tableoid::text || ' ' || t.ctid::text || ' ' || t.xmin::text as place"
 
@@ -43,7 +55,7 @@ class Side:
     where: str
     since: int | None = None
 
-    def rows(self, clause: str = "", *, pages: Pages = (0, None)) -> str:
+    def rows(self, clause: str = "", *, pages: Pages = ALL_PAGES) -> str:
         """Return a query of the rows, in parentheses, under the name that other queries use.
 
         It has the values as v1, v2 …, and place, which is another one after each change of a row.
@@ -58,7 +70,16 @@ class Side:
 
 
 def _pages_sql(pages: Pages) -> str:
-    first, end = pages
+    first, end, lists_places = pages
+    if lists_places:
+        rows = (
+            "(pg_catalog.current_setting('block_size')::int4 - 24) / 28"  # a header, and 28 bytes
+        )
+        return (
+            "t.ctid = any (array(select ('(' || p || ',' || n || ')')::tid"
+            f" from pg_catalog.generate_series({first}, {end} - 1) p,"
+            f" pg_catalog.generate_series(1, {rows}) n))"
+        )
     lower = f"t.ctid >= '({first},0)'::tid" if first else ""
     upper = "" if end is None else f"t.ctid < '({end},0)'::tid"
     return " and ".join(filter(None, (lower, upper)))
@@ -226,7 +247,7 @@ class ComparedTable:
         unit: KeyRange,
         rows_per_second: float | None = None,
         *,
-        pages: Pages = (0, None),
+        pages: Pages = ALL_PAGES,
     ) -> str:
         """Return a query of rows (bucket, count, sum of first hashes, sum of second hashes).
 
@@ -286,7 +307,7 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
         return self.cut_sql(side, KeyRange(), count, clause=clause)
 
     def fetch_sql(
-        self, side: Side, unit: KeyRange, buckets: Sequence[int], *, pages: Pages = (0, None)
+        self, side: Side, unit: KeyRange, buckets: Sequence[int], *, pages: Pages = ALL_PAGES
     ) -> str:
         """Return a query of rows (name of the key, hash of the row); without a key, the name says
         it all.
