@@ -10,13 +10,18 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from streamer.config.allowed_names import HINT, AllowedNames, NotAllowedError
+from streamer.config.allowed_names import (
+    HINT,
+    AllowedNames,
+    NotAllowedError,
+)
 from streamer.config.settings import Settings, SourceSettings, explain
 from streamer.config.static import MappingBuilder
 from streamer.config.yaml_file import Location, Replaced, escape_references, format_location
 from streamer.errors import ConfigurationError, InvalidError, SettingsError, StoreError
 from streamer.mapping.options import OnError
 from streamer.mapping.rules import Mapping, MappingFault, SourceLabel
+from streamer.postgres.conninfo import without_stored_passwords
 
 Row = dict[str, Any]
 Content = dict[str, Any]
@@ -102,6 +107,9 @@ def build_mapping(
             replaced = variables.in_source(given, location)
         except LookupError as exc:
             raise SettingsError(f"{places.describe(location)}: {exc.args[0]}", hint=_HINT) from None
+        for url in replaced["urls"]:
+            if url.get("password_file") is None:
+                url["url"] = without_stored_passwords(url["url"])
         models.append(_validate(replaced, location, places))
     for where, text in variables.missing.items():
         faults.setdefault(where, MappingFault(f"{places.describe(where)}: {text}", _HINT))

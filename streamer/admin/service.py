@@ -60,7 +60,7 @@ from streamer.mapping.names import RelationPattern, parse_name, parse_relation
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, TableRule, find_source
 from streamer.migrations import read_migrations
 from streamer.observability.logs import redact
-from streamer.postgres.conninfo import server_name
+from streamer.postgres.conninfo import server_name, without_stored_passwords
 from streamer.postgres.credentials import ConnectionUrl
 from streamer.postgres.password_source import PasswordSource
 from streamer.postgres.secret import Secret
@@ -468,7 +468,9 @@ class AdminService:
             raise InvalidError(f"url: {exc.args[0]}") from None
         except NotAllowedError as exc:
             raise InvalidError(f"url: {exc}", hint=ALLOWED_HINT) from None
-        return given if file is None else ConnectionUrl(given.reveal(), PasswordSource(file=file))
+        if file is not None:
+            return ConnectionUrl(given.reveal(), PasswordSource(file=file))
+        return given if is_own else Secret(without_stored_passwords(given.reveal()))
 
     async def _survey(self, url: Secret, actor: str) -> SourceFacts:
         server = server_name(url.reveal())

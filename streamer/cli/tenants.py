@@ -142,6 +142,8 @@ def remove_tenant(
         result = await change.finish_removal(address, settings, source, command_actor(), timeout)
         if result is None:
             fail(f'a process still runs "{source.label}"; {changed.next_step}', 1)
+        if result.is_elsewhere:
+            fail(result.error or "", 3)
         if result.is_taken:
             typer.echo(f"streamer: {redact(result.error or '')}", err=True)
         for statement in result.left_sql:

@@ -55,6 +55,8 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
             traceback.print_exc()
         notes = "".join(f" ({note})" for note in getattr(exc, "__notes__", []))
         fail(f"{exc}{notes}", exc.exit_code)
+    except typer.Exit:  # of `fail` in the coroutine
+        raise
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except Exception as exc:  # noqa: BLE001  # last resort: one line, and a traceback for debugging

@@ -11,6 +11,7 @@ from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.audit import TEARDOWN, write_act
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import drop_if_empty, is_installed, read_installation
+from streamer.progress.server_of_run import read_known_place
 from streamer.progress.sources import forget_source, read_source_records
 from streamer.source.journal.files import directory_of, remove_journal
 from streamer.source.teardown import Teardown, teardown_source
@@ -54,12 +55,15 @@ async def teardown(
         if exists and actor is not None:
             for source in sources:
                 await write_act(bookkeeping, actor, TEARDOWN, source.label)
-        results = [await teardown_source(source, installation) for source in sources]
+        results = [
+            await teardown_source(source, installation, await read_known_place(bookkeeping, source))
+            for source in sources
+        ]
         for source, result in zip(sources, results, strict=True):
             if not result.is_taken:
                 await in_thread(remove_journal, directory_of(spools, source.slot))
         if exists:
-            labels = {result.label for result in results}
+            labels = {result.label for result in results if not result.is_elsewhere}
             for record in await read_source_records(bookkeeping):
                 if record.label in labels:
                     await forget_source(bookkeeping, record.source_id)

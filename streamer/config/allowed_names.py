@@ -21,7 +21,13 @@ HINT: Final = (
     f"{VARIABLES} of the configuration file lists the variables that the mapping may name, and "
     f"{DIRECTORY} is the place of its files"
 )
-_FILES: Final = ("passfile", "servicefile", "sslcert", "sslkey")
+_FILES: Final = ("passfile", "sslcert", "sslkey")
+_REFUSED: Final = {
+    "service": "may hold a stored password",
+    "servicefile": "may hold a stored password",
+    "sslkeylogfile": "writes a file",
+    "gssdelegation": "passes on a login of the machine",
+}
 
 
 class NotAllowedError(Exception):
@@ -59,15 +65,15 @@ class AllowedNames:
             given = parse_conninfo(without_references(url))
         except ValueError:  # the connection reports it
             return
+        for name, effect in _REFUSED.items():
+            if name in given:
+                raise NotAllowedError(f"the parameter {name} {effect}; leave it out")
         for name in _FILES:
             if name in given:
                 self.check_file(given[name])
-        # libpq finds a stored password by the name in `host`, and sends it to `hostaddr`. With a
-        # service, it sends the password of that to another host.
+        # libpq finds a password of `passfile` by the name in `host`, and sends it to `hostaddr`.
         if "hostaddr" in given and "host" in given:
             raise NotAllowedError("hostaddr beside host may send a stored password elsewhere")
-        if "service" in given and {"host", "hostaddr"} & given.keys():
-            raise NotAllowedError("a host beside service may send a stored password elsewhere")
 
     def check_text(self, text: str) -> None:
         """Raise NotAllowedError unless the mapping may name each variable in *text*."""

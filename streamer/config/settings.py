@@ -287,7 +287,7 @@ class AdminSettings(Strict):
     secrets_directory: Path | None = Field(
         default=None,
         description="Directory of the files that the mapping database, the page and the API may "
-        "name: those of `password_file`, and `passfile`, `sslcert`, `sslkey` and `servicefile` of "
+        "name: those of `password_file`, and `passfile`, `sslcert` and `sslkey` of "
         "a url. By default they may name none.",
     )
     session_hours: float = Field(

@@ -177,7 +177,11 @@ class _Builder:
                 return self._collection(node, location)
             finally:
                 self._open.discard(id(node))
-        value = self._constructor.construct_object(node)
+        try:
+            value = self._constructor.construct_object(node)
+        except (ValueError, KeyError, AttributeError, yaml.YAMLError):  # of the value's own type
+            kind = node.tag.rpartition(":")[2]
+            raise self._error(node, location, f"this value cannot be read as {kind}") from None
         if not isinstance(value, str) or not self._replaces:
             return value
         return self._replace(node, value, location)

@@ -32,10 +32,11 @@ from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
+from streamer.progress.server_of_run import connection_of_run
 from streamer.progress.sources import read_source_records
 from streamer.remedies import Remedy, at_target
 from streamer.source.catalog import read_flush_lsn, read_relation_names
-from streamer.source.connection import connection, fetch_all
+from streamer.source.connection import fetch_all
 from streamer.target.catalog import TargetRelation, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.target.conventions import SID
@@ -210,13 +211,13 @@ class SourceSurvey:
 async def survey_source(
     source: SourceMapping, bookkeeping: Bookkeeping, target_namespace: str
 ) -> SourceSurvey:
-    """Ask *source*. Raises SourceError, MappingError."""
+    """Ask *source*, at the server from which `run` streams. Raises SourceError, MappingError."""
     acknowledged = None
     if await is_installed(bookkeeping):
         records = {record.label: record for record in await read_source_records(bookkeeping)}
         if source.label in records:
             acknowledged = records[source.label].acknowledged_lsn
-    async with connection(source) as plain:
+    async with connection_of_run(source, bookkeeping) as plain:
         mappings = resolve(source, await read_relation_names(plain), target_namespace)
         rows = await fetch_all(
             plain,

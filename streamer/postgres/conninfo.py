@@ -16,6 +16,8 @@ from streamer.remedies import Command, Remedy
 
 _QUOTED: Final = re.compile(r'"[^"]*"')
 _PORTS: Final = re.compile(r"\d*(,\d*)*")
+_NO_FILE: Final = "/dev/null/passfile"
+"""libpq ignores a password file that cannot exist."""
 _KEPT: Final = 1024
 """How many strings are kept with their parameters: those of a large fleet's sources."""
 
@@ -63,6 +65,21 @@ def with_password_of(environment: Mapping[str, str], url: str) -> str:
 def add_password(url: str, password: str) -> str:
     """Return *url* with *password*."""
     return make_conninfo(url, password=password)
+
+
+def without_stored_passwords(url: str) -> str:
+    """Return *url* so that libpq takes no password from this machine for it.
+
+    Otherwise a url without a password gets that of PGPASSWORD, PGPASSFILE, ~/.pgpass or PGSERVICE,
+    and its author chooses the server. A `passfile` in *url* stays.
+    """
+    try:
+        given = parse_conninfo(url)
+    except ValueError:  # the connection reports the fault
+        return url
+    if given.get("password"):
+        return url
+    return make_conninfo(**{"passfile": _NO_FILE, **given, "password": ""})
 
 
 def server_name(url: str) -> str:

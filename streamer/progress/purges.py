@@ -57,29 +57,29 @@ group by 1, 2 order by 1, 2
 
 _LEFT_ROWS_SQL: Final = """
 select r.id as relation_id, r.source, r.target, s.database, s.sid,
-       p.began_at is not null as is_partly_purged
+       p.began_at is not null as is_purged
 from streamer.relation r join streamer.source s on s.id = r.source_id
 join streamer.purge p
   on (p.database, p.sid, p.target) = (s.database, coalesce(s.sid, ''), r.target)
-where s.id = $1 and r.source = any ($2::text[]) and p.finished_at is null
+where s.id = $1 and r.source = any ($2::text[])
   and not r.declared and r.snapshot_lsn is null and r.state = 'init'
 """
-_UNPURGED_SQL: Final = """
-select database, nullif(sid, '') as sid, target, began_at is not null as is_partly_purged
-from streamer.purge where finished_at is null
+_REMOVED_SQL: Final = """
+select database, nullif(sid, '') as sid, target, began_at is not null as is_purged
+from streamer.purge
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LeftRows:
-    """A table that streams again, with rows from before its source was removed."""
+    """A table that streams again, whose source was removed before."""
 
     relation_id: int
     source: str
     target: str
     database: str
     sid: str | None
-    is_partly_purged: bool
+    is_purged: bool
 
     @property
     def error(self) -> GapError:
@@ -89,18 +89,16 @@ class LeftRows:
             self.target,
             self.database,
             self.sid,
-            is_partly_purged=self.is_partly_purged,
+            is_purged=self.is_purged,
         )
 
 
 def left_rows_error(
-    source: str, target: str, database: str, sid: str | None, *, is_partly_purged: bool
+    source: str, target: str, database: str, sid: str | None, *, is_purged: bool
 ) -> GapError:
     """Return the error of a table whose source was removed and has come back. Pure."""
     label = SourceLabel(database, sid)
-    lack = (
-        "rows, because a purge has deleted some" if is_partly_purged else "the changes since then"
-    )
+    lack = "rows, because a purge has deleted rows" if is_purged else "the changes since then"
     again = run("resync", source, database=database, sid=sid)
     return GapError(
         f'"{label}" was removed from the mapping, and {target} lacks {lack}; `initial: none` says '
@@ -170,19 +168,19 @@ async def read_left_columns(connection: TargetConnection) -> list[LeftColumn]:
 async def read_left_rows(
     connection: TargetConnection, source_id: int, sources: Collection[str]
 ) -> list[LeftRows]:
-    """Return the tables among *sources* that are new to the mapping, and have rows from before."""
+    """Return the tables among *sources* that are new to the mapping, and were in it before."""
     rows = await connection.fetch(_LEFT_ROWS_SQL, source_id, list(sources))
     return [LeftRows(**dict(row)) for row in rows]
 
 
-async def read_unpurged(connection: TargetConnection) -> dict[tuple[str, str], bool]:
-    """Return the tables with rows of removed sources, by the source's label and the target.
+async def read_removed(connection: TargetConnection) -> dict[tuple[str, str], bool]:
+    """Return the tables of removed sources, by the source's label and the target.
 
-    The value tells whether a purge has deleted some of the rows.
+    The value tells whether a purge has deleted rows.
     """
     return {
-        (SourceLabel(row["database"], row["sid"]), row["target"]): row["is_partly_purged"]
-        for row in await connection.fetch(_UNPURGED_SQL)
+        (SourceLabel(row["database"], row["sid"]), row["target"]): row["is_purged"]
+        for row in await connection.fetch(_REMOVED_SQL)
     }
 
 

@@ -72,6 +72,7 @@ from streamer.source.connection import connection
 from streamer.source.kept_connections import KeptConnections
 from streamer.source.slot import drop_slot_sql
 from streamer.source.teardown import teardown_source
+from streamer.source.timeline_branches import KnownPlace
 from streamer.sync.context import SyncSettings, end_tasks
 from streamer.sync.source_turns import CopyTurns
 from streamer.sync.spark.launcher import SparkLauncher
@@ -649,7 +650,8 @@ class Engine:
         if record is not None:
             # A task that goes on would commit rows of a tenant that is no longer there.
             await self._end_copies(record)
-        result = await teardown_source(source, installation)
+        known = KnownPlace() if record is None else record.known_place
+        result = await teardown_source(source, installation, known)
         if result.error is not None:
             log.error(
                 "the source is removed, but its cleanup failed",
@@ -657,7 +659,7 @@ class Engine:
                 error=result.error,
                 run_there="; ".join(result.left_sql),
             )
-        if record is not None:
+        if record is not None and not result.is_elsewhere:
             await forget_source(self._services.bookkeeping, record.source_id)
         log.info("source removed", source=source.label)
         return not result.is_taken

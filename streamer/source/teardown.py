@@ -4,29 +4,35 @@ from dataclasses import dataclass
 
 import psycopg
 
-from streamer.errors import SourceError
+from streamer.errors import SourceDatabaseError, SourceError
 from streamer.mapping.rules import SourceMapping
+from streamer.source.catalog import check_same_database
 from streamer.source.connection import Connection, connection, fetch_one
 from streamer.source.ddl_capture import drop_capture, drop_sql
 from streamer.source.ownership import read_found
 from streamer.source.publication import drop_publications, drop_publications_sql
 from streamer.source.slot import Slot, drop_own_slot_sql, drop_slot, read_slot
+from streamer.source.timeline_branches import KnownPlace
 
 
 @dataclass(frozen=True, slots=True)
 class Teardown:
     """The result for a source. ``left_sql``: statements that an administrator has to run there.
     ``is_taken``: the slot is another's, and so may be a journal of its changes.
+    ``is_elsewhere``: the url leads to another database of the server, so nothing was done.
     """
 
     label: str
     error: str | None = None
     left_sql: tuple[str, ...] = ()
     is_taken: bool = False
+    is_elsewhere: bool = False
 
 
-async def teardown_source(source: SourceMapping, installation: str | None) -> Teardown:
-    """Drop our slot and publications; missing ones are fine.
+async def teardown_source(
+    source: SourceMapping, installation: str | None, known: KnownPlace
+) -> Teardown:
+    """Drop our slot and publications; missing ones are fine. *known*: where streamer has read them.
 
     Objects of another installation than *installation* stay, and so does a slot of another program
     or database. Slots of all databases share one name space.
@@ -34,6 +40,7 @@ async def teardown_source(source: SourceMapping, installation: str | None) -> Te
     taken: str | None = None
     try:
         async with connection(source) as plain:
+            await check_same_database(source, plain, known)
             found = await read_found(plain, source)
             if others := [each for each in found.installations if each != installation]:
                 stays = (
@@ -62,6 +69,8 @@ async def teardown_source(source: SourceMapping, installation: str | None) -> Te
                     (*drop_publications_sql(source), *drop_sql(source)),
                     taken is not None,
                 )
+    except SourceDatabaseError as exc:
+        return Teardown(source.label, str(exc), is_taken=True, is_elsewhere=True)
     except (SourceError, psycopg.Error) as exc:
         left = (drop_own_slot_sql(source.slot), *drop_publications_sql(source), *drop_sql(source))
         return Teardown(source.label, str(exc), left)

@@ -1,5 +1,8 @@
 """A user of the page names few variables and files of the machine, and the audit has each login."""
 
+import asyncio
+import contextlib
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +44,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[SourceMapping]:
         (f"{PLACE} passfile=/etc/passwd", "/etc/passwd is not in admin.secrets_directory"),
         (f"{PLACE} sslkey=/etc/passwd", "/etc/passwd is not in admin.secrets_directory"),
         (f"{PLACE} hostaddr=192.0.2.1", "hostaddr beside host"),
-        ("service=shop host=192.0.2.1", "a host beside service"),
+        ("service=shop port=1", "the parameter service may hold a stored password"),
+        (f"{PLACE} sslkeylogfile=/tmp/keys", "the parameter sslkeylogfile writes a file"),
+        (f"{PLACE} gssdelegation=1", "passes on a login of the machine"),
     ],
 )
 async def test_a_url_cannot_take_a_secret_of_the_machine_elsewhere(
@@ -100,6 +105,43 @@ async def test_the_configuration_lists_variables_and_the_place_of_files(
         answer = await client.post("/api/tables", json=body)
         assert answer.status_code == 422
         assert "environment variable PATH is not in admin.variables" in answer.text
+
+
+@pytest.mark.parametrize("place", ["PGPASSWORD", "PGPASSFILE", "HOME", "PGSERVICE"])
+async def test_a_server_that_a_user_names_gets_no_password_of_the_machine(
+    place: str,
+    open_admin: OpenAdmin,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (passwords := tmp_path / ".pgpass").write_text("*:*:*:*:unseen")
+    passwords.chmod(0o600)
+    (services := tmp_path / "services").write_text("[shop]\npassword=unseen\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    values = {"PGPASSWORD": "unseen", "PGPASSFILE": str(passwords), "PGSERVICE": "shop"}
+    monkeypatch.setenv(place, values.get(place, str(tmp_path)))
+    logins: list[bytes] = []
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Ask for a password as PostgreSQL does, and note the answer."""
+        with contextlib.closing(writer):
+            await reader.read(1000)
+            writer.write(struct.pack("!cii", b"R", 8, 3))
+            logins.append(await reader.read(1000))
+
+    server = await asyncio.start_server(ask, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = f"host=127.0.0.1 port={port} user=u dbname=shop sslmode=disable gssencmode=disable"
+    async with server, open_admin() as admin, admin.client() as client:
+        await client.post("/api/discover", json={"url": url})
+        await client.post("/api/databases", json={"name": "shop"})
+        made = await client.post("/api/urls", json={"database_id": 1, "url": url})
+        await client.get("/api/discover", params={"url_id": made.json()["id"]})
+        await client.post("/api/tables", json={"database_id": 1, "name": "t"})
+        answer = await client.get("/api/plan")
+        assert "no password supplied" in answer.text
+    assert len(logins) >= 3
+    assert set(logins) == {b""}
 
 
 async def test_the_audit_names_user_and_server_of_a_discovery(

@@ -32,6 +32,7 @@ from streamer.source.connection import connection
 from streamer.source.publication import ensure_publications
 from streamer.source.slot import create_slot
 from streamer.source.teardown import teardown_source
+from streamer.source.timeline_branches import KnownPlace
 from streamer.target.connection import TargetAddress
 from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
@@ -245,7 +246,7 @@ async def the_standby_alone(second: Standby) -> None:
     (captures,) = check_capture(await read_source(alone, "public"))
     assert captures.fix is not None
     assert "at its primary" in str(captures.fix.words)
-    left = await teardown_source(alone, None)
+    left = await teardown_source(alone, None, KnownPlace())
     assert "run the statements on its primary" in str(left.error)
     assert [sql.partition(" ")[0] for sql in left.left_sql] == ["drop"] * 3
     async with connection(alone, replication=True) as replication:

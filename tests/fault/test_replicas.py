@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from streamer.commands.embedded import free_port
+from streamer.runtime.replicas.replica import LOOK_SECONDS, SETTLE_SECONDS
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up, is_frozen, report, status
 from tests.support.waiting import eventually
@@ -200,6 +201,7 @@ def test_a_replica_with_an_older_file_takes_no_source_until_an_operator_decides(
         # THEN that one is named, and the other one streams all sources with all tables
         site.are_equal(first)
         assert newest(first) == {first.process.pid: True, pid: False}
+        eventually(lambda: has_looked(target, pid), SECONDS, "the fleet has settled")
         assert shares(first) == {first.process.pid: len(NAMES)}
         source.execute("insert into joins values (1)")
         caught_up(first)
@@ -241,6 +243,15 @@ def test_a_replica_leaves_sources_that_it_cannot_reach_to_another_one(
 def is_held_by(seen_by: Process, process: Process) -> bool:
     holders = {each["process"] for each in status(seen_by.config)}
     return holders == {f"{socket.gethostname()}:{process.process.pid}"}
+
+
+def has_looked(target: Database, pid: int) -> bool:
+    """Whether a replica has been in the fleet for longer than the time without moves."""
+    name = f"{socket.gethostname()}:{pid}"
+    looks = 3 * SETTLE_SECONDS / LOOK_SECONDS
+    return bool(
+        target.execute(f"select from streamer.replica where name = '{name}' and beat > {looks}")
+    )
 
 
 def newest(process: Process) -> dict[int, bool]:

@@ -14,6 +14,7 @@ from streamer.commands.embedded import Server
 from streamer.source.capture_functions import PATIENCE_MS
 from streamer.source.catalog import CAPTURE_MARK
 from streamer.source.teardown import teardown_source
+from streamer.source.timeline_branches import KnownPlace
 from tests.support.postgres import Database, drop_database
 from tests.support.streamer import MakeStreamer
 
@@ -100,7 +101,7 @@ async def test_a_schema_of_another_program_is_left_alone(
             == 0
         )
         result = await teardown_source(
-            mapped, str(target.value("select id from streamer.installation"))
+            mapped, str(target.value("select id from streamer.installation")), KnownPlace()
         )
         assert result.error is None
         assert source.execute("select * from streamer_shop.secret") == []

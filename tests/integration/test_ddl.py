@@ -16,6 +16,7 @@ from streamer.postgres.secret import Secret
 from streamer.runtime import definition_maker as definition_builder
 from streamer.source import capture_functions, ddl_capture
 from streamer.source.teardown import teardown_source
+from streamer.source.timeline_branches import KnownPlace
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -433,10 +434,11 @@ async def test_a_role_without_the_right_gets_the_statements(
             assert_carried(source, carrier)
         # The role may not drop the capture, so teardown prints the statement that does.
         installation = str(target.value("select id from streamer.installation"))
-        result = await teardown_source(mapped, installation)
+        result = await teardown_source(mapped, installation, KnownPlace())
         assert "drop schema" in "; ".join(result.left_sql)
         source.url_user = "postgres"
-        result = await teardown_source(replace(mapped, url=Secret(source.url)), installation)
+        mapped = replace(mapped, url=Secret(source.url))
+        result = await teardown_source(mapped, installation, KnownPlace())
         assert result.error is None
         assert not source.value("select count(*) from pg_event_trigger")
     finally:

@@ -6,6 +6,7 @@ from streamer.admin.page.attention import attention
 from streamer.commands.check.command import check
 from streamer.commands.execute import Script, execute
 from streamer.commands.status import read_report
+from streamer.commands.teardown import teardown
 from streamer.errors import SourceDatabaseError
 from streamer.progress.scripts import ScriptSide
 from streamer.report.problems import ProblemKind
@@ -78,6 +79,15 @@ async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
             sources = streamer.mapping.sources
             with pytest.raises(SourceDatabaseError, match="until now"):
                 await execute(address, sources, script, seconds=1, target_namespace="public")
+
+            # AND a teardown leaves objects and bookkeeping of both, because it reaches the other one
+            tenant = [each for each in sources if each.sid == "s00"]
+            spools = streamer.settings.spool.path
+            (result,) = await teardown(address, tenant, spools, actor="test")
+            assert str(result.error) == f"{TOLD.format('s00', two, one)}; correct the url"
+            assert source.execute(SLOTS) == slots
+            assert other.value("select count(*) from pg_publication") == 2
+            assert target.value("select count(*) from streamer.relation") == 2
 
             # AND with the right urls, both go on where they stopped.
             write_config(streamer.path, source, target, RULES, sid="s00", others={"s01": other})

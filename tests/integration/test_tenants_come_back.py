@@ -16,10 +16,19 @@ OTHER = "create table other (id int primary key)"
 
 @pytest.mark.follows("progress.purges:left_rows_error")
 # A purge finds rows by their sid.
-@pytest.mark.parametrize(("sid", "is_purged"), [("a", False), ("a", True), (None, False)])
+@pytest.mark.parametrize(
+    ("sid", "purge"),
+    [
+        ("a", ""),
+        ("a", "delete from t where id = 1; update streamer.purge set began_at = now()"),
+        ("a", "delete from t; update streamer.purge set began_at = now(), finished_at = now()"),
+        (None, ""),
+    ],
+    ids=["kept", "half purged", "purged", "without a sid"],
+)
 async def test_a_source_that_comes_back_waits_for_a_resync(
     sid: str | None,
-    is_purged: bool,
+    purge: str,
     source: Database,
     second: Database,
     target: Database,
@@ -42,8 +51,8 @@ async def test_a_source_that_comes_back_waits_for_a_resync(
         path.write_text(without)
         await streamer.apply()
         source.execute("insert into t values (3)")
-        if is_purged:  # half of its rows
-            target.execute("delete from t where id = 1; update streamer.purge set began_at = now()")
+        if purge:
+            target.execute(purge)
         # WHEN it comes back as one that is in sync THEN its table waits, and `check` says so before
         declared = both.replace("    t:", "    t: {initial: none}")
         path.write_text(declared)

@@ -1,5 +1,6 @@
 """One process among replicas: its verdict on others, and its patience with them."""
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -10,9 +11,15 @@ import pytest
 
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.progress.replicas import ReplicaRecord
+from streamer.progress.replicas import FleetRecord, ReplicaRecord
 from streamer.runtime.replicas import replica as replica_module
-from streamer.runtime.replicas.replica import FROZEN_LOOKS, FROZEN_SECONDS, Replica, may_return
+from streamer.runtime.replicas.replica import (
+    FOLLOW_SECONDS,
+    FROZEN_LOOKS,
+    FROZEN_SECONDS,
+    Replica,
+    may_return,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -122,3 +129,20 @@ async def test_a_source_that_answers_again_is_no_longer_left_to_others() -> None
     assert replica._find_unreached([source]) == ["shop"]
     source.is_out_of_reach = False
     assert replica._find_unreached([source]) == []
+
+
+async def test_free_sources_go_past_a_replica_that_keeps_another_mapping(clock: Clock) -> None:
+    replica = make()
+    replica._number = 1
+    labels = frozenset({"shop:a"})
+    others = [
+        dataclasses.replace(record(number), sources=labels, mapping=mapping)
+        for number, mapping in ((1, "new"), (2, "old"))
+    ]
+    fleet = FleetRecord(others, {}, ["new", "old"])
+    replica._note(fleet)
+    assert [member.has_newest_mapping for member in replica._members] == [True, False]
+    assert replica._find_refused(clock.seconds) == set(), "it may be about to read the new mapping"
+    clock.seconds += FOLLOW_SECONDS
+    replica._note(fleet)
+    assert replica._find_refused(clock.seconds) == {(2, "shop:a")}

@@ -128,6 +128,15 @@ def test_a_source_that_no_replica_reaches_stays() -> None:
     assert of(1, [one, *members(2)], {"s00": 1, "s01": 2}) == Decision([], [])
 
 
+def test_no_source_goes_to_a_replica_with_another_mapping() -> None:
+    first, second = members(1, 2)
+    team = [first, replace(second, has_newest_mapping=False)]
+    assert of(1, team, owned(_1=12)) == Decision([], [])
+    cut_off = [replace(first, out_of_reach=frozenset(SOURCES)), team[1]]
+    assert of(1, cut_off, owned(_1=12)) == Decision([], []), "nobody else would take the sources"
+    assert leads(2, [replace(first, has_newest_mapping=False), second], "s00")
+
+
 class World:
     """The locks of the target. Each replica acts on its last look."""
 

@@ -35,6 +35,23 @@ def test_a_deeply_nested_file_is_refused() -> None:
         parse_document(PATH, "a: " + "[" * 5000)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 4301,
+        "2026-13-45",
+        "!!bool x",
+        "!!timestamp x",
+        "!!float x",
+        "!!python/name:os.system x",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_value_that_its_type_cannot_hold_is_named_with_its_line(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"config.yaml, line 2: b: this value cannot be read"):
+        parse_document(PATH, f"a: 1\nb: {text}")
+
+
 def test_an_alias_may_occur_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_file, "_ALIAS_VALUES_MAX", 100)
     text = "a: &a {x: 1, y: [2, 3]}\nb: [*a, *a, *a]\nc: {d: *a}"

@@ -12,7 +12,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.purges import read_unpurged
+from streamer.progress.purges import read_removed
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import is_installed, read_installation, rehearse
 from streamer.progress.sources import SourceRecord, read_source_records
@@ -119,8 +119,8 @@ class TargetFacts:
     """The source's columns by their numbers, as of a table's last copy; by source and source
     table.
     """
-    unpurged: dict[tuple[str, str], bool] = field(default_factory=dict)
-    """Tables with rows of removed sources: see `read_unpurged`."""
+    removed: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """Tables of removed sources: see `read_removed`."""
     namespaces: dict[str, Namespace] = field(default_factory=dict)
     tables: dict[RelationName, TargetTable] = field(default_factory=dict)
     types: dict[RelationName, list[str]] = field(default_factory=dict)
@@ -263,7 +263,7 @@ async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
             }
             async with bookkeeping.connection() as connection:
                 known = await read_known(connection)
-                facts.unpurged = await read_unpurged(connection)
+                facts.removed = await read_removed(connection)
             facts.filled = {
                 key: known[record.relation_id]
                 for key, record in facts.relations.items()

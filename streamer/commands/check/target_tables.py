@@ -433,12 +433,12 @@ def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
 def check_left_rows(pair: Pair) -> Iterable[Finding]:
     """Rows of a source that was removed, in a table that `initial: none` declares in sync."""
     facts, mapping = pair.facts, pair.mapping
-    is_partly_purged = pair.target.unpurged.get((facts.label, str(mapping.target)))
+    is_purged = pair.target.removed.get((facts.label, str(mapping.target)))
     record = pair.target.record(facts.source, mapping)
-    if mapping.rule.initial is Initial.NONE and record is None and is_partly_purged is not None:
+    if mapping.rule.initial is Initial.NONE and record is None and is_purged is not None:
         source = facts.source
         names = str(mapping.source), str(mapping.target), source.database, source.sid
-        yield from_error(pair.place, left_rows_error(*names, is_partly_purged=is_partly_purged))
+        yield from_error(pair.place, left_rows_error(*names, is_purged=is_purged))
 
 
 def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:

@@ -5,6 +5,7 @@ every secret of the configuration wherever it occurs in the gathered text.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib.metadata
 import io
@@ -33,7 +34,11 @@ from streamer.observability.logs import redact
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.secret import Secret
 from streamer.postgres.url_passwords import MASK, SECRET_PARAMETERS, mask, secret_spans
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.server_of_run import read_known_place
 from streamer.source.connection import connection, fetch_all
+from streamer.source.primaries import require_server_of_run
+from streamer.source.timeline_branches import KnownPlace
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.waiting import in_thread
 
@@ -62,7 +67,7 @@ async def write_bundle(
         "check.json": _as_json(diagnosis.examination.report.to_json()),
         "configuration.yaml": yaml.safe_dump(_configuration(settings, mapping), sort_keys=False),
         "status.json": _as_json([status.to_json() for status in diagnosis.statuses]),
-        "slots.json": _as_json(await _slots(mapping)),
+        "slots.json": _as_json(await _slots(settings, mapping)),
         "bookkeeping.json": _as_json(await _bookkeeping(settings)),
         "versions.json": _as_json(_versions(diagnosis.examination)),
     }
@@ -200,17 +205,26 @@ from pg_catalog.pg_replication_slots s where s.slot_name = %s
 """
 
 
-async def _slots(mapping: Mapping) -> list[Any]:
-    """Return each source's view of our slot."""
+async def _slots(settings: Settings, mapping: Mapping) -> list[Any]:
+    """Return each source's view of our slot, unless another server than that of `run` answers."""
+    bookkeeping = Bookkeeping(TargetAddress.parse(settings.target.url), "streamer doctor")
 
     async def read(source: SourceMapping) -> Any:
+        known = KnownPlace()
         try:
+            with contextlib.suppress(TargetError, TimeoutError):  # bookkeeping.json says so
+                async with asyncio.timeout(SECONDS_MAX):
+                    known = await read_known_place(bookkeeping, source)
             async with asyncio.timeout(SECONDS_MAX), connection(source) as plain:
+                await require_server_of_run(source, plain, known)
                 return [dict(row) for row in await fetch_all(plain, _SLOTS_SQL, source.slot)]
         except (SourceError, TimeoutError) as exc:
             return {"error": str(exc) or "no answer in time"}
 
-    found = await asyncio.gather(*map(read, mapping.sources))
+    try:
+        found = await asyncio.gather(*map(read, mapping.sources))
+    finally:
+        await bookkeeping.close()
     labels = [source.label for source in mapping.sources]
     return [{"source": label, "found": its} for label, its in zip(labels, found, strict=True)]
 

@@ -24,9 +24,11 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.options import TableType
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.purges import LeftColumn, read_left_columns
+from streamer.progress.server_of_run import connection_of_run
 from streamer.runtime.relations import resolve_at
-from streamer.source.connection import connection, fetch_all
+from streamer.source.connection import fetch_all
 from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.target.conventions import SID
@@ -115,16 +117,20 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
     sources = scope.sources(mapping)
     unreachable: dict[str, str] = {}
     limit = asyncio.Semaphore(SOURCES_AT_ONCE)
+    bookkeeping = Bookkeeping(address, "streamer drift")
 
     async def read(source: SourceMapping) -> list[TenantTable]:
         async with limit:
             try:
-                return await _read_source(source, mapping.target_namespace)
+                return await _read_source(source, mapping.target_namespace, bookkeeping)
             except (SourceError, MappingError) as exc:
                 unreachable[source.label] = str(exc)
                 return []
 
-    found = [table for tables in await asyncio.gather(*map(read, sources)) for table in tables]
+    try:
+        found = [table for tables in await asyncio.gather(*map(read, sources)) for table in tables]
+    finally:
+        await bookkeeping.close()
     found = scope.of((str(table.mapping.source), table) for table in found)
     names = sorted({table.mapping.target for table in found}, key=str)
     async with target_connection(address, "streamer drift") as target:
@@ -136,8 +142,10 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
     return DriftReport(labels, items, dict(sorted(unreachable.items())))
 
 
-async def _read_source(source: SourceMapping, namespace: str) -> list[TenantTable]:
-    async with connection(source) as plain:
+async def _read_source(
+    source: SourceMapping, namespace: str, bookkeeping: Bookkeeping
+) -> list[TenantTable]:
+    async with connection_of_run(source, bookkeeping) as plain:
         mappings, relations = await resolve_at(plain, source, namespace)
         oids = [relation.oid for relation in relations.values()]
         rows = await fetch_all(plain, definitions_sql("%s::oid[]"), oids)

@@ -66,6 +66,8 @@ REFUSED_SECONDS: Final = 10.0
 """A replica that has not taken its source for so long leaves it to others."""
 FORGIVEN_SECONDS: Final = 60.0
 """After so long it may have such a source again."""
+FOLLOW_SECONDS: Final = 5.0
+"""Free sources wait so long for a replica that is about to read a new mapping."""
 PROBE_SECONDS: Final = 10.0
 """A replica tries so often to reach the sources that it has left to others."""
 REMOVED_SECONDS: Final = 60.0
@@ -158,6 +160,8 @@ class Replica:
         self._joined_at = 0.0
         self._members: list[Peer] = []
         self._beats: dict[int, _Beats] = {}
+        self._behind: dict[int, float] = {}
+        """Replicas with another mapping than the newest one, and since when."""
         self._changed_at = 0.0
         """When a replica last came or went."""
         self._free: dict[str, _Free] = {}
@@ -323,7 +327,14 @@ class Replica:
         return frozen
 
     def _note(self, record: FleetRecord) -> None:
+        now = time.monotonic()
         alive = [replica for replica in record.replicas if replica.is_alive]
+        newest = record.mappings[0] if record.mappings else None
+        self._behind = {
+            replica.number: self._behind.get(replica.number, now)
+            for replica in alive
+            if newest is not None and replica.mapping not in (None, newest)
+        }
         members = [
             Peer(
                 replica.number,
@@ -332,16 +343,16 @@ class Replica:
                 replica.is_stopping,
                 replica.journals,
                 replica.out_of_reach,
+                replica.number not in self._behind,
             )
             for replica in alive
         ]
         if [each.number for each in members] != [each.number for each in self._members]:
-            self._changed_at = time.monotonic()
+            self._changed_at = now
             if self._members or len(alive) > 1:
                 names = [replica.name for replica in alive]
                 log.info("replicas have changed", replicas=names)
         before = {each.number: each.sources for each in self._members}
-        now = time.monotonic()
         self._removed = {
             label: at for label, at in self._removed.items() if now - at < REMOVED_SECONDS
         }
@@ -383,7 +394,7 @@ class Replica:
         now = time.monotonic()
         numbers = {each.backend_pid: each.number for each in record.replicas if each.is_alive}
         owners: dict[str, int | None] = {}
-        refused = {key for key, until in self._refused.items() if until > now}
+        refused = self._find_refused(now)
         for label in {label for member in self._members for label in member.sources}:
             owner = record.owners.get(label)
             pid = None if owner is None else owner.backend_pid
@@ -407,6 +418,16 @@ class Replica:
             return
         for label in self._ordered(sources, decision.take, record, now):
             await self._begin(sources[label])
+
+    def _find_refused(self, now: float) -> set[tuple[int, str]]:
+        """Return the replicas that take a source neither now nor soon."""
+        kept_back = {
+            (member.number, label)
+            for member in self._members
+            if now - self._behind.get(member.number, now) >= FOLLOW_SECONDS
+            for label in member.sources
+        }
+        return kept_back | {key for key, until in self._refused.items() if until > now}
 
     async def _give(self, sources: dict[str, Shared], give: Sequence[str], now: float) -> None:
         """Give back sources of *give*, a few at a time, once the fleet has settled."""

@@ -26,6 +26,12 @@ class Peer:
     """Labels of sources whose journal is on its disk: no other replica can continue these."""
     out_of_reach: frozenset[str] = frozenset()
     """Labels of sources that it could not reach when it last tried."""
+    has_newest_mapping: bool = True
+    """A replica with another mapping takes no source."""
+
+    @property
+    def is_taker(self) -> bool:
+        return self.has_newest_mapping and not self.is_stopping
 
     def has_room(self, load: int) -> bool:
         """Whether it may take a source beside *load* others."""
@@ -79,7 +85,7 @@ def find_unreached(members: Sequence[Peer], owners: Owners) -> set[tuple[int, st
         for label in member.out_of_reach
         if label not in keepers
         and any(
-            label in other.sources and label not in other.out_of_reach and not other.is_stopping
+            label in other.sources and label not in other.out_of_reach and other.is_taker
             for other in members
         )
     }
@@ -140,7 +146,7 @@ def _find_move(
         for taker in by_load:
             if loads[taker.number] + 1 >= loads[giver.number]:
                 break
-            if not taker.has_room(loads[taker.number]):
+            if not (taker.is_taker and taker.has_room(loads[taker.number])):
                 continue
             for label in reversed(movable[giver.number]):
                 if label in taker.sources and (taker.number, label) not in refused:
@@ -189,7 +195,7 @@ def decide(
 
 def leads(number: int, members: Sequence[Peer], label: str) -> bool:
     """Whether replica *number* does the work at the target that source *label* shares with others:
-    the oldest replica that may run it.
+    the oldest replica that may run it. One with another mapping would work for an older one.
     """
-    able = [member.number for member in members if label in member.sources]
+    able = [m.number for m in members if label in m.sources and m.has_newest_mapping]
     return not able or number == min(able)
