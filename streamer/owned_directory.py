@@ -2,7 +2,9 @@
 
 Other users can make a directory before this process does, in a temporary directory or on a shared
 disk. Whoever owns a directory can replace each file in it. So this process uses a directory only if
-it belongs to this user alone, and reads jobs and secrets only from such files.
+it belongs to this user alone, and reads jobs and secrets only from such files. Nor may other users
+rename a directory on its way: they could put one of theirs in its place. So paths below a checked
+directory stay valid, and no descriptor has to be held open.
 
 The directory of one process goes with the process, or as the next one starts. A file in it stays
 locked while its process lives. A killed process cannot remove its directory, in which there may be
@@ -16,6 +18,7 @@ import shlex
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +44,33 @@ def make_private(directory: Path) -> None:
         if not path.exists():
             path.mkdir(mode=0o700, exist_ok=True)
     os.close(open_private(directory))
+    for step in _steps(directory):
+        _require_lasting(step)
+
+
+def _steps(path: Path) -> Iterator[Path]:
+    """Yield the directories and links that decide where the absolute *path* leads."""
+    for parent in reversed(path.absolute().parents):
+        yield parent
+        if parent.is_symlink():
+            yield from _steps(target := parent.parent / parent.readlink())
+            yield target
+
+
+def _require_lasting(step: Path) -> None:
+    """Raise NotPrivateError if another user could put something else in the place of *step*, or of
+    an entry of this user in *step*. The operator trusts the groups of this process.
+    """
+    facts = step.lstat()
+    if facts.st_uid not in (0, os.geteuid()):
+        raise NotPrivateError(
+            step, f"{step} on its way belongs to another user, with the id {facts.st_uid}"
+        )
+    is_of_group = facts.st_gid in (0, os.getegid(), *os.getgroups())
+    writers = stat.S_IWOTH if is_of_group else stat.S_IWOTH | stat.S_IWGRP
+    if stat.S_ISDIR(facts.st_mode) and facts.st_mode & writers and not facts.st_mode & stat.S_ISVTX:
+        mode = f"{stat.S_IMODE(facts.st_mode):04o}"
+        raise NotPrivateError(step, f"others may replace it, because {step} has the mode {mode}")
 
 
 def open_private(directory: Path) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 
 from streamer.errors import ComparisonError
+from streamer.sync.spark.security import choose_environment
 
 log = structlog.get_logger()
 
@@ -42,7 +43,7 @@ class LocalProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
-            env=dict(os.environ),
+            env=choose_environment(os.environ),
         )
         assert process.stdin is not None
         assert process.stdout is not None

@@ -5,6 +5,7 @@ starts a local driver in another process. That makes Parquet of them, as the pro
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from streamer.owned_directory import write_private
-from streamer.sync.spark.security import is_local
+from streamer.sync.spark.security import choose_environment, is_local
 
 PROGRAM: Final = "streamer.sync.spark.job"
 
@@ -53,6 +54,7 @@ def _write_with_local_driver(frame: DataFrame, path: Path, directory: Path) -> N
         check=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        env=choose_environment(os.environ),
     )
 
 

@@ -309,7 +309,7 @@ class SpoolSettings(Strict):
         "need not survive a restart, unless `on_max_retained_wal` is `spool`: then the journals in "
         "it hold the only copy of their changes. By default it is a directory for each user, below "
         "the system's temporary directory. streamer makes the directory with mode 0700, and "
-        "refuses one that other users may use.",
+        "refuses one that other users may use or replace.",
     )
 
     @property

@@ -94,6 +94,35 @@ def test_a_directory_that_others_may_use_is_refused_with_the_command(
     SpoolDirectory(path).close()
 
 
+def test_another_user_cannot_exchange_a_directory_on_the_way(shared_temporary: Path) -> None:
+    make_private(shared_temporary / "own" / "spool")  # the sticky bit keeps what is ours
+
+    (open_to_all := shared_temporary / "open").mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(NotPrivateError, match=f"because {open_to_all} has the mode 0777"):
+        make_private(open_to_all / "spool")
+    with pytest.raises(SpoolError, match="others may replace it"):
+        SpoolDirectory(open_to_all / "spool")
+
+    (link := shared_temporary / "link").symlink_to(open_to_all)
+    with pytest.raises(NotPrivateError, match=f"because {open_to_all} has the mode 0777"):
+        make_private(link / "spool")
+
+    open_to_all.chmod(0o755)
+    make_private(link / "spool")
+    if os.geteuid() == 0:
+        os.lchown(link, NOBODY, NOBODY)
+        with pytest.raises(NotPrivateError, match=f"{link} on its way belongs to another user"):
+            make_private(link / "spool")
+        open_to_all.chmod(0o775)
+        os.chown(open_to_all, 0, NOBODY)
+        with pytest.raises(NotPrivateError, match=f"because {open_to_all} has the mode 0775"):
+            make_private(open_to_all / "spool")
+        foreign(open_to_all)
+        with pytest.raises(NotPrivateError, match=f"{open_to_all} on its way belongs to another"):
+            make_private(open_to_all / "spool")
+
+
 def test_a_link_to_a_directory_is_refused(tmp_path: Path) -> None:
     (link := tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(NotPrivateError, match="symbolic link"):

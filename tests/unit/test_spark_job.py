@@ -1,11 +1,13 @@
 """The modules shipped to executors on other machines are all that a task needs there."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import psycopg
 
+import streamer
 from streamer.postgres.conninfo import with_password_of
 from streamer.sync.spark.job import SHIPPED, write_shipped
 from streamer.sync.spark.security import (
@@ -78,6 +80,31 @@ def test_spark_gets_the_variables_it_reads_and_no_passwords() -> None:
     passed = {"PATH": "/bin", "JAVA_HOME": "/java", "PGSSLROOTCERT": "/ca", "SPARK_CONF_DIR": "/c"}
     kept = {"DW_PASSWORD": "x", "PGPASSWORD": "x", "STREAMER_TARGET__URL": "x", "AWS_SECRET": "x"}
     assert choose_environment(passed | kept) == passed
+
+
+def test_each_child_process_for_rows_gets_the_chosen_variables_only() -> None:
+    """Not so: processes of `run` itself, and commands of the operator, which may need all. The JVM
+    has the variables of its driver.
+    """
+    package = Path(streamer.__file__).parent
+    starts = ("run", "Popen", "create_subprocess_exec", "create_subprocess_shell")
+    passed = {}
+    for path in sorted(set(package.rglob("*.py")) - {package / "sync/spark/jvm.py"}):
+        folder = path.relative_to(package).parts[0]
+        for call in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(call, ast.Call)
+                and folder in ("apply", "compare", "source", "sync", "target")
+                and ast.unparse(call.func).startswith(("subprocess.", "asyncio.create", "create_"))
+                and ast.unparse(call.func).rpartition(".")[2] in starts
+            ):
+                environment = [ast.unparse(k.value) for k in call.keywords if k.arg == "env"]
+                passed[f"{path.name}:{call.lineno}"] = environment
+    assert len(passed) >= 5
+    chosen = ("choose_environment(", "_environment(")
+    assert not [
+        at for at, environment in passed.items() if not str(environment)[2:].startswith(chosen)
+    ]
 
 
 def test_a_password_that_only_the_environment_holds_goes_into_the_job() -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streamer.sync.spark.jvm import find_spark_home, java_program
+from streamer.sync.spark.security import choose_environment
 
 PROGRAM: Final = "streamer.sync.spark.class_archive"
 _MAKE_SECONDS: Final = 300.0
@@ -114,7 +115,7 @@ def make_archive(directory: Path) -> Path | None:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_MAKE_SECONDS,
-                env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+                env=choose_environment(os.environ) | {"PYSPARK_PYTHON": sys.executable},
             )
             made.chmod(0o644)
             os.replace(made, directory / name)
