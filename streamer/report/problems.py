@@ -324,7 +324,8 @@ def _of_wal(source: ReportedSource) -> Iterator[Problem]:
                 kind, subject, Severity.ERROR, error.message, error.remedy,
                 error=error, state=state,
             )  # fmt: skip
-    seconds = source.heartbeat_seconds
+    # Without a stream no commit becomes visible. That is no problem of its own.
+    seconds = source.heartbeat_seconds if source.state == "streaming" else None
     if seconds is not None and seconds > OVERDUE_SECONDS:
         text = f"commits have not become visible for {format_latency(seconds)}"
         words = "see the problems of its tables; if there are none, the target is too slow"
@@ -427,13 +428,14 @@ class _TableRules:
         if table.quarantined:
             count = table.quarantined
             changes = "1 change is" if count == 1 else f"{count:,} changes are"
+            them = "the change" if count == 1 else "them"
             remedy = Remedy.of(
                 "run: ",
                 run("quarantine list --table", table.name, **self._ids),
                 "; remove the cause, then run: ",
                 run("quarantine retry", table.name, **self._ids),
             )
-            text = f"{changes} in quarantine, so the target lacks them"
+            text = f"{changes} in quarantine, so the target lacks {them}"
             yield self._new(ProblemKind.QUARANTINE, Severity.ERROR, text, remedy, Action.RETRY)
         if table.differing_rows:
             count = table.differing_rows

@@ -102,7 +102,12 @@ class Supervisor:
 
     @property
     def heartbeat_seconds(self) -> float | None:
-        """How long a commit takes to become visible; it grows between attempts to stream."""
+        """How long a commit takes to become visible; it grows between attempts to stream.
+
+        None for a source of another replica, which measures the time.
+        """
+        if not self.is_assigned:
+            return None
         heartbeat = self.pipeline.heartbeat if self.pipeline is not None else None
         if heartbeat is not None and heartbeat.arrived_seconds is not None:
             return heartbeat.seconds
@@ -180,6 +185,7 @@ class Supervisor:
         """Run the source from now on."""
         self.health = Health()
         self._unreached_attempts = 0
+        self._confirmed_at = None
         self._assigned.set()
 
     def hand_back(self) -> None:

@@ -14,6 +14,7 @@ from streamer.postgres.secret import Secret
 from streamer.progress.tracker import LanePending, ProgressTracker
 from streamer.runtime import heartbeat as module
 from streamer.runtime.heartbeat import Heartbeat, ServerBeats
+from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
 
 SOURCE = SourceMapping("shop", None, Secret("postgresql://"), (), heartbeat_interval=5)
@@ -137,3 +138,9 @@ async def test_clones_of_one_server_share_none() -> None:
 async def test_a_stalled_source_writes_none_and_waits_for_its_own() -> None:
     assert await Fleet().beat(["eu", "eu"], stalled=frozenset({0})) == ["eu"]
     assert await Fleet().beat(["eu"], stalled=frozenset({0})) == []
+
+
+def test_a_source_of_another_replica_has_its_heartbeats_there() -> None:
+    """Otherwise the time since the move would look like a commit that does not become visible."""
+    handed_over = SimpleNamespace(is_assigned=False, pipeline=None, _confirmed_at=1.0)
+    assert Supervisor.heartbeat_seconds.fget(handed_over) is None  # type: ignore[attr-defined]

@@ -12,7 +12,9 @@ from structlog.testing import capture_logs
 from streamer.admin import fleet
 from streamer.admin.page.attention import attention
 from streamer.commands import wait as wait_command
-from streamer.commands.check.findings import from_problem
+from streamer.commands.check import findings
+from streamer.commands.check.findings import Place, from_problem
+from streamer.commands.doctor.diagnosis import merged
 from streamer.commands.problems import only_problems, summarize
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.commands.status_view import render_lines
@@ -21,6 +23,7 @@ from streamer.error_reports import ErrorReport, TableWait
 from streamer.errors import (
     MassDeleteError,
     SourceConnectionError,
+    SourceUnreadyError,
     StreamerError,
     TargetConnectionError,
     TargetSchemaError,
@@ -251,6 +254,25 @@ FACTS = {
         source={"state": "stopped"}, health={"state": "stopped"}, blocks=True,
     ),
 }  # fmt: skip
+
+
+def test_the_heartbeats_of_a_source_that_does_not_stream_are_no_problem() -> None:
+    """The missing stream is the problem, and "the target is too slow" would be wrong."""
+    fact = replace(FACTS["a source that is unreachable"], heartbeat_seconds=900.0)
+    assert [each.kind for each in fact.problems_of_process(well())] == [ProblemKind.SOURCE]
+
+
+def test_a_diagnosis_has_an_error_once_in_the_words_of_the_status() -> None:
+    fact = FACTS["a source that is unreachable"]
+    (told,) = (from_problem(each) for each in fact.status().problems)
+    place = told.place
+    same = findings.from_error(place, SourceConnectionError("connection refused"))
+    others = [
+        findings.error(place, "wal_level is replica"),
+        replace(same, place=Place("shop:us")),
+        replace(same, code=SourceUnreadyError.code),
+    ]
+    assert merged([told], [same, *others]) == [told, *others]
 
 
 def status_report(fact: Fact, target: TargetHealth | None = None) -> StatusReport:

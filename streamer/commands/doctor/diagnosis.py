@@ -46,11 +46,19 @@ async def diagnose(settings: Settings, mapping: Mapping) -> Diagnosis:
     )
     checked = [f for f in examination.report.findings if f.severity is not Severity.INFO]
     told = [from_problem(each) for status in statuses for each in status.problems]
-    # A check finds the cause of a stopped source too, and names the fix.
-    new = [finding for finding in told if not any(_is_same(finding, each) for each in checked)]
+    return Diagnosis(merged(told, checked), statuses, examination)
+
+
+def merged(told: Sequence[Finding], checked: Sequence[Finding]) -> list[Finding]:
+    """Return the problems of the status, and those that only a check knows; the worst first. Pure.
+
+    A check meets the error of a stopped source or table too. All screens have the words and the
+    remedy of the status for that error.
+    """
+    known = {(finding.place, finding.code) for finding in told if finding.code is not None}
+    new = [finding for finding in checked if (finding.place, finding.code) not in known]
     worst = list(Severity)
-    findings = sorted([*new, *checked], key=lambda finding: worst.index(finding.severity))
-    return Diagnosis(findings, statuses, examination)
+    return sorted([*told, *new], key=lambda finding: worst.index(finding.severity))
 
 
 async def _statuses(address: TargetAddress, mapping: Mapping) -> list[SourceStatus]:
@@ -61,11 +69,6 @@ async def _statuses(address: TargetAddress, mapping: Mapping) -> list[SourceStat
         return []  # a check says that the target is away
     finally:
         await bookkeeping.close()
-
-
-def _is_same(told: Finding, checked: Finding) -> bool:
-    is_error = checked.severity is Severity.ERROR
-    return is_error and checked.place == told.place and checked.problem in told.problem
 
 
 def sentences(diagnosis: Diagnosis) -> Iterable[str]:
