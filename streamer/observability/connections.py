@@ -46,6 +46,13 @@ class BoundedConnection(H11Protocol):
         self._crowd.connections.pop(self, None)
         super().connection_lost(exc)
 
+    def on_response_complete(self) -> None:
+        # Requests that a client sends without waiting for the answer would keep the connection at
+        # work for long, and so out of the reach of `Crowd.admit`.
+        if self.conn.trailing_data[0]:
+            self.transport.close()
+        super().on_response_complete()
+
     def look(self) -> int:
         """Return the kind of the present wait: one of the above."""
         cycle = self.cycle

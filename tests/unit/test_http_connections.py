@@ -124,6 +124,17 @@ async def test_a_crowd_keeps_few_descriptors_and_no_probe_from_its_answer(
     assert len(stalled) == 30
 
 
+async def test_requests_that_do_not_wait_for_the_answer_end_with_the_first(server: Server) -> None:
+    """A crowd with thousands of requests each would leave no connection to a probe."""
+    reader, _ = await server.connect((HEAD % b"ready" + b"\r\n") * 50)
+    received = b""
+    async with asyncio.timeout(30):
+        with contextlib.suppress(ConnectionError):
+            while piece := await reader.read(1024):
+                received += piece
+    assert received.count(b"HTTP/1.1 200") <= 1
+
+
 async def test_the_share_of_descriptors_follows_the_limit(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
