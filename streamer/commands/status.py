@@ -487,6 +487,11 @@ async def _add_positions(
     if (backlog := Backlog.of(source, retained, stored)) is not None:
         troubles = {name: (stored or {}).get(name) for name in ("obstacle", "journal")}
         status.backlog = backlog.to_json() | troubles
+    # A crashed process could not report its end. Only its lock tells whether it runs.
+    has_ended = status.state in ("starting", "waiting") and status.process is None
+    if has_ended and (slot is None or slot.active_pid is None):
+        status.state = "not started" if slot is None else "stopped"
+        status.error = status.error_code = status.remedy = status.waiting_for = None
     if slot is None:
         return
     if record is not None and runs_at_another_target(source, record, slot):
@@ -500,7 +505,7 @@ async def _add_positions(
         return
     # Without a process that streams, held changes will come again.
     if slot.active_pid is None and status.state == "streaming":
-        status.state = "stopped"  # a crashed process could not report its end
+        status.state = "stopped"
     _add_held(status, books if slot.active_pid is not None else books.without_held(), end)
     if slot.confirmed_flush_lsn is not None:
         status.confirmed_flush_lsn = str(slot.confirmed_flush_lsn)

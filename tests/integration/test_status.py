@@ -129,3 +129,25 @@ async def test_what_is_committed_once_a_table_is_seen_to_be_paused_is_held(
         await ask(s, "resume", "t")
         await s.caught_up()
         assert target.value("select count(*) from t") == 1
+
+
+@pytest.mark.parametrize("state", ["starting", "waiting"])
+async def test_a_process_that_was_killed_while_it_waited_is_shown_as_stopped(
+    state: str, stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key)")
+    async with stream("t: {initial: none}") as s:
+        await s.caught_up()
+        await s.kill()
+        target.execute(
+            f"update streamer.source set state = '{state}', waiting_for = 'a password',"
+            " error = 'no answer', error_code = 'source_down'"
+        )
+
+        async def is_stopped() -> bool:
+            return bool((await s.status())["state"] == "stopped")
+
+        await s.eventually(is_stopped)
+        status = await s.status()
+        assert the(status, "error", "error_code", "waiting_for") == (None, None, None)
