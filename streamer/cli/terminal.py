@@ -15,6 +15,7 @@ from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.mapping.rules import Mapping
 from streamer.observability import logs
+from streamer.owned_directory import NotPrivateError
 
 if TYPE_CHECKING:
     from streamer.admin.store import AdminStore
@@ -57,6 +58,9 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
         fail(f"{exc}{notes}", exc.exit_code)
     except typer.Exit:  # of `fail` in the coroutine
         raise
+    except NotPrivateError as exc:
+        step = exc.remedy or "set TMPDIR to a directory of streamer's own user"
+        fail(f"cannot use {exc.filename} for temporary files: {exc.strerror}; {step}", 2)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except Exception as exc:  # noqa: BLE001  # last resort: one line, and a traceback for debugging
