@@ -115,6 +115,21 @@ def test_a_replica_that_starts_beside_others_takes_no_source_with_another_mappin
     assert not follower.following.is_waiting
 
 
+def test_an_older_file_does_not_win_when_the_replica_beside_it_is_killed() -> None:
+    """A supervisor of processes starts that one again within seconds."""
+    follower = Follower("h:2")
+    history, own = ["new", follower.own], replica(1, follower.own)
+    assert follower.look(history, own, replica(2, "new", 2), joined=50.0) is None
+    killed = replace(replica(2, "new", 2), is_alive=False)
+    assert follower.look(history, own, killed, joined=100.0) is None
+    assert follower.following.is_waiting
+    # Ended in order, or forgotten by the target
+    assert follower.look(history, own, joined=700.0) == follower.own
+    # A process that starts after the kill is the operator's decision.
+    later = Follower("h:2")
+    assert later.look(history, own, killed) == later.own
+
+
 def test_a_mapping_is_the_newest_one_when_all_others_have_ended_in_order() -> None:
     follower = Follower()
     assert follower.look(["new"], replica(1, follower.own)) == follower.own

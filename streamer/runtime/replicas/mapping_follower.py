@@ -119,10 +119,12 @@ class MappingFollower:
         """Whether no replica runs the newest mapping, or will soon.
 
         A mapping that has been the newest one before is older than the present one. Replicas that
-        may come back with the present one then count for as long as the target remembers them.
+        may come back with the present one then count for as long as the target remembers them. So
+        do those that died while this replica waited beside them: their processes may start again.
         """
         others = [each for each in record.replicas if each.number != number]
-        users = find_users(record.mappings[0], others, self._is_dead)
+        is_gone = (lambda name: False) if self.is_waiting else self._is_dead
+        users = find_users(record.mappings[0], others, is_gone)
         if any(each.is_alive for each in users):
             return False
         if not users:
