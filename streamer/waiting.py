@@ -2,11 +2,16 @@
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_threads: Final = ThreadPoolExecutor(32, thread_name_prefix="files")
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
@@ -21,9 +26,11 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     """Run a blocking call that leaves something behind, such as a file.
 
     asyncio cannot cancel a thread. Cancelled, this waits until the call has ended, so that the
-    caller can undo it, and so that nothing appears later.
+    caller can undo it, and so that nothing appears later. The threads are not those of asyncio, in
+    which look-ups of names may hang.
     """
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    call = partial(contextvars.copy_context().run, function, *args, **kwargs)
+    task = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(_threads, call))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -25,6 +25,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from starlette.requests import HTTPConnection
 
+from streamer.admin.threads import in_admin_thread
 from streamer.config.settings import AdminSettings, Role, UserSettings
 from streamer.errors import (
     ForbiddenError,
@@ -304,7 +305,7 @@ class Access:
             for key, most in keys.items():
                 self._throttle.check(key, most)
             user = self._users.get(name)
-            is_right = await asyncio.to_thread(self._verify, user, password)
+            is_right = await in_admin_thread(self._verify, user, password)
             if user is None or not is_right:
                 for key in keys:
                     self._throttle.count(key)

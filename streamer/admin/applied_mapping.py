@@ -3,7 +3,6 @@
 `streamer run` and the commands begin here, without the service.
 """
 
-import asyncio
 from typing import Any, Final
 
 import structlog
@@ -14,6 +13,7 @@ from streamer.admin.keyring import Keyring
 from streamer.admin.mapping_file import DAMAGED_HINT, find_damage
 from streamer.admin.mapping_rows import Content
 from streamer.admin.store import AdminStore, open_store
+from streamer.admin.threads import in_admin_thread
 from streamer.admin.transfer import Wanted
 from streamer.config.settings import Settings
 from streamer.config.yaml_file import escape_references
@@ -40,14 +40,14 @@ async def applied_mapping(bookkeeping: AdminStore, settings: Settings) -> Mappin
     latest = await bookkeeping.latest()
     content = latest[1] if latest is not None else EMPTY
     urls = await bookkeeping.reveal_each(content)
-    return await asyncio.to_thread(build_mapping, content, urls, settings)
+    return await in_admin_thread(build_mapping, content, urls, settings)
 
 
 async def load_applied(settings: Settings) -> Mapping:
     """The same from the file, for a short command; creates no file. Raises ConfigurationError."""
     path = settings.mapping_database
     assert path is not None
-    if not await asyncio.to_thread(path.exists):
+    if not await in_admin_thread(path.exists):
         return Mapping((), settings.target.schema_)
     bookkeeping = await open_store(path, keyring_of(settings))
     try:
@@ -68,7 +68,7 @@ async def read_applied(settings: Settings) -> tuple[Mapping, MappingTrouble | No
     except StoreError as exc:
         empty = Mapping((), settings.target.schema_)
         return empty, MappingTrouble(exc.message, exc.remedy or Remedy(()))
-    damage = await asyncio.to_thread(lambda: find_damage(path) if path.exists() else None)
+    damage = await in_admin_thread(lambda: find_damage(path) if path.exists() else None)
     if damage is None:
         return mapping, None
     remedy = Remedy.of(DAMAGED_HINT)

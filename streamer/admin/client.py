@@ -4,7 +4,6 @@ The user does not choose: a command asks a running process, and without one it e
 process counts only if it has the same mapping database.
 """
 
-import asyncio
 import json
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -19,6 +18,7 @@ from streamer.admin.access import is_loopback
 from streamer.admin.local_client import PER_PAGE, LocalClient
 from streamer.admin.mapping_rows import Row
 from streamer.admin.service import database_path, open_service
+from streamer.admin.threads import in_admin_thread
 from streamer.commands.requests import command_actor
 from streamer.config.settings import Settings
 from streamer.errors import (
@@ -253,7 +253,7 @@ async def _is_ours(remote: RemoteClient, settings: Settings) -> bool:
         draft = await remote.draft(PROBE_SECONDS)
     except (AdminConnectionError, NotFoundError):
         return False
-    return bool(draft["mapping_database"] == await asyncio.to_thread(database_path, settings))
+    return bool(draft["mapping_database"] == await in_admin_thread(database_path, settings))
 
 
 def _check_address(url: str) -> None:

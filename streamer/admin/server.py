@@ -16,6 +16,7 @@ from streamer.admin.page.routes import install_page
 from streamer.admin.service import AdminService, open_service
 from streamer.admin.status_reader import StatusReader
 from streamer.admin.store import WATCH_SECONDS
+from streamer.admin.threads import in_admin_thread
 from streamer.config.settings import Settings, UserSettings
 from streamer.errors import AdminError, StoreError
 from streamer.mapping.rules import Mapping
@@ -67,7 +68,7 @@ class AdminServer:
 
     async def add_routes(self, app: FastAPI, events: Events) -> None:
         """Let *app* serve the API and the page."""
-        await asyncio.to_thread(load)
+        await in_admin_thread(load)
         install(app, self._service, self._access, events)
 
     def is_known(self, request: Request) -> bool:

@@ -29,6 +29,7 @@ from streamer.admin.server_reads import ALL, TARGET, ServerReads
 from streamer.admin.store import AdminStore, Query, open_store
 from streamer.admin.table_comparison import look_at
 from streamer.admin.tenants import Tenants
+from streamer.admin.threads import in_admin_thread
 from streamer.admin.transfer import export_mapping, keep_passwords, read_import
 from streamer.commands.check.source_facts import SourceFacts, read_source
 from streamer.commands.conflicts import read_conflicts
@@ -236,7 +237,7 @@ class AdminService:
     async def build(self, content: Content) -> Mapping:
         """Return the mapping that *content* says. Raises ConfigurationError."""
         urls = await self.store.reveal_each(content)
-        return await asyncio.to_thread(build_mapping, content, urls, self.settings)
+        return await in_admin_thread(build_mapping, content, urls, self.settings)
 
     async def draft(self) -> Row:
         """Tell whether the draft differs from the applied mapping, and which parts are
@@ -246,7 +247,7 @@ class AdminService:
         latest = await self.store.latest()
         number, applied = latest if latest is not None else (None, EMPTY)
         return {
-            "mapping_database": await asyncio.to_thread(database_path, self.settings),
+            "mapping_database": await in_admin_thread(database_path, self.settings),
             "revision": number,
             "changed": content != applied and not self.is_static,
             "unfinished": unfinished(content),
@@ -344,7 +345,7 @@ class AdminService:
         """Replace the draft with a file; return notes. Raises ConfigurationError."""
         self.check_writable()
         # The event loop also streams.
-        found = await asyncio.to_thread(read_import, path, text, excludes_missing=excludes_missing)
+        found = await in_admin_thread(read_import, path, text, excludes_missing=excludes_missing)
         content = await self.store.content()
         urls = await self.store.reveal(content)
         wanted = keep_passwords(found.wanted, content, urls, await self._base())
@@ -366,7 +367,7 @@ class AdminService:
                 return {}
             return parse_document(self._config, read_text(self._config), replace=False).values
 
-        return await asyncio.to_thread(read)
+        return await in_admin_thread(read)
 
     # ---- audit ---------------------------------------------------------------------------------
 
@@ -411,7 +412,7 @@ class AdminService:
         report = await read_report(self._address, self.mapping)
         report = replace(report, mapping=self.trouble or report.mapping)
         # Thousands of tables take a moment, and the event loop also streams.
-        return await asyncio.to_thread(lambda: _with_redacted_sources(report.to_json()))
+        return await in_admin_thread(lambda: _with_redacted_sources(report.to_json()))
 
     async def discover(
         self, url: str | None, number: int | None, actor: str, *, database: int | None = None
@@ -435,7 +436,7 @@ class AdminService:
             raise InvalidError("url: *** stands for a stored password: give url_id instead")
         is_own = self.is_static and number is not None
         # A file is outside of the directory if a link leads there.
-        given = await asyncio.to_thread(self._open_url, url, place, is_own)
+        given = await in_admin_thread(self._open_url, url, place, is_own)
         facts = await self._survey(given, actor)
         if facts.server is None:
             raise facts.error or UnreadyError("the database did not answer")
@@ -674,7 +675,7 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
     Raises ConfigurationError.
     """
     # Files are not for the event loop; from here on they are known.
-    await asyncio.to_thread(read_migrations, "target")
+    await in_admin_thread(read_migrations, "target")
     is_static = settings.mapping_database is None
     keyring = Keyring.temporary() if is_static else keyring_of(settings)
     bookkeeping = await open_store(settings.mapping_database, keyring)

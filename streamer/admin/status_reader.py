@@ -7,6 +7,7 @@ from streamer.admin.events import Events, ShownState
 from streamer.admin.fleet import FleetSurvey, survey
 from streamer.admin.page.view import with_own_state
 from streamer.admin.service import AdminService
+from streamer.admin.threads import in_admin_thread
 from streamer.error_reports import ErrorReport, error_fields
 from streamer.errors import StreamerError
 from streamer.mapping.rules import SourceLabel
@@ -86,7 +87,7 @@ class StatusReader:
             if self._surveyed is not sources or self._states != states:
                 own = with_own_state(sources, states)
                 # Thousands of tables take a moment, and the event loop also streams.
-                self._fleet = await asyncio.to_thread(survey, own, self._events.target)
+                self._fleet = await in_admin_thread(survey, own, self._events.target)
                 self._surveyed, self._states = sources, states
         return self._fleet, reason
 

@@ -47,6 +47,7 @@ from streamer.admin.mapping_rows import (
     write_audit,
 )
 from streamer.admin.models import COLUMNS, row_settings
+from streamer.admin.threads import in_admin_thread
 from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError
 from streamer.migrations import read_migrations
 from streamer.postgres.url_passwords import check_url, fill_masks, has_mask, mask, secret_spans
@@ -124,7 +125,7 @@ class AdminStore:
 
     async def _look(self, *, is_thorough: bool = False) -> MappingTrouble | None:
         if self._file is not None:
-            self.trouble = await asyncio.to_thread(self._file.look, is_thorough=is_thorough)
+            self.trouble = await in_admin_thread(self._file.look, is_thorough=is_thorough)
         return self.trouble
 
     async def _kept(self, name: str, read: "Callable[[aiosqlite.Connection], Awaitable[T]]") -> T:
@@ -274,7 +275,7 @@ class AdminStore:
                 for row in content["urls"]
             }
 
-        return await asyncio.to_thread(decrypt)
+        return await in_admin_thread(decrypt)
 
     async def reveal_each(self, content: Content) -> dict[int, str | StoreError]:
         """Return the same, with the reason in place of a url with an undecryptable password."""
@@ -287,7 +288,7 @@ class AdminStore:
             except StoreError as exc:
                 return exc
 
-        return await asyncio.to_thread(lambda: {row["id"]: decrypt(row) for row in content["urls"]})
+        return await in_admin_thread(lambda: {row["id"]: decrypt(row) for row in content["urls"]})
 
     # ---- writing -------------------------------------------------------------------------------
 
@@ -500,7 +501,7 @@ class AdminStore:
                 return {"url": full, "secret": None}
             return {"url": mask(full), "secret": self.keyring.encrypt(full)}
 
-        return await asyncio.to_thread(seal)
+        return await in_admin_thread(seal)
 
 
 # ---- opening -----------------------------------------------------------------------------------
@@ -516,7 +517,7 @@ async def open_store(path: Path | None, keyring: Keyring) -> AdminStore:
             connection = await _connect(":memory:")
             store = AdminStore(path, keyring, connection, connection)
         else:
-            file = await asyncio.to_thread(MappingFile, path)
+            file = await in_admin_thread(MappingFile, path)
             writer = await _connect(path)
             try:
                 await writer.execute("pragma journal_mode = wal")
@@ -548,7 +549,7 @@ async def _connect(path: Path | str) -> aiosqlite.Connection:
 
 
 async def _migrate(store: AdminStore) -> None:
-    migrations = await asyncio.to_thread(read_migrations, "admin")
+    migrations = await in_admin_thread(read_migrations, "admin")
     async with store._writes() as writer:
         await writer.execute(
             "create table if not exists migration (number integer primary key,"

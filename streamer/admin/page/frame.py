@@ -5,7 +5,6 @@ a POST that ends in a redirect. The server keeps its note under a random name, w
 carries, so that no other site can put words on the page.
 """
 
-import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
@@ -31,6 +30,7 @@ from streamer.admin.api.errors import status_of
 from streamer.admin.events import Events
 from streamer.admin.page.render import render
 from streamer.admin.service import AdminService
+from streamer.admin.threads import in_admin_thread
 from streamer.config.settings import Role
 from streamer.error_reports import runbook_address
 from streamer.errors import InvalidError, StreamerError, ThrottledError, UnauthenticatedError
@@ -67,7 +67,7 @@ class Frame:
         may_change = identity.role is Role.ADMIN and not self.service.is_static
         note = self._notes.get(request.query_params.get("note", ""))
         # A long page takes a moment, and the event loop also streams.
-        text = await asyncio.to_thread(
+        text = await in_admin_thread(
             render,
             template,
             path=request.url.path,

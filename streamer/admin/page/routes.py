@@ -1,6 +1,5 @@
 """All routes of the page, and the ones without a login: the login itself and static files."""
 
-import asyncio
 from typing import TYPE_CHECKING, cast
 
 from fastapi import FastAPI, Request, Response
@@ -18,6 +17,7 @@ from streamer.admin.page.manual import HELP, INDEX, manual_page, manual_texts
 from streamer.admin.page.render import assets, render
 from streamer.admin.service import AdminService
 from streamer.admin.status_reader import StatusReader
+from streamer.admin.threads import in_admin_thread
 from streamer.errors import StreamerError
 from streamer.observability.http import add_routes
 
@@ -68,7 +68,7 @@ def _add_manual(app: FastAPI, frame: Frame) -> None:
     async def help_page(request: Request, name: str = INDEX) -> Response:
         if name not in manual_texts():
             raise HTTPException(404)
-        page = await asyncio.to_thread(manual_page, name)
+        page = await in_admin_thread(manual_page, name)
         return await frame.page(request, "manual.html", page=page)
 
     add_routes(app, router)
