@@ -188,6 +188,8 @@ create table streamer.relation (
     storage jsonb,
     unique (source_id, source)
 );
+-- Before streamer writes a table, it looks for other sources of that table.
+create index relation_target on streamer.relation (target, source_id);
 
 -- A table of several sources stays one that streamer created when the source leaves whose copy
 -- created it. Without that, a source that joins would bring no indexes and constraints.

@@ -20,7 +20,7 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.make_plan import AddedColumn, make_plan, missing_columns, missing_error
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.stored_change import Definition
-from streamer.apply.shared_targets import refuse_same_rows
+from streamer.apply.refuse_same_rows import refuse_same_rows
 from streamer.apply.writer import HAS_DEFERRED_SQL
 from streamer.batched import Batched
 from streamer.containment import apart, contained
@@ -308,9 +308,8 @@ class Planner:
         if plan.has_expressions:
             async with self._target(mapped.source.claim) as connection:
                 await confirm_expressions(connection, plan, facts.types)
-        if not plan.target.has_sid:
-            async with self._target(mapped.source.claim) as connection:
-                await refuse_same_rows(connection, plan, _label(mapped))
+        async with self._target(mapped.source.claim) as connection:
+            await refuse_same_rows(connection, plan, _label(mapped))
         await self._check_actions(mapped, plan)
         if not plan.key_is_indexed:
             async with self._target(mapped.source.claim) as connection:

@@ -47,6 +47,7 @@ from streamer.mapping.rules import (
     check_target,
     target_of,
 )
+from streamer.mapping.shared_targets import find_clashes
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.keyed_hash import key_check
 from streamer.postgres.secret import Secret
@@ -457,7 +458,7 @@ class MappingBuilder:
 
     def _check_shared_targets(self, mapping: Mapping) -> None:
         """Refuse two sources that would write the same rows, as far as the rules alone show it."""
-        writers: dict[tuple[str, str | None], str] = {}
+        writers: dict[RelationName, list[tuple[str, str | None]]] = {}
         for source in mapping.sources:
             for rule in source.rules:
                 example = RelationName(rule.pattern.namespace, rule.pattern.name)
@@ -465,12 +466,8 @@ class MappingBuilder:
                     target = target_of(source, rule, example, mapping.target_namespace)
                 except MappingError as exc:
                     raise self._error(("sources",), exc.message, exc.hint) from None
-                if rule.pattern.is_pattern:
-                    continue
-                other = writers.setdefault((str(target), source.sid), source.label)
-                if other != source.label:
-                    raise self._error(
-                        ("sources",),
-                        f'"{other}" and "{source.label}" would write the same rows of "{target}"',
-                        hint="give their urls different sids, or one of the tables another target",
-                    )
+                if not rule.pattern.is_pattern:
+                    writers.setdefault(target, []).append((source.label, source.sid))
+        for target, several in writers.items():
+            for clash in find_clashes(target, several):
+                raise self._error(("sources",), clash.message, clash.hint)

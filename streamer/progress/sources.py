@@ -86,7 +86,8 @@ order by database, sid
 _WRITERS_SQL: Final = f"""
 select distinct s.database, s.sid from streamer.source s
 join streamer.relation r on r.source_id = s.id
-where r.target = $1 and {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="s.id")}
+where r.target = $1 and ($2 or s.sid is not distinct from $3::text)
+  and {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="s.id")}
 """
 _KEEP_TARGETS_SQL: Final = """
 insert into streamer.purge (database, sid, target)
@@ -115,10 +116,15 @@ def _source_record(row: Any) -> SourceRecord:
     return SourceRecord(**fields)
 
 
-async def read_writers(connection: TargetConnection, target: str) -> set[str]:
-    """Return the labels of the sources of *target*, by its name, that a process runs now."""
-    rows = await connection.fetch(_WRITERS_SQL, target)
-    return {SourceLabel(row["database"], row["sid"]) for row in rows}
+async def read_writers(
+    connection: TargetConnection, target: str, *, any_sid: bool, sid: str | None
+) -> list[tuple[str, str | None]]:
+    """Return the label and sid of the sources of *target*, by its name, that a process runs now.
+
+    *sid*: only sources with this one, unless *any_sid* is true.
+    """
+    rows = await connection.fetch(_WRITERS_SQL, target, any_sid, sid)
+    return [(SourceLabel(row["database"], row["sid"]), row["sid"]) for row in rows]
 
 
 async def read_source_records(bookkeeping: Bookkeeping) -> list[SourceRecord]:

@@ -23,7 +23,6 @@ from streamer.apply.drain.drainer import Drainer
 from streamer.apply.hot_lanes import HotLanes, place_count
 from streamer.apply.planner import Planner
 from streamer.apply.queue_budget import Budget
-from streamer.apply.shared_targets import same_rows
 from streamer.apply.spool import SpoolDirectory
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.apply.worker import LOCK_SECONDS, Worker
@@ -35,6 +34,7 @@ from streamer.indexes.builder import IndexBuilder
 from streamer.indexes.restorer import IndexRestorer
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.rules import Mapping, SourceMapping, find_source
+from streamer.mapping.shared_targets import find_clashes
 from streamer.observability.metrics import Metrics
 from streamer.postgres.credentials import (
     password_generation,
@@ -743,21 +743,18 @@ class Engine:
 
 async def _check_resolves(mapping: Mapping) -> None:
     """Check that the rules fit the sources that answer. Raises MappingError."""
-    writers: dict[tuple[RelationName, str | None], SourceMapping] = {}
+    writers: dict[RelationName, list[tuple[str, str | None]]] = {}
     for source in mapping.sources:
         try:
             async with connection(source) as plain:
                 mapped, _ = await resolve_at(plain, source, mapping.target_namespace)
             for table in mapped:
-                other = writers.setdefault((table.target, source.sid), source)
-                if other is not source:
-                    raise MappingError(
-                        "several sources "
-                        + same_rows(table.target, (other.label, source.label), lacks_sid=False),
-                        hint="give their urls different sids, or one of the tables another target",
-                    )
+                writers.setdefault(table.target, []).append((source.label, source.sid))
         except SourceError as exc:
             log.warning("cannot check whether the rules fit", source=source.label, error=str(exc))
+    for target, several in writers.items():
+        for clash in find_clashes(target, several):
+            raise MappingError(clash.message, hint=clash.hint)
 
 
 def _raise_file_limit() -> None:

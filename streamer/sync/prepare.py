@@ -24,7 +24,7 @@ from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.lane import MappedRelation
 from streamer.apply.make_plan import make_plan, missing_columns
 from streamer.apply.plan import ApplyPlan, Identity
-from streamer.apply.shared_targets import refuse_same_rows
+from streamer.apply.refuse_same_rows import refuse_same_rows
 from streamer.backoff import Backoff
 from streamer.errors import SyncError, TargetFencedError, TargetSchemaError
 from streamer.failpoints import failpoint

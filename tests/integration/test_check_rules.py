@@ -5,7 +5,7 @@ import pytest
 from streamer.progress.requests import make_request
 from tests.support.checking import ERROR, INFO, ITEMS, WARNING, Checker, both, matching, two_sources
 from tests.support.postgres import Database
-from tests.support.streamer import MakeStreamer
+from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
 
@@ -257,3 +257,36 @@ async def test_run_refuses_the_table_of_two_tenants_that_check_refuses(
         rows = "select sid, name from items order by sid"
         await until(lambda: checker.target.execute(rows) == [("eu", "eu"), ("us", "us")])
         assert not await refused()
+
+
+@pytest.mark.usefixtures("without_spark", "short_backoffs")
+async def test_run_refuses_the_table_of_a_source_that_was_away_when_the_rules_were_checked(
+    checker: Checker, second: Database
+) -> None:
+    """It has the sid of another group, so both would write the same rows."""
+    for db in (checker.source, second):
+        db.execute(f"{ITEMS}; insert into items values (1, '{db.name}')")
+    checker.configure("'item*':", sid="eu")
+    text = checker.path.read_text()
+    group = text[text.index("- database: shop") :].replace("database: shop", "database: store")
+    checker.path.write_text(f"{text}\n{group.replace(checker.source.url, second.url)}")
+    may_connect = f"alter database {second.name} with allow_connections"
+    checker.target.execute(f"{may_connect} false")
+    streamer = Streamer(checker.path)
+    streamer.start()
+    try:
+        ready = "select count(*) from streamer.relation where state = 'ready'"
+        await until(lambda: checker.target.value(ready) == 1)
+        checker.target.execute(f"{may_connect} true")
+        found = await checker.finds(ERROR, "would write the same rows", "shop:eu and store:eu")
+
+        async def refused() -> bool:
+            (store,) = [s for s in await streamer.statuses() if s["database"] == "store"]
+            return any(found.problem in str(table["error"]) for table in store["tables"])
+
+        await streamer.eventually(refused)
+        rows = checker.target.execute("select sid, id, name from items")
+        assert rows == [("eu", 1, checker.source.name)]
+    finally:
+        checker.target.execute(f"{may_connect} true")
+        await streamer.stop()

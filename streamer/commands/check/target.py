@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from streamer.apply.shared_targets import same_rows
 from streamer.commands.check.findings import (
     TARGET,
     Finding,
@@ -28,6 +27,7 @@ from streamer.commands.check.target_facts import (
 )
 from streamer.mapping.names import RelationName
 from streamer.mapping.rules import RelationMapping
+from streamer.mapping.shared_targets import find_clashes
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
@@ -195,11 +195,10 @@ def check_collisions(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iter
     writers: dict[RelationName, list[_Writer]] = defaultdict(list)
     for source in sources:
         for mapping, relation in source.mapped():
-            if all(known is not source for known, _, _ in writers[mapping.target]):
+            if all(other is not source for other, _, _ in writers[mapping.target]):
                 writers[mapping.target].append((source, mapping, relation))
     for target, several in writers.items():
-        if len(several) > 1:
-            yield from _check_writers(facts, target, several)
+        yield from _check_writers(facts, target, several)
 
 
 def _check_writers(
@@ -207,33 +206,27 @@ def _check_writers(
 ) -> Iterable[Finding]:
     table = facts.tables.get(target)
     there = table.relation if table is not None else None
-    by_sid: dict[str | None, list[_Writer]] = defaultdict(list)
-    for writer in writers:
-        source, mapping, relation = writer
-        sid = source.source.sid
-        if there is not None:
-            sid = written_sid(source.source, mapping, relation, there)
-        by_sid[sid].append(writer)
-    for sid, same in by_sid.items():
-        if len(same) < 2:
-            continue
-        lacks_sid = sid is None and there is not None and not there.has_sid
-        writing = [source.label for source, _, _ in same]
-        problem = same_rows(target, writing, lacks_sid=lacks_sid)
-        words = "give their urls different sids, or one of the tables another `target`"
-        fix = in_words(words)
-        if lacks_sid and len({source.source.sid for source, _, _ in same}) == len(same):
+    lacks_sid = there is not None and not there.has_sid
+    names = {source.label: str(mapping.source) for source, mapping, _ in writers}
+    sids = {source.label: source.source.sid for source, _, _ in writers}
+    written = {
+        source.label: sids[source.label]
+        if there is None
+        else written_sid(source.source, mapping, relation, there)
+        for source, mapping, relation in writers
+    }
+    for clash in find_clashes(target, written.items(), lacks_sid=lacks_sid):
+        fix = in_words(clash.hint)
+        if lacks_sid and len({sids[label] for label in clash.labels}) > 1:
             words = "or give one of the tables another `target`"
-            fix = at_target(*_add_sid(facts, target, same[0][0].source.sid), words=words)
-        place = Place(", ".join(writing), str(same[0][1].source))
-        yield error(place, problem, fix)
-    if there is None and None in by_sid and len(by_sid) > 1:
+            fix = at_target(*_add_sid(facts, target, sids[clash.labels[0]]), words=words)
+        yield error(Place(", ".join(clash.labels), names[clash.labels[0]]), clash.message, fix)
+    labels, first = ", ".join(names), next(iter(names.values()))
+    if there is None and None in sids.values() and len(set(sids.values())) > 1:
         # The source that creates the table first decides whether it has a column sid.
-        labels = ", ".join(source.label for source, _, _ in writers)
-        place = Place(labels, str(writers[0][1].source))
         problem = f"not all sources of target table {target} have a sid"
-        yield error(place, problem, in_words("give each of their urls a sid"))
-    if there is not None and there.has_sid:
+        yield error(Place(labels, first), problem, in_words("give each of their urls a sid"))
+    if there is not None and there.has_sid and len(writers) > 1:
         yield from _check_keys(facts, target, writers)
 
 
