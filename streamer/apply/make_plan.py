@@ -57,10 +57,7 @@ def make_plan(
     does not fit the source.
     """
     if target is None:
-        raise TargetSchemaError(
-            f'target table "{mapping.target}" does not exist',
-            hint="create it, or set target.create_tables: true",
-        )
+        raise missing_target(mapping.target)
     if target.unlogged:
         raise unlogged_error(target.name, target.unlogged)
     columns, missing = match_columns(relation, mapping, target)
@@ -460,6 +457,28 @@ def _named(
     by_name = {column.name: column for column in columns if column.expression is None}
     wanted = [mapping.target_column(name) or "" for name in names]
     return tuple(by_name[name] for name in wanted) if set(wanted) <= set(by_name) else ()
+
+
+_KINDS: Final = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a composite type",
+}
+
+
+def missing_target(target: RelationName, kind: str | None = None) -> TargetSchemaError:
+    """Say that *target* does not exist, or is something else than a table, by its relkind."""
+    if kind is None:
+        return TargetSchemaError(
+            f'target table "{target}" does not exist',
+            hint="create it, or set target.create_tables: true",
+        )
+    what = _KINDS.get(kind, "no table")
+    return TargetSchemaError(f'target "{target}" is {what}', hint="give the table another `target`")
 
 
 def two_sids(mapping: RelationMapping) -> TargetSchemaError:

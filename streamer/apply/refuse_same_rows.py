@@ -1,4 +1,4 @@
-"""Refuses rows of a target table that two running sources would write, whoever runs them."""
+"""Refuses rows of a target table that two running sources would write."""
 
 from typing import TYPE_CHECKING
 

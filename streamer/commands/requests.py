@@ -163,7 +163,7 @@ RESUMABLE = ("error", "paused")
 
 @dataclass(frozen=True, slots=True)
 class SourceOutcome:
-    """What became of a request to one source of several.
+    """The outcome of a request to one source of several.
 
     ``tables``: how many tables it is about. ``error``: why it is about none, or not about all.
     """

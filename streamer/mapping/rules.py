@@ -387,12 +387,20 @@ def resolve(
             )
         other = by_target.setdefault(mapping.target, mapping.source)
         if other != mapping.source:
-            raise MappingError(
-                f'tables "{other}" and "{mapping.source}" of source "{source.label}" would both be '
-                f'written to target table "{mapping.target}"',
-                hint="give one of them another `target`",
-            )
+            raise same_target(source, [other, mapping.source], mapping.target)
     return mapped
+
+
+def same_target(
+    source: SourceMapping, names: Sequence[RelationName], target: RelationName
+) -> MappingError:
+    """Say that tables of one source have one target."""
+    listed = " and ".join(f'"{name}"' for name in names)
+    return MappingError(
+        f'tables {listed} of source "{source.label}" would both be written to '
+        f'target table "{target}"',
+        hint="give all but one of them another `target`",
+    )
 
 
 def find_rules(

@@ -36,7 +36,6 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.options import OnTableDropped
 from streamer.mapping.resync import Resync, after_loss, has_own_past
 from streamer.mapping.rules import SourceMapping
-from streamer.postgres.quoting import quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import (
     RelationRecord,
@@ -46,7 +45,7 @@ from streamer.progress.relations import (
     require_resync,
     set_published,
 )
-from streamer.remedies import Command, Remedy, at_source, resync_source, run
+from streamer.remedies import Command, Remedy, resync_source, run
 from streamer.runtime.renames import renamed
 from streamer.source.catalog import SourceServer
 from streamer.source.column_lists import ColumnLists, column_lists, unlisted
@@ -56,9 +55,11 @@ from streamer.source.publication import (
     Publication,
     concerns,
     ensure_publications,
+    interrupted_error,
     membership_fingerprint,
     publication_faults,
     read_publications,
+    unlogged_error,
 )
 from streamer.source.replica_identity import NONE, RelationIdentity
 
@@ -502,10 +503,7 @@ class Publishing:
         mark = membership_fingerprint(publications.values(), identity)
         if known.mark in (None, mark) or needs_copy(known.identity, identity):
             return None
-        return UnpublishedError(
-            f'table "{mapped.mapping.source}" was not published all the time: a session '
-            "changed its publication, or dropped and re-created it"
-        )
+        return interrupted_error(mapped.mapping.source)
 
     def _is_of_former_table(
         self, mapped: MappedRelation, identity: RelationIdentity | None
@@ -542,15 +540,8 @@ class Publishing:
                     f'table "{name}" is not in the source',
                     hint="create it there, correct its name in `tables`, or take it out of there",
                 )
-            elif unlogged := identity.unlogged_leaves:
-                leaves = [leaf.name for leaf in unlogged]
-                tables = [quote_qualified(leaf.namespace, leaf.name) for leaf in leaves]
-                set_logged = at_source(*(f"alter table {table} set logged" for table in tables))
-                error = UnpublishedError(
-                    f'partition "{leaves[0]}" of table "{name}" is unlogged, so its changes are '
-                    "not in the WAL",
-                    hint=Remedy.of("its owner has to run at the source: ", set_logged),
-                )
+            elif (unlogged := unlogged_error(identity)) is not None:
+                error = unlogged
             elif name in refused:
                 error = refused[name]
             else:

@@ -29,9 +29,10 @@ from streamer.errors import (
 )
 from streamer.postgres.conninfo import reach_hint, server_name
 from streamer.progress.requests import has_requests
-from streamer.remedies import Remedy, at_target
+from streamer.remedies import Remedy
 from streamer.target.catalog import Unlogged, read_unlogged
 from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.standby import standby_error
 from streamer.waiting import wait_for_event
 
 log = structlog.get_logger()
@@ -152,14 +153,7 @@ async def ask(connection: TargetConnection) -> None:
         connection.terminate()
         raise NoAnswerError(f"target: no answer for {ANSWER_SECONDS:g} s") from None
     if is_read_only:
-        raise TargetReadOnlyError(
-            "target: the server is a standby and accepts no writes",
-            hint=Remedy.of(
-                "promote it with ",
-                at_target("select pg_promote()"),
-                ", or point target.url at the primary",
-            ),
-        )
+        raise standby_error()
 
 
 async def look_once(address: TargetAddress, application_name: str) -> TargetHealth:

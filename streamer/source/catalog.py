@@ -5,6 +5,7 @@ Queries use names qualified with pg_catalog, because sessions run with an empty 
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +14,7 @@ from psycopg.rows import DictRow
 
 from streamer.errors import (
     SourceDivergedError,
+    SourceError,
     SourceStandbyError,
     SourceUnreadyError,
 )
@@ -29,6 +31,7 @@ from streamer.postgres.describing import (
     USED_TYPES,
     USER_OIDS_BEGIN,
 )
+from streamer.remedies import Remedy, at_source
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
 from streamer.source.guarded_identities import read_identities
 from streamer.source.reached_server import STARTED_SQL, Place
@@ -488,22 +491,36 @@ def check_same_history(server: SourceServer, system_identifier: str | None, seen
 
 
 FAILOVER_SINCE: Final = 17_00_00
+ON_STANDBY_SINCE: Final = 16_00_00
+
+
+def find_unready(server: SourceServer, source: SourceMapping) -> Iterator[SourceError]:
+    """Yield the reasons why a source is not set up for logical replication. Pure."""
+    label = f'source "{source.label}"'
+    if source.failover and server.version < FAILOVER_SINCE:
+        yield SourceUnreadyError(
+            f"{label}: failover: true is set, which PostgreSQL {server.major} lacks",
+            hint="take it out of the configuration, or upgrade that server to 17 or later",
+        )
+    if server.in_recovery and server.version < ON_STANDBY_SINCE:
+        yield SourceStandbyError(
+            f"{label}: is a standby, which cannot decode its WAL",
+            hint="connect to the primary, or upgrade to PostgreSQL 16",
+        )
+    if source.failover and server.in_recovery:
+        yield SourceStandbyError(
+            f"{label}: is a standby, and failover: true needs the primary",
+            hint="list all hosts in its url, with target_session_attrs=read-write",
+        )
+    if server.wal_level != "logical":
+        set_level = at_source("alter system set wal_level = 'logical'")
+        yield SourceUnreadyError(
+            f"{label}: wal_level is {server.wal_level}",
+            hint=Remedy.of("run at the source: ", set_level, "; then restart that server"),
+        )
 
 
 def check_ready(server: SourceServer, source: SourceMapping) -> None:
     """Refuse a source that is not set up for logical replication."""
-    if source.failover and server.version < FAILOVER_SINCE:
-        raise SourceUnreadyError(
-            f'source "{source.label}" has failover: true, which PostgreSQL {server.major} lacks',
-            hint="take it out of the configuration, or upgrade that server to 17 or later",
-        )
-    if source.failover and server.in_recovery:
-        raise SourceStandbyError(
-            f'source "{source.label}" is a standby, and failover: true needs the primary',
-            hint="list all hosts in its url, with target_session_attrs=read-write",
-        )
-    if server.wal_level != "logical":
-        raise SourceUnreadyError(
-            f'source "{source.label}" has wal_level = {server.wal_level}',
-            hint="set wal_level = logical in its postgresql.conf and restart that server",
-        )
+    for error in find_unready(server, source):
+        raise error

@@ -129,6 +129,30 @@ def membership_fingerprint(
     return next((mark for mark in marks if mark is not None), None)
 
 
+def interrupted_error(table: RelationName) -> UnpublishedError:
+    """Say that the membership of a table has another fingerprint than before."""
+    return UnpublishedError(
+        f'table "{table}" was not published all the time: a session changed its publication, or '
+        "dropped and re-created it"
+    )
+
+
+def unlogged_error(identity: RelationIdentity) -> UnpublishedError | None:
+    """Return the error of a table with unlogged partitions; None without any."""
+    leaves = [leaf.name for leaf in identity.unlogged_leaves]
+    if not leaves:
+        return None
+    tables = [quote_qualified(leaf.namespace, leaf.name) for leaf in leaves]
+    more = f" and {len(leaves) - 1} more are" if len(leaves) > 1 else " is"
+    return UnpublishedError(
+        f'partition "{leaves[0]}"{more} unlogged, and changes of unlogged partitions of table '
+        f'"{identity.name}" are not in the WAL',
+        hint=Remedy.of(
+            "run at the source: ", at_source(*(f"alter table {t} set logged" for t in tables))
+        ),
+    )
+
+
 # ---- judging -----------------------------------------------------------------------------------
 
 

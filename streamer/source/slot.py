@@ -212,8 +212,8 @@ def require_own(slot: Slot | None, source: SourceMapping, server: SourceServer) 
     """
     if slot is not None and slot.is_synced and server.in_recovery:
         raise SourceStandbyError(
-            f'source "{source.label}" is a standby, and replication slot "{slot.name}" is a copy '
-            "of the slot on its primary",
+            f'source "{source.label}": is a standby, and replication slot "{slot.name}" is a copy '
+            "of its primary's",
             hint="promote it, or list all hosts in the url, with target_session_attrs=read-write",
         )
 

@@ -208,6 +208,11 @@ class NewTable:
         return create_table_sql(self.relation, self.mapping, self.sid, self.computed_types)
 
 
+def missing_type(name: RelationName, hint: str | Remedy | None) -> TargetSchemaError:
+    """Say that the target has no type of that name, which streamer cannot create."""
+    return TargetSchemaError(f'the target has no type "{name}"', hint=hint)
+
+
 async def create_tables(
     connection: TargetConnection, tables: Sequence[NewTable], types: list[SourceType]
 ) -> set[RelationName]:
@@ -372,7 +377,7 @@ async def _statements(
                     f"grant usage on schema {quote_identifier(kind.name.namespace)} to {role}",
                 ),
             )
-            raise TargetSchemaError(f'the target has no type "{kind.name}"', hint=hint or None)
+            raise missing_type(kind.name, hint or None)
     needed = {table.mapping.target.namespace for table in tables}
     needed |= {kind.name.namespace for kind in missing}
     return [

@@ -22,11 +22,11 @@ import structlog
 
 from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.lane import MappedRelation
-from streamer.apply.make_plan import make_plan, missing_columns
+from streamer.apply.make_plan import make_plan, missing_columns, missing_target
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.refuse_same_rows import refuse_same_rows
 from streamer.backoff import Backoff
-from streamer.errors import SyncError, TargetFencedError, TargetSchemaError
+from streamer.errors import TargetFencedError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.chunks import ChunkedCopy, beyond, in_bytes
@@ -36,13 +36,21 @@ from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.progress.copies import begin_chunk, begin_copies, begin_part, read_filling
-from streamer.remedies import Remedy, at_source, run
+from streamer.remedies import Remedy, run
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_condition, describe_expressions
 from streamer.source.rewritten_tables import Storage
 from streamer.source.user_defined_types import read_types
 from streamer.sync.changed_definitions import ChangedDefinitions
+from streamer.sync.copy_obstacles import (
+    OCCUPIED_WORDS,
+    TARGET_DATABASE_SQL,
+    TargetDatabase,
+    find_unreadable,
+    occupied_error,
+    own_target_error,
+)
 from streamer.sync.copy_query import CopyOrder
 from streamer.sync.create_tables import NewTable, create_tables, published_relation
 from streamer.sync.ctid_ranges import CopyPart, Heap
@@ -56,7 +64,7 @@ from streamer.sync.resync_scope import (
 from streamer.sync.shared_tables import widen_shared_table
 from streamer.sync.staging_tables import drop_stages, rest_triggers, stage_name, stage_place
 from streamer.target.add_columns import add_columns
-from streamer.target.catalog import TargetRelation, read_relation, read_relations
+from streamer.target.catalog import TargetRelation, read_kind, read_relation, read_relations
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
 
 if TYPE_CHECKING:
@@ -258,13 +266,15 @@ class Preparation:
 
         Raises SyncError, TargetSchemaError and others with the next step.
         """
+        await self._refuse_own_targets(target, [mapped.mapping for mapped, _ in pairs])
         facts: dict[MappedRelation, ExpressionFacts] = {}
         targets = [mapped.mapping.target for mapped, _ in pairs]
         before = {} if self._changed is None else await read_relations(target, targets)
         pairs = await self._settled(source, target, pairs)
         for mapped, relation in pairs:
             if not mapped.is_to_declare:
-                self._check_readable(relation)
+                for unreadable in find_unreadable(relation, self._server.role):
+                    raise unreadable
             facts[mapped] = (
                 await describe_expressions(source, mapped.mapping, relation)
                 if mapped.mapping.rule.expressions
@@ -289,10 +299,8 @@ class Preparation:
         for mapped, relation in pairs:
             found = there.get(mapped.mapping.target)
             if found is None:
-                raise TargetSchemaError(
-                    f'target table "{mapped.mapping.target}" does not exist',
-                    hint="create it, or set target.create_tables: true",
-                )
+                name = mapped.mapping.target
+                raise missing_target(name, await read_kind(target, name))
             was_created = mapped in self._created
             copy = TableCopy(
                 mapped,
@@ -310,6 +318,16 @@ class Preparation:
         if self._changed is not None and not pairs[0][0].is_to_declare:
             await self._changed.know(target, pairs)
         return copies
+
+    async def _refuse_own_targets(
+        self, target: TargetConnection, mappings: Sequence[RelationMapping]
+    ) -> None:
+        """Refuse to copy a table into itself. Raises TargetSchemaError."""
+        same = [mapping.source for mapping in mappings if mapping.source == mapping.target]
+        if same:
+            (row,) = await target.fetch(TARGET_DATABASE_SQL)
+            if TargetDatabase(**row).is_of(self._server):
+                raise own_target_error(same[0])
 
     async def _settled(
         self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
@@ -344,26 +362,6 @@ class Preparation:
         created = await create_tables(target, wanted, types)
         self._created |= {mapped for mapped, _ in pairs if mapped.mapping.target in created}
         failpoint("sync.table_created")
-
-    def _check_readable(self, relation: SourceRelation) -> None:
-        """Refuse a table that a copy could not read, or not in full."""
-        role = quote_identifier(self._server.role)
-        if relation.row_security:
-            raise SyncError(
-                f'row level security would hide rows of "{relation.name}" from the copy',
-                hint=Remedy.of(
-                    "run at the source: ",
-                    at_source(f"alter role {role} bypassrls"),
-                    "; or make our role the table's owner",
-                ),
-            )
-        if not relation.selectable:
-            quoted = quote_qualified(relation.name.namespace, relation.name.name)
-            grant = f"grant select on {quoted} to {role}"
-            raise SyncError(
-                f'"{relation.name}" cannot be read by role "{self._server.role}"',
-                hint=Remedy.of("run at the source: ", at_source(grant)),
-            )
 
     async def _check_fits(
         self, target: TargetConnection, copy: TableCopy, facts: ExpressionFacts
@@ -565,17 +563,12 @@ def _choose_mode(copy: TableCopy, *, owns_rows: bool) -> WriteMode:
     if not owns_rows and not _may_remove(copy):
         if mapping.rule.initial is Initial.KEEP:
             return WriteMode.KEEP
-        hint = Remedy.of(
-            "empty it, or set `truncate_target: true`, or `initial: keep` to keep rows that the "
-            "source lacks, or `initial: none` if it is in sync with the source"
-        )
+        hint = Remedy.of(f"empty it, {OCCUPIED_WORDS}")
         if mapping.rule.initial is Initial.NONE:
             source = copy.mapped.source
             again = run("resync", copy.name, database=source.database, sid=source.sid)
             hint = Remedy.of("to replace these rows, run: ", again)
-        raise SyncError(
-            f'target table "{mapping.target}" already holds rows of this source', hint=hint
-        )
+        raise occupied_error(mapping.target, hint)
     match mapping.type:
         case TableType.CLONE:
             return WriteMode.DIFFERENCE if copy.resync.mode is Mode.DIFF else WriteMode.REPLACE

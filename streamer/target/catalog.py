@@ -234,6 +234,17 @@ order by i.indisprimary desc, i.indexrelid
 """
 
 
+async def read_kind(connection: "TargetConnection", name: RelationName) -> str | None:
+    """Return the relkind of an object that is no table; None if there is no such object."""
+    quoted = quote_qualified(name.namespace, name.name)
+    kind = await connection.fetch_value(
+        "select relkind::text from pg_catalog.pg_class where oid = pg_catalog.to_regclass($1)"
+        " and relkind not in ('r', 'p')",
+        quoted,
+    )
+    return None if kind is None else str(kind)
+
+
 async def read_relation(
     connection: "TargetConnection", name: RelationName
 ) -> TargetRelation | None:

@@ -122,7 +122,7 @@ async def test_acknowledged_rows_that_the_standby_lacks_stop_the_source(
         assert servers.rows(servers.second) == [1]
 
 
-@pytest.mark.follows("runtime.target_watch:ask")
+@pytest.mark.follows("target.standby:standby_error")
 async def test_a_target_whose_url_leads_to_the_standby_goes_on_by_its_remedy(
     servers: Servers, tmp_path: Path
 ) -> None:

@@ -22,7 +22,9 @@ async def test_rules_that_are_wrong_are_all_named(checker: Checker) -> None:
     await checker.finds(ERROR, "public.orders", "not in the source", "write public.Orders")
     await checker.finds(ERROR, "public.gone", "not in the source")
     await checker.finds(ERROR, "public.a1", "both claim table")
-    await checker.finds(ERROR, "b.t and public.t would both be written to target table public.t")
+    await checker.finds(
+        ERROR, '"b.t" and "public.t" of source "shop" would both be written to target'
+    )
     await checker.finds(WARNING, "public.none*: matches no table")
     await checker.finds(WARNING, "public.lists", 'names column "naam"')
     await checker.finds(

@@ -8,8 +8,10 @@ import pytest
 
 from streamer.commands.check.conversion import type_risk
 from streamer.commands.embedded import Server
+from streamer.source.slot import drop_slot_sql
 from tests.support.checking import ERROR, INFO, ITEMS, WARNING, Checker, both
-from tests.support.streamer import MakeStreamer
+from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.waiting import until
 
 
 async def test_missing_tables(checker: Checker) -> None:
@@ -20,7 +22,7 @@ async def test_missing_tables(checker: Checker) -> None:
     checker.path.write_text(
         checker.path.read_text().replace("target: {url", "target: {create_tables: false, url")
     )
-    await checker.mends(ERROR, "its target table deep.feelings does not exist", "create type")
+    await checker.mends(ERROR, 'target table "deep.feelings" does not exist', "create type")
     assert await checker.findings() == []
 
     checker.source.execute("create collation mine (provider = libc, locale = 'C')")
@@ -31,14 +33,32 @@ async def test_missing_tables(checker: Checker) -> None:
     assert await checker.findings() == []
 
 
-async def test_targets_that_are_no_tables(checker: Checker) -> None:
-    checker.source.execute(ITEMS)
-    checker.target.execute("create view items as select 1 as id")
-    checker.configure("items:")
-    await checker.finds(ERROR, "its target public.items is a view", "another `target`")
-    looped = Checker(checker.path, checker.source, checker.source)
-    looped.configure("items:")
-    await looped.finds(ERROR, "public.items: is its own target")
+@pytest.mark.usefixtures("without_spark")
+async def test_run_refuses_targets_in_the_words_of_check(checker: Checker) -> None:
+    """Rows of a table that is its own target would be replaced by those of a snapshot."""
+    source = checker.source
+    source.execute(f"{ITEMS}; create table copied (id int primary key)")
+    source.execute("create table seen (id int primary key); create view sight as table seen")
+    source.execute("insert into items values (1); insert into copied values (1)")
+    looped = Checker(checker.path, source, source)
+    looped.configure(
+        "items: {truncate_target: true}\ncopied: {target: copy_of_it}\nseen: {target: sight}"
+    )
+    own = await looped.finds(ERROR, "public.items", "is its own target")
+    view = await looped.finds(ERROR, 'target "public.sight" is a view', "another `target`")
+    streamer = Streamer(looped.path)
+    streamer.start()
+    try:
+        await streamer.table_state("public.copied", "ready")
+        for table, finding in (("public.items", own), ("public.seen", view)):
+            await streamer.table_state(table, "error")
+            assert finding.problem in (await streamer.table(table))["error"]
+        source.execute("insert into items values (2, 'new'); insert into copied values (2)")
+        await until(lambda: source.value("select count(*) from copy_of_it") == 2)
+        assert source.execute("table items") == [(1, None), (2, "new")]
+    finally:
+        await streamer.stop()
+        source.execute(drop_slot_sql("streamer_shop"))
 
 
 async def test_missing_columns_are_added_with_their_types(checker: Checker) -> None:
@@ -208,10 +228,10 @@ async def test_types_of_extensions(checker: Checker) -> None:
     checker.source.execute(f"create schema e; create extension {name} schema e")
     checker.source.execute(f"create table t (id int primary key, v e.{name})")
     checker.configure("t:")
-    found = await checker.mends(ERROR, f"the target has no type e.{name}", "create extension")
+    found = await checker.mends(ERROR, f'the target has no type "e.{name}"', "create extension")
     assert f'create schema if not exists "e"; create extension "{name}" schema "e"' in str(found)
     checker.target.execute(f"create schema x; alter extension {name} set schema x")
-    await checker.mends(ERROR, f"the target has no type e.{name}", "alter extension")
+    await checker.mends(ERROR, f'the target has no type "e.{name}"', "alter extension")
 
 
 async def test_types_into_which_not_every_value_fits(checker: Checker) -> None:

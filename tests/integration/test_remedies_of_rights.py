@@ -36,7 +36,7 @@ def reader(source: Database) -> Iterator[str]:
 
 @pytest.mark.follows("source.connection:_naming_the_url")
 @pytest.mark.follows("source.publication:_rejected")
-@pytest.mark.follows("sync.prepare:Preparation._check_readable")
+@pytest.mark.follows("sync.copy_obstacles:find_unreadable")
 async def test_rights_at_the_source_let_each_table_go_on(
     reader: str, source: Database, target: Database, stream: MakeStreamer
 ) -> None:

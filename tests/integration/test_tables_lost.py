@@ -99,7 +99,7 @@ async def test_a_misspelt_table_keeps_nobody_from_starting(
 
 
 @pytest.mark.follows("source.publication:PublicationFault.error")
-@pytest.mark.follows("runtime.publications:Publishing._judge_faults")
+@pytest.mark.follows("source.publication:unlogged_error")
 async def test_publications_that_check_calls_unfit_are_not_streamed_from(
     source: Database,
     target: Database,
@@ -158,7 +158,7 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         await streamer.table_state("public.p", "error", 60)
         assert 'alter table "public"."p1" set logged' in (await streamer.table("public.p"))["error"]
         found = (await check(settings, mapping)).findings
-        assert any("unlogged partitions" in finding.problem for finding in found)
+        assert any("changes of unlogged partitions" in finding.problem for finding in found)
         source.execute("insert into p values (2)")
         await run_remedy(streamer, source, target, "p")
         await streamer.caught_up(60)

@@ -16,6 +16,7 @@ from streamer.postgres.secret import Secret
 from streamer.source.catalog import SourceServer
 from streamer.source.slot import Slot
 from tests.support.checking import ERROR, WARNING, matching
+from tests.unit.build import source_mapping
 
 SERVER = SourceServer(
     version=18_00_01,
@@ -120,12 +121,13 @@ def test_copies_of_sources_at_once_need_walsenders_and_connections() -> None:
 
 
 def test_servers_that_are_not_at_hand() -> None:
-    place = Place("shop")
-    assert not [*check_server(place, SERVER), *check_settings(place, SERVER, streams=True)]
+    place, source = Place("shop"), replace(source_mapping(), failover=True)
+    assert not [*check_server(place, SERVER, source), *check_settings(place, SERVER, streams=True)]
     for server, severity, words in (
         (replace(SERVER, version=19_00_00), WARNING, "newer than any"),
+        (replace(SERVER, version=16_00_00), ERROR, "failover: true is set, which PostgreSQL 16"),
     ):
-        assert matching(list(check_server(place, server)), severity, words)
+        assert matching(list(check_server(place, server, source)), severity, words)
 
 
 def test_each_of_several_processes_needs_its_own_connections_at_the_target() -> None:

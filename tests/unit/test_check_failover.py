@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from streamer.commands.check.failover import check_failover
+from streamer.commands.check.findings import Place
+from streamer.commands.check.source import check_server
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
@@ -58,8 +60,9 @@ def test_a_standby_needs_its_primary_and_settings_that_protect_the_slot() -> Non
     facts.server = replace(SERVER, in_recovery=True)
     facts.slot = replace(SLOT, is_synced=True)
     facts.replication = {"hot_standby_feedback": "off", "primary_slot_name": ""}
-    needs_primary, is_copy, publications, feedback, physical_slot = found(facts)
-    assert "failover: true needs the primary" in needs_primary
+    (needs_primary,) = check_server(Place("shop"), facts.server, facts.source)
+    is_copy, publications, feedback, physical_slot = found(facts)
+    assert "failover: true needs the primary" in str(needs_primary)
     assert "is a copy of its primary's" in is_copy
     assert "streamer cannot change publications here" in publications
     assert "alter system set hot_standby_feedback = on" in feedback
@@ -71,9 +74,10 @@ def test_a_standby_needs_its_primary_and_settings_that_protect_the_slot() -> Non
     assert text.startswith("info")
     assert "publications and heartbeats at its primary" in text
     facts.server = replace(SERVER, in_recovery=True, version=15_00_00)
-    (text,) = found(facts)
-    assert text.startswith("error")
-    assert "upgrade to PostgreSQL 16" in text
+    assert found(facts) == []
+    (old,) = check_server(Place("shop"), facts.server, facts.source)
+    assert str(old).startswith("error")
+    assert "upgrade to PostgreSQL 16" in str(old)
 
 
 def test_a_failover_keeps_the_slot_where_the_standby_is_ready() -> None:

@@ -7,21 +7,23 @@ from streamer.commands.check.findings import (
     Place,
     at_source,
     error,
+    from_error,
     in_words,
     info,
     warning,
 )
 from streamer.commands.check.source_facts import SourceFacts
+from streamer.errors import SourceStandbyError
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.quoting import quote_literal
+from streamer.source.catalog import ON_STANDBY_SINCE
 from streamer.source.connection import names_several_hosts
 from streamer.source.primaries import choose
-from streamer.source.slot import Slot
+from streamer.source.slot import Slot, require_own
 from streamer.source.standbys import StandbyLook
 from streamer.source.timeline_branches import KnownPlace
 
 RELOAD = "select pg_reload_conf()"
-ON_STANDBY_SINCE = 16_00_00
 FEEDBACK = "hot_standby_feedback"
 
 
@@ -68,16 +70,11 @@ def _check_standby_as_source(place: Place, facts: SourceFacts) -> Iterable[Findi
     server, settings, slot = facts.server, facts.replication, facts.slot
     assert server is not None
     if server.version < ON_STANDBY_SINCE:
-        words = "connect to the primary, or upgrade to PostgreSQL 16"
-        yield error(place, "is a standby, which cannot decode its WAL", in_words(words))
         return
-    list_all = "list all hosts in the url, with target_session_attrs=read-write"
-    if facts.source.failover:
-        problem = "is a standby, and failover: true needs the primary"
-        yield error(place, problem, in_words(list_all))
-    if slot is not None and slot.is_synced:
-        problem = f'is a standby, and replication slot "{slot.name}" is a copy of its primary\'s'
-        yield error(place, problem, in_words(f"promote it, or {list_all}"))
+    try:
+        require_own(slot, facts.source, server)
+    except SourceStandbyError as exc:
+        yield from_error(place, exc)
     if names_several_hosts(facts.source):
         yield info(
             place, "is a standby: streamer writes publications and heartbeats at its primary"

@@ -11,7 +11,7 @@ from streamer.commands.check.findings import (
     Fix,
     Place,
     at_source,
-    error,
+    from_error,
     in_words,
     quote_relation,
     some_of,
@@ -22,6 +22,7 @@ from streamer.mapping.options import TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.source.catalog import SourceRelation
+from streamer.source.publication import unlogged_error
 from streamer.source.replica_identity import FULL, TableIdentity, key_identity
 
 Details = Mapping[int, IdentityDetails]
@@ -39,11 +40,8 @@ def check_identity(
 
     *moves*: the statements that then publish them, if streamer may not run these.
     """
-    if unlogged := relation.identity.unlogged_leaves:
-        names = some_of(str(leaf.name) for leaf in unlogged)
-        statements = [f"alter table {quote_relation(leaf.name)} set logged" for leaf in unlogged]
-        problem = f"has unlogged partitions, whose changes are not in the WAL: {names}"
-        yield error(place, problem, at_source(*statements))
+    if (unlogged := unlogged_error(relation.identity)) is not None:
+        yield from_error(place, unlogged)
     if foreign := relation.identity.foreign:
         problem = (
             "has partitions that are foreign tables, whose changes are not in the WAL: "

@@ -25,6 +25,7 @@ from streamer.source.column_lists import LISTS_SINCE, ColumnLists, column_lists,
 from streamer.source.publication import (
     PublicationChanges,
     PublicationFault,
+    interrupted_error,
     membership_fingerprint,
     moves_to_updates,
     publication_changes,
@@ -232,7 +233,6 @@ def _check_marks(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
             resync = command("resync", table, *options, database=source.database, sid=source.sid)
             yield error(
                 Place(facts.label, table),
-                "a session changed its publication, or re-created the table, so changes may be "
-                "missing",
+                f"{interrupted_error(mapping.source).message}, so changes may be missing",
                 run_here(resync),
             )

@@ -13,6 +13,7 @@ from streamer.commands.check.findings import (
     Place,
     at_source,
     error,
+    from_error,
     in_words,
     info,
     quote_relation,
@@ -21,7 +22,7 @@ from streamer.commands.check.findings import (
 )
 from streamer.errors import MappingError
 from streamer.mapping.names import RelationName
-from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule, resolve
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule, resolve, same_target
 from streamer.report.problems import Severity
 
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
@@ -102,8 +103,7 @@ def _resolve_each(
         try:
             mapped += resolve(replace(source, rules=patterns + own), [name], target_namespace)
         except MappingError as exc:
-            fix = in_words(exc.hint) if exc.hint else None
-            findings.append(error(Place(source.label, str(name)), exc.message, fix))
+            findings.append(from_error(Place(source.label, str(name)), exc))
     return mapped, findings
 
 
@@ -177,11 +177,7 @@ def _check_shared_targets(source: SourceMapping, mapped: list[RelationMapping]) 
     for mapping in mapped:
         writers[mapping.target].append(mapping.source)
     return [
-        error(
-            Place(source.label, str(names[0])),
-            f"{' and '.join(map(str, names))} would both be written to target table {target}",
-            in_words("give all but one of them another `target`"),
-        )
+        from_error(Place(source.label, str(names[0])), same_target(source, names, target))
         for target, names in writers.items()
         if len(names) > 1
     ]

@@ -1,6 +1,7 @@
 """Problems at a source: server, slot, publications, tables, long transactions. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from streamer.commands.check.capture import check_capture
@@ -40,12 +41,14 @@ from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.progress.sources import SourceRecord
-from streamer.source.catalog import SourceRelation, SourceServer, check_same_history
+from streamer.report.problems import Severity
+from streamer.source.catalog import SourceRelation, SourceServer, check_same_history, find_unready
 from streamer.source.connection import names_several_hosts
 from streamer.source.ownership import obstacle, take_over_hint, unproven_rows
 from streamer.source.primaries import require_successor
 from streamer.source.slot import ahead_of_target, check_slot
 from streamer.source.source_database import require_same_database
+from streamer.sync.copy_obstacles import find_unreadable
 
 VERSION_TESTED: Final = 18
 TIMEOUT_MILLISECONDS_LOW: Final = 10_000
@@ -69,7 +72,7 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
             require_same_database(facts.source, record.known_place, *reached)
         except SourceDatabaseError as exc:
             return [from_error(place, exc)]  # all else would be about another database
-    findings += check_server(place, facts.server)
+    findings += check_server(place, facts.server, facts.source)
     findings += check_settings(place, facts.server, streams=facts.source.streaming)
     findings += check_backlog(place, facts.server, facts.source)
     findings += check_failover(facts)
@@ -99,16 +102,15 @@ def copied(facts: SourceFacts, target: TargetFacts | None) -> list[RelationMappi
     ]
 
 
-def check_server(place: Place, server: SourceServer) -> Iterable[Finding]:
+def check_server(place: Place, server: SourceServer, source: SourceMapping) -> Iterable[Finding]:
     """Version, wal_level, the role's right to replicate."""
     if server.major > VERSION_TESTED:
         problem = (
             f"PostgreSQL {server.version_text} is newer than any version tested with this streamer"
         )
         yield warning(place, problem, in_words("upgrade streamer if a newer version exists"))
-    if server.wal_level != "logical":
-        fix = at_source("alter system set wal_level = 'logical'", words="then restart that server")
-        yield error(place, f"wal_level is {server.wal_level}", fix)
+    for unready in find_unready(server, source):
+        yield from_error(place, unready)
     if not server.role_may_replicate:
         fix = at_source(f"alter role {quote_identifier(server.role)} replication")
         yield error(place, f'role "{server.role}" may not replicate', fix)
@@ -358,17 +360,9 @@ def check_readable(
 ) -> Iterable[Finding]:
     """Whether a copy, now or after a resync, can read every row. The stream needs no right to."""
     assert facts.server is not None
-    make = error if is_copied else warning
-    role, place = facts.server.role, _place(facts, mapping)
-    if not relation.selectable:
-        grant = f"grant select on {quote_relation(relation.name)} to {quote_identifier(role)}"
-        yield make(place, f'role "{role}" may not read it', at_source(grant))
-    if relation.row_security:
-        yield make(
-            place,
-            "row level security would hide rows from the copy",
-            at_source(f"alter role {quote_identifier(role)} bypassrls"),
-        )
+    severity = Severity.ERROR if is_copied else Severity.WARNING
+    for unreadable in find_unreadable(relation, facts.server.role):
+        yield replace(from_error(_place(facts, mapping), unreadable), severity=severity)
 
 
 def check_rule(

@@ -11,6 +11,7 @@ from streamer.commands.check.findings import (
     Place,
     at_target,
     error,
+    from_error,
     in_words,
     info,
     quote_relation,
@@ -31,8 +32,10 @@ from streamer.mapping.shared_targets import find_clashes
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
-from streamer.source.catalog import SourceRelation, SourceServer
+from streamer.source.catalog import SourceRelation
+from streamer.sync.copy_obstacles import TargetDatabase, own_target_error
 from streamer.target.conventions import SID
+from streamer.target.standby import standby_error
 
 VERSION_TESTED: Final = 18
 
@@ -66,9 +69,7 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
         )
         yield warning(TARGET, problem, in_words("upgrade streamer if a newer version exists"))
     if server.in_recovery:
-        yield error(
-            TARGET, "is a standby, and accepts no writes", in_words("connect to its primary")
-        )
+        yield from_error(TARGET, standby_error())
     if not server.may_use_temporary:
         grant = at_target(f"grant temporary on database {database} to {role}")
         problem = (
@@ -272,24 +273,14 @@ def _check_keys(
         yield warning(Place(labels, str(writers[0][1].source)), problem, fix)
 
 
-def _is_same_database(source: SourceServer, target: TargetServer) -> bool:
-    """Whether writes to the target become changes of the source.
-
-    A promoted standby and a restored copy have the system identifier of their origin, on another
-    timeline. A copied data directory has its timeline, too, and was started by itself.
-    """
-    here = source.system_identifier, source.timeline, source.database
-    is_one_server = source.in_recovery or source.started in (0, target.started)
-    return here == (target.system_identifier, target.timeline, target.database) and is_one_server
-
-
 def check_loops(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[Finding]:
     """Tables that are their own target."""
+    own = facts.server
+    there = TargetDatabase(own.system_identifier, own.timeline, own.started, own.database)
     for source in sources:
-        if source.server is None or not _is_same_database(source.server, facts.server):
+        if source.server is None or not there.is_of(source.server):
             continue
         for mapping in source.mappings:
             if mapping.source == mapping.target:
-                problem = "is its own target: source and target are the same database"
-                fix = in_words("give it another `target`, or correct a url")
-                yield error(Place(source.label, str(mapping.source)), problem, fix)
+                place = Place(source.label, str(mapping.source))
+                yield from_error(place, own_target_error(mapping.source))

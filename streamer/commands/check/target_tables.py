@@ -6,9 +6,14 @@ that `run` would give at the first change. Pure.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final
 
-from streamer.apply.make_plan import AddedColumn, make_plan, missing_columns, missing_remedy
+from streamer.apply.make_plan import (
+    AddedColumn,
+    make_plan,
+    missing_columns,
+    missing_remedy,
+    missing_target,
+)
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.planner import judge_added
 from streamer.commands.check.conversion import type_risk
@@ -43,26 +48,19 @@ from streamer.postgres.quoting import (
     quote_literal,
 )
 from streamer.progress.purges import left_rows_error
+from streamer.remedies import Remedy, Sql
 from streamer.source.catalog import SourceColumn
 from streamer.source.user_defined_types import FIRST_USER_OID
+from streamer.sync.copy_obstacles import OCCUPIED_WORDS, occupied_error
 from streamer.sync.create_tables import (
     check_can_be_made,
     create_table_sql,
     extension_sql,
+    missing_type,
     published_relation,
 )
 from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.conventions import SID
-
-_KINDS: Final = {
-    "v": "a view",
-    "m": "a materialized view",
-    "f": "a foreign table",
-    "S": "a sequence",
-    "i": "an index",
-    "I": "an index",
-    "c": "a composite type",
-}
 
 
 def check_target_tables(
@@ -81,8 +79,7 @@ def check_target_tables(
         if table is None:
             yield from check_missing(pair, shared.get(pair.name), create_tables=create_tables)
         elif table.relation is None:
-            problem = f"its target {pair.name} is {_KINDS.get(table.kind, 'no table')}"
-            yield error(pair.place, problem, in_words("give it another `target`"))
+            yield from_error(pair.place, missing_target(pair.name, table.kind))
         else:
             yield from check_table(pair, table, table.relation, shared.get(pair.name))
     yield from check_labels(facts, target)
@@ -113,7 +110,7 @@ def check_missing(
         rights = "select, insert, update, delete, truncate"
         statements.append(f"grant {rights} on {pair.quoted} to {role}")
         fix = at_target(*statements, words="or set `target.create_tables: true`")
-        yield error(pair.place, f"its target table {pair.name} does not exist", fix)
+        yield error(pair.place, missing_target(pair.name).message, fix)
         return
     yield from check_extensions(pair)
     yield from check_collations(pair)
@@ -143,16 +140,16 @@ def check_extensions(pair: Pair) -> Iterable[Finding]:
     for kind in pair.types:
         if kind.name in pair.target.types or kind.create_sql is not None:
             continue
-        problem = f"the target has no type {kind.name}"
         extension = kind.extension
         if extension is None:
-            yield error(pair.place, problem, in_words("create it there"))
+            yield from_error(pair.place, missing_type(kind.name, "create it there"))
         elif extension not in pair.target.available_extensions:
             words = f"install the package of extension {extension} on that server"
-            yield error(pair.place, problem, in_words(words))
+            yield from_error(pair.place, missing_type(kind.name, words))
         else:
             sql = extension_sql(kind, pair.target.namespaces, pair.target.extensions)
-            yield error(pair.place, problem, at_target(*sql))
+            remedy = Remedy.of("run at the target: ", Sql("target", tuple(sql)))
+            yield from_error(pair.place, missing_type(kind.name, remedy))
 
 
 def missing_types_sql(pair: Pair) -> list[str]:
@@ -457,15 +454,9 @@ def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
         empty = f"delete from {pair.quoted} where {own}"  # noqa: S608  # quoted, and only shown
     elif relation.is_referenced:
         empty = f"delete from {pair.quoted}"  # noqa: S608  # quoted, and only shown
-    words = (
-        "or set `truncate_target: true` to replace them, `initial: keep` to keep rows that the "
-        "source lacks, or `initial: none` if it is in sync with the source"
-    )
-    problem = (
-        f"target table {pair.name} already holds rows of this source, so streamer "
-        "refuses to copy it"
-    )
-    yield error(pair.place, problem, at_target(empty, words=words, is_choice=True))
+    occupied = occupied_error(pair.name)
+    fix = at_target(empty, words=OCCUPIED_WORDS, is_choice=True)
+    yield error(pair.place, occupied.message, fix, occupied.code)
 
 
 def check_labels(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:

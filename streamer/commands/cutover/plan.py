@@ -26,7 +26,7 @@ class Step(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepObstacle:
-    """What would make a step fail, and the remedy."""
+    """The reason why a step would fail, and the remedy."""
 
     step: Step
     problem: str

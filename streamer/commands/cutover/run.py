@@ -75,7 +75,7 @@ GRACE_SECONDS: Final = 10.0
 COMPARE_FACTOR: Final = 2.0
 
 Problem = tuple[str, Remedy | None]
-"""What would make a step fail, and the remedy."""
+"""The reason why a step would fail, and the remedy."""
 
 Report = Callable[[str, str], None]
 """Called with a step and its outcome, in words."""
@@ -134,7 +134,7 @@ class Cutover:
         """From before the comparison that found everything equal."""
         self._compared_seconds = 0.0
         self.obstacles: list[StepObstacle] = []
-        """What the last check has found."""
+        """The findings of the last check."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Cutover":

@@ -1,0 +1,78 @@
+"""Reasons why a table cannot be copied: one judge for `check` and `run`. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.errors import SyncError, TargetSchemaError
+from streamer.mapping.names import RelationName
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.remedies import Remedy, at_source
+from streamer.source.catalog import SourceRelation, SourceServer
+from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
+
+OCCUPIED_WORDS: Final = (
+    "or set `truncate_target: true` to replace them, `initial: keep` to keep rows that the source "
+    "lacks, or `initial: none` if it is in sync with the source"
+)
+
+
+def find_unreadable(relation: SourceRelation, role: str) -> Iterator[SyncError]:
+    """Yield the reasons why a copy by *role* could not read a table, or not in full. Pure."""
+    quoted = quote_identifier(role)
+    if relation.row_security:
+        yield SyncError(
+            f'row level security would hide rows of "{relation.name}" from the copy',
+            hint=Remedy.of(
+                "run at the source: ",
+                at_source(f"alter role {quoted} bypassrls"),
+                "; or make our role the table's owner",
+            ),
+        )
+    if not relation.selectable:
+        table = quote_qualified(relation.name.namespace, relation.name.name)
+        grant = f"grant select on {table} to {quoted}"
+        yield SyncError(
+            f'"{relation.name}" cannot be read by role "{role}"',
+            hint=Remedy.of("run at the source: ", at_source(grant)),
+        )
+
+
+def occupied_error(target: RelationName, hint: Remedy | None = None) -> SyncError:
+    """Say that a copy may not replace the rows of *target*."""
+    return SyncError(f'target table "{target}" already holds rows of this source', hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetDatabase:
+    """The database of the target. ``started``: when its server was started."""
+
+    system_identifier: str
+    timeline: int
+    started: int
+    database: str
+
+    def is_of(self, source: SourceServer) -> bool:
+        """Whether writes to the target become changes of the source.
+
+        A promoted standby and a restored copy have the system identifier of their origin, on
+        another timeline. A copied data directory has its timeline, too, and was started by itself.
+        """
+        here = source.system_identifier, source.timeline, source.database
+        is_one_server = source.in_recovery or source.started in (0, self.started)
+        return here == (self.system_identifier, self.timeline, self.database) and is_one_server
+
+
+TARGET_DATABASE_SQL: Final = f"""
+select (select system_identifier::text from pg_catalog.pg_control_system()) as system_identifier,
+       {TIMELINE_SQL} as timeline, {STARTED_SQL} as started,
+       pg_catalog.current_database()::text as database
+"""
+
+
+def own_target_error(table: RelationName) -> TargetSchemaError:
+    """Say that a copy and changes of *table* would go into the table itself."""
+    return TargetSchemaError(
+        f'table "{table}" is its own target: source and target are the same database',
+        hint="give it another `target`, or correct a url",
+    )

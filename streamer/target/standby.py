@@ -1,0 +1,16 @@
+"""The refusal of a target that is a standby: one sentence for `check` and `run`. Pure."""
+
+from streamer.errors import TargetReadOnlyError
+from streamer.remedies import Remedy, at_target
+
+
+def standby_error() -> TargetReadOnlyError:
+    """Say that the target accepts no writes."""
+    return TargetReadOnlyError(
+        "target: the server is a standby and accepts no writes",
+        hint=Remedy.of(
+            "promote it with ",
+            at_target("select pg_promote()"),
+            ", or point target.url at the primary",
+        ),
+    )
