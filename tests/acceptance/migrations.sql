@@ -220,10 +220,50 @@ update posts set comments_count = 1 where id % 2 = 0;
 alter table tags rename column name to label;
 insert into tags (post_id, label, position) values (1, 'several', 9000);
 
+--- enum, first way: by text, and the type anew [stops tickets change_type]
+alter table tickets alter column state drop default;
+alter table tickets alter column state type text using state::text;
+drop type ticket_state;
+create type ticket_state as enum ('new', 'open', 'closed');
+update tickets set state = 'new' where state = 'begun';
+alter table tickets alter column state type ticket_state using state::ticket_state;
+alter table tickets alter column state set default 'new';
+
+--- RunPython: rows get the new labels
+update tickets set state = 'new' where id % 3 = 0;
+insert into tickets (title) values ('with the new default');
+
+--- enum, second way: a new type that takes the name [stops tickets change_type]
+create type ticket_state_new as enum ('new', 'open', 'closed', 'void');
+alter table tickets alter column state drop default;
+alter table tickets alter column state type ticket_state_new using state::text::ticket_state_new;
+alter table tickets alter column state set default 'open';
+drop type ticket_state;
+alter type ticket_state_new rename to ticket_state;
+update tickets set state = 'void' where id % 4 = 0;
+
+--- enum, third way: the old type steps aside [stops tickets change_type]
+alter type ticket_state rename to ticket_state_old;
+create type ticket_state as enum ('open', 'closed', 'gone');
+update tickets set state = 'closed' where state in ('new', 'void');
+alter table tickets alter column state drop default;
+alter table tickets alter column state type ticket_state
+    using (case state::text when 'closed' then 'gone' else state::text end)::ticket_state;
+alter table tickets alter column state set default 'open';
+drop type ticket_state_old;
+
+--- RunPython: rows after the third way
+update tickets set state = 'closed' where id % 5 = 0;
+insert into tickets (title, state) values ('third', 'gone');
+
 --- AlterField: text to enum [stops tickets change_type]
 create type ticket_kind as enum ('bug', 'wish');
 alter table tickets alter column kind drop default;
 alter table tickets alter column kind type ticket_kind using kind::ticket_kind;
+
+--- change_column using an expression, not null in the same command [stops tickets change_type]
+alter table tickets alter column notes type jsonb using jsonb_build_object('text', coalesce(notes, '')),
+    alter column notes set not null;
 
 --- RemoveField, AddField: a column comes again under its name [stops tickets drop_column]
 alter table tickets drop column rank;
@@ -235,6 +275,52 @@ alter table tickets rename column opened to swapping;
 alter table tickets rename column due to opened;
 alter table tickets rename column swapping to due;
 update tickets set due = due + 1 where id % 3 = 1;
+
+--- change_column: another collation [stops tickets change_type]
+alter table tickets alter column title type text collate "C";
+
+--- AlterField: a primary key of another column [alone]
+alter table ledgers drop constraint ledgers_pkey;
+alter table ledgers add primary key (uid);
+
+--- RunPython: rows by the new key
+update ledgers set amount = amount + 1 where id % 2 = 0;
+delete from ledgers where id % 7 = 3;
+
+--- AutoField to BigAutoField [alone]
+alter table accounts alter column id type bigint;
+create sequence accounts_id_big as bigint;
+select setval('accounts_id_big', (select max(id) + 1000 from accounts));
+alter table accounts alter column id set default nextval('accounts_id_big');
+alter sequence accounts_id_big owned by accounts.id;
+drop sequence accounts_id_seq;
+alter sequence accounts_id_big rename to accounts_id_seq;
+
+--- integer key to bigint online: column, trigger, index [alone]
+alter table payments add column new_id bigint not null default 0;
+create function payments_new_id() returns trigger language plpgsql as 'begin new.new_id := new.id; return new; end';
+create trigger payments_new_id before insert or update on payments for each row execute function payments_new_id();
+update payments set new_id = id where id % 2 = 0 and new_id = 0;
+update payments set new_id = id where new_id = 0;
+create unique index concurrently payments_new_id_key on payments (new_id);
+
+--- integer key to bigint online: the keys exchange [stops payments drop_column]
+lock table payments in access exclusive mode;
+alter table payments drop constraint payments_pkey;
+alter table payments rename column id to old_id;
+alter table payments rename column new_id to id;
+alter sequence payments_id_seq as bigint;
+alter sequence payments_id_seq owned by payments.id;
+alter table payments alter column id set default nextval('payments_id_seq');
+alter table payments alter column old_id drop default;
+alter table payments add constraint payments_pkey primary key using index payments_new_id_key;
+drop trigger payments_new_id on payments;
+drop function payments_new_id();
+alter table payments drop column old_id;
+
+--- RunPython: rows by the big key
+insert into payments (amount) values (3000000000), (17);
+update payments set amount = amount + 1 where id % 2 = 0;
 
 --- split a table: columns move to another [stops accounts drop_column]
 create table shop_profiles (

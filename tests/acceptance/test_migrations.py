@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from tests.support.definitions import everything
-from tests.support.dumps import Dump, Sides
+from tests.support.dumps import Dump, Sides, of_history
 from tests.support.equal_sides import World, assert_equal
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up, command, status
@@ -177,10 +177,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_migrations_arrive_at_each_kind_of_target(
     name: str, source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
-    world, stopping = WORLDS[name]
+    world, stopping, left_out = WORLDS[name]
     sources = dict(zip(world.sids, (source, second), strict=False))
     config = configure(world, sources, target, tmp_path / "config.yaml", stopping)
-    history = steps()
+    history = [step for step in steps() if step.name not in WAITING + left_out]
     assert len(history) >= 50
     kills = {len(history) * (n + 1) // (KILLS + 1) for n in range(KILLS)}
     with contextlib.ExitStack() as stack:
@@ -271,9 +271,40 @@ def configure(
     return path
 
 
-WORLDS: dict[str, tuple[World, tuple[str, ...]]] = {
-    "plain": (World(), ("drop_column", "drop_attribute")),
-    "stop": (World(), RISKY),
-    "partitioned": (World(rules={"readings": "{partitioned: true}"}, sides=of_partitions), ()),
+Changes = tuple[str, ...]
+WAITING: Changes = (
+    "enum, first way: by text, and the type anew",
+    "RunPython: rows get the new labels",
+    "enum, second way: a new type that takes the name",
+    "enum, third way: the old type steps aside",
+    "RunPython: rows after the third way",
+    "change_column using an expression, not null in the same command",
+    "AlterField: a primary key of another column",
+    "RunPython: rows by the new key",
+    "AutoField to BigAutoField",
+    "integer key to bigint online: column, trigger, index",
+    "integer key to bigint online: the keys exchange",
+    "RunPython: rows by the big key",
+)
+"""Steps that streamer does not follow yet: docs/progress.md."""
+WORLDS: dict[str, tuple[World, Changes, Changes]] = {
+    "plain": (World(), ("drop_column", "drop_attribute"), ()),
+    "stop": (World(), RISKY, ()),
+    "partitioned": (World(rules={"readings": "{partitioned: true}"}, sides=of_partitions), (), ()),
+    "history": (
+        World(
+            rules=dict.fromkeys([*TABLES, '"shop_*"'], "{type: history}"),
+            sides=of_history,
+            unmade=("foreign key",),
+            current="kvsz_end = '9999-01-01' and not kvsz_deleted",
+        ),
+        (),
+        (
+            "AlterField: text to enum",
+            "RemoveField, AddField: a column comes again under its name",
+        ),
+    ),
 }
-"""Kinds of targets, and the changes that wait for a command of the operator there."""
+"""Kinds of targets, the changes that wait for a command of the operator there, and the steps that
+stop such a table by design.
+"""

@@ -164,3 +164,35 @@ async def test_a_column_comes_again_with_a_wider_or_a_narrower_type(
                 )
     finally:
         await streamer.stop()
+
+
+async def test_an_index_that_tenants_rename_one_after_the_other_leaves_no_former_one(
+    source: Database, second: Database, target: Database, tmp_path: Path
+) -> None:
+    for db in (source, second):
+        db.execute("create table t (id int primary key, x int); create index i on t (x)")
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, "t:", sid="a", others={"b": second}, group=GROUP)
+    streamer = Streamer(path)
+    streamer.start()
+
+    async def indexes_are(names: str) -> None:
+        sql = "select string_agg(indexname, ' ' order by indexname) from pg_indexes where tablename = 't'"
+
+        async def is_so() -> bool:
+            return await asyncio.to_thread(target.value, sql) == names
+
+        await streamer.eventually(is_so)
+
+    try:
+        await streamer.caught_up()
+        await indexes_are("i t_pkey")
+        source.execute("alter index i rename to j")
+        await indexes_are("i j t_pkey")
+        second.execute("alter index i rename to j")
+        await indexes_are("j t_pkey")
+        source.execute("drop index j")
+        second.execute("drop index j")
+        await indexes_are("t_pkey")
+    finally:
+        await streamer.stop()

@@ -78,6 +78,15 @@ def of_clones(source: Dump, target: Dump) -> Sides:
     return without_partitions(source), without_partitions(target)
 
 
+def _without_names_of_keys(objects: Dump) -> Dump:
+    """streamer's own primary key of a table keeps the name that the table had first."""
+    named = re.compile(r"ALTER TABLE (\S+)\n +ADD CONSTRAINT \S+ PRIMARY KEY")
+    return {
+        f"PRIMARY KEY {key[1]}" if (key := named.match(text)) else name: named.sub(r"\1", text)
+        for name, text in objects.items()
+    }
+
+
 def of_tenants(source: Dump, target: Dump) -> Sides:
     """`sid` leads all keys. NOT NULL and defaults of one tenant do not bind the others."""
     wanted = {}
@@ -93,7 +102,8 @@ def of_tenants(source: Dump, target: Dump) -> Sides:
     tables = {
         name: "\n".join(_columns(text)) for name, text in target.items() if name[:6] == "TABLE "
     }
-    return wanted, without_partitions(target) | tables
+    found = without_partitions(target) | tables
+    return _without_names_of_keys(wanted), _without_names_of_keys(found)
 
 
 def of_history(source: Dump, target: Dump) -> Sides:
@@ -123,7 +133,7 @@ def of_history(source: Dump, target: Dump) -> Sides:
             found[name] = "\n".join(line for line in _columns(text) if line in kept)
         elif "kvsz_id_seq" not in name and "WHERE (kvsz_end = " not in text:
             found[name] = text.replace("ALTER TABLE ONLY", "ALTER TABLE")
-    return wanted, found
+    return _without_names_of_keys(wanted), _without_names_of_keys(found)
 
 
 _KEY: Final = re.compile(

@@ -166,8 +166,11 @@ class ObjectTranslator:
         if any(_has(other, old) for other in self._others):
             self._add(new, found)
             return
-        constraint, index = self._constraint(old), self._index(old)
         name = self._renderer.free(new.name)
+        if self._others and (name in self._constraints or name in self._indexes):
+            self._drop(old, found)  # the tenant before brought the object under its new name
+            return
+        constraint, index = self._constraint(old), self._index(old)
         quoted = quote_identifier(name)
         if constraint is not None:
             if name not in self._constraints:
