@@ -23,13 +23,15 @@ from streamer.mapping.definition import (
 )
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.names import RelationName
-from streamer.mapping.objects import DefinedObject, DefinedType, TypeChange
+from streamer.mapping.objects import DefinedObject, DefinedType, TypeChange, base_type
 from streamer.mapping.options import DdlKind
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.describing import NAMED_TYPES_SQL, USED_TYPES
+from streamer.progress.definition_changes import read_known_types, read_own_targets
 from streamer.progress.planned_definitions import end_plans, put_plans, read_plans, read_taken
 from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.connection import TargetConnection, may_replace_role
+from streamer.target.former_types import read_uses
 
 _USED_TYPES_SQL: Final = f"select ({USED_TYPES})::text from pg_catalog.pg_class c where c.oid = $1"
 _TYPES_LOCK: Final = 0x7479706573  # "types"
@@ -47,22 +49,52 @@ class Tables(Protocol):
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool: ...
 
 
+async def lock_types(target: TargetConnection) -> None:
+    """Let no other lane change types of the target, or the use of types, in this transaction.
+
+    Another one may come to the same change now: it makes it, or finds it made.
+    """
+    await target.fetch("select pg_catalog.pg_advisory_xact_lock($1)", _TYPES_LOCK)
+
+
 async def translate_types(
-    target: TargetConnection, changes: Sequence[TypeChange], others: Sequence[SourceDefinition]
+    target: TargetConnection,
+    mapped: MappedRelation,
+    table: TargetRelation,
+    columns: Sequence[DefinedColumn],
+    changes: Sequence[TypeChange],
+    others: Sequence[SourceDefinition],
 ) -> TypeTranslation:
     """Return the statements for changes of types. Raises TargetSchemaError, see `TypeTranslator`.
 
-    *others*: the definitions of other sources of the target table.
+    *columns*: of the source's table after the changes. *others*: the definitions of other sources
+    of the target *table*.
     """
-    # Another lane may come to the same change now; it makes it, or finds it made.
-    await target.fetch("select pg_catalog.pg_advisory_xact_lock($1)", _TYPES_LOCK)
     named = {type_ for change in changes for type_ in (change.before, change.after) if type_}
     found = await target.fetch_value(
         NAMED_TYPES_SQL, [t.namespace for t in named], [t.name for t in named]
     )
-    types = map(DefinedType.of, json.loads(found or "[]"))
+    types = [*map(DefinedType.of, json.loads(found or "[]")), *await read_used_types(target, table)]
     there = {each.full_name: each for each in types}
-    return TypeTranslator(there, [other.types or () for other in others]).translate(changes)
+    by_name = {each.quoted: each for each in types}
+    of_columns = {}
+    for column in columns:
+        name = mapped.mapping.target_column(column.name)
+        if name is not None and name in table.columns:
+            of_columns[base_type(column.type)] = by_name.get(base_type(table.columns[name].type))
+    own = {
+        change.before.full_name: its
+        for change in changes
+        if change.before is not None and (its := of_columns.get(change.after.quoted)) is not None
+    }
+    names = [each.full_name for each in named]
+    return TypeTranslator(
+        there,
+        [other.used_types for other in others],
+        uses=await read_uses(target, types, await read_own_targets(target, mapped.relation_id)),
+        own=own,
+        known=await read_known_types(target, mapped.relation_id, names),
+    ).translate(changes)
 
 
 async def read_used_types(target: TargetConnection, table: TargetRelation) -> list[DefinedType]:

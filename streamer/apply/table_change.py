@@ -12,12 +12,12 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import MappedRelation
-from streamer.apply.object_changes import Objects, Tables, translate_types
+from streamer.apply.object_changes import Objects, Tables, lock_types, translate_types
 from streamer.apply.quarantine.follow_definitions import follow_changes
 from streamer.apply.sql.definition_changes import DefinitionTranslator, Translation
 from streamer.apply.sql.generated import GeneratedFacts
 from streamer.apply.sql.partitions import PartitionTranslator
-from streamer.apply.sql.type_changes import columns_of
+from streamer.apply.sql.type_changes import TypeTranslation, columns_of
 from streamer.errors import (
     DefinitionStopError,
     Retry,
@@ -63,8 +63,9 @@ from streamer.target.catalog import (
     read_partitions,
     read_relation,
 )
-from streamer.target.connection import TargetConnection
+from streamer.target.connection import TargetConnection, transaction
 from streamer.target.foreign_functions import ForeignCalls, is_refused
+from streamer.target.former_types import drop_former_types
 from streamer.target.unfilled_columns import read_unfilled
 
 log = structlog.get_logger()
@@ -72,6 +73,8 @@ log = structlog.get_logger()
 
 _KEEPS_VALUES: Final = frozenset({DdlKind.CREATE_TYPE, DdlKind.ADD_ENUM_VALUE})
 """Changes after which a type takes all values that it took before."""
+_LEAVES_TYPES: Final = frozenset({DdlKind.CHANGE_TYPE, DdlKind.DROP_COLUMN})
+"""Changes after which a column may no longer use a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,9 @@ class TableChange:
         if mapped.source.sid is not None:
             await lock_definition(self._target, mapped.mapping.target)
         await hold_plans(self._target, mapped.mapping.target)
+        uses_types = any(isinstance(c, TypeChange) or c.kind in _LEAVES_TYPES for c in changes)
+        if uses_types:
+            await lock_types(self._target)
         target = await read_relation(self._target, mapped.mapping.target)
         if target is None:
             raise TargetSchemaError(f'target table "{mapped.mapping.target}" does not exist')
@@ -231,6 +237,8 @@ class TableChange:
             is_read = decision is not None and decision.state != SKIP
             calls = None if is_read else await self._calls(changes)
             await self._run(translation, calls, is_edited=is_edited)
+            if uses_types:
+                translation.statements += await drop_former_types(self._target)
             await self._plan(translation, changes, names)
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
@@ -322,6 +330,11 @@ class TableChange:
         mapped = self._mapped
         others = await read_others(self._target, mapped.relation_id) if target.has_sid else []
         made = [change for change in changes if change not in ignored]
+        typed = TypeTranslation()
+        if types := [c for c in made if isinstance(c, TypeChange)]:
+            its_columns = self._definition.columns
+            typed = await translate_types(self._target, mapped, target, its_columns, types, others)
+            await self._wait_for_others(types, typed)
         columns = DefinitionTranslator(
             mapped.mapping,
             target,
@@ -334,20 +347,20 @@ class TableChange:
                 await read_identities(self._target, target),
                 self._target.server_version,
             ),
+            renamed=typed.renamed,
         )
         translation = columns.translate([c for c in made if isinstance(c, ColumnChange)])
         left_out = [c for c in ignored if isinstance(c, ColumnChange)]
         translation.statements += columns.ignore(left_out).statements
-        if types := [c for c in made if isinstance(c, TypeChange)]:
-            typed = await translate_types(self._target, types, others)
-            if typed.statements:
-                await self._wait_for_others(types)
-            translation.statements[:0] = typed.statements
-            if self._brings_rows:
-                translation.doubts += typed.doubts
-            for name, reason in typed.rewritten.items():
-                for column in columns_of(self._definition.columns, name):
-                    columns.fill(column, reason, translation)
+        translation.statements[:0] = typed.statements
+        if self._brings_rows:
+            translation.doubts += typed.doubts
+        for name, reason in typed.rewritten.items():
+            for column in columns_of(self._definition.columns, name):
+                columns.fill(column, reason, translation)
+        for name in sorted(typed.merged):
+            for column in columns_of(self._definition.columns, name):
+                columns.give_type(column, translation)
         if objects := [c for c in made if isinstance(c, ObjectChange)]:
             translator = await self._objects.translator(target, others, columns.columns)
             translation.objects = translator.translate(objects)
@@ -373,12 +386,16 @@ class TableChange:
         )
         return translator.translate(changes, brings_rows=self._brings_rows)
 
-    async def _wait_for_others(self, types: Sequence[TypeChange]) -> None:
+    async def _wait_for_others(
+        self, types: Sequence[TypeChange], translated: TypeTranslation
+    ) -> None:
         """See that no other table is to get values of a type as it was before.
 
         Raises TargetContentionError if one is, after which the lane tries again.
         """
-        oids = {c.after.oid for c in types if c.kind not in _KEEPS_VALUES}
+        oids = set(translated.awaited)
+        if translated.statements:
+            oids |= {c.after.oid for c in types if c.kind not in _KEEPS_VALUES}
         for name in await read_users(self._target, self._mapped.relation_id, oids):
             if name != self._mapped.mapping.source and self._tables.is_behind(
                 name, self._place.lsn
@@ -438,14 +455,31 @@ class TableChange:
         if is_edited:
             namespace = quote_identifier(self._mapped.mapping.target.namespace)
             await self._target.execute(f"set local search_path = {namespace}, public")
-        for statement in translation.statements:
-            await self._target.execute(statement)
+        for number, statement in enumerate(translation.statements):
+            if (substitute := translation.substitutes.get(statement)) is None:
+                await self._target.execute(statement)
+            elif not await self._does(statement):
+                translation.statements[number], column = substitute
+                await self._target.execute(translation.statements[number])
+                if column not in translation.unfinished:
+                    translation.unfinished.append(column)
             if calls is not None:
                 await calls.refuse()
         if is_edited:
             await self._target.fetch_value(
                 "select pg_catalog.set_config('search_path', $1, true)", path
             )
+
+    async def _does(self, statement: str) -> bool:
+        """Run a statement that the target may refuse; return whether it did not."""
+        try:
+            async with transaction(self._target):
+                await self._target.execute(statement)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED or self._target.is_closed:
+                raise
+            return False
+        return True
 
     def _stop(
         self, reason: str, statements: Sequence[str], cause: Remedy | None

@@ -122,6 +122,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "rename_constraint": "a renamed constraint",
         "validate_constraint": "a constraint is validated",
         "create_type": "a type that a column uses from now on",
+        "drop_type": "a dropped type that no column of the target has any more",
         "rename_type": "a type that a column uses is renamed",
         "add_enum_value": "a new value of an enum",
         "rename_enum_value": "a renamed value of an enum",

@@ -89,7 +89,7 @@ def type_difference(
     found = []
     for each in source:
         other = there.get(each.full_name)
-        if other is None or (is_shared and _takes_all(other, each)):
+        if other is None or (is_shared and other.takes_all(each)):
             continue
         if _described(each) != _described(other):
             found.append(
@@ -98,23 +98,6 @@ def type_difference(
                 )
             )
     return found
-
-
-def _takes_all(there: DefinedType, here: DefinedType) -> bool:
-    """Return whether the target's type takes all values of the source's, in the same order."""
-    if there.kind != here.kind:
-        return False
-    match here.kind:
-        case "e":
-            own = {label for _, label in here.labels}
-            return [t for _, t in there.labels if t in own] == [t for _, t in here.labels]
-        case "d":
-            checks = {check[1:] for check in here.checks}
-            if here.base != there.base or (there.not_null and not here.not_null):
-                return False
-            return checks.issuperset(check[1:] for check in there.checks)
-        case _:
-            return False
 
 
 def _described(type_: DefinedType) -> str:

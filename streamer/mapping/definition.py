@@ -10,7 +10,7 @@ Pure.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -20,8 +20,12 @@ from streamer.mapping.objects import (
     DefinedType,
     ObjectChange,
     TypeChange,
+    base_type,
+    is_another,
     object_difference,
+    replaced_types,
     type_difference,
+    under_new_name,
 )
 from streamer.mapping.options import DdlKind
 from streamer.mapping.partitions import Partition, PartitionChange, partition_difference
@@ -91,9 +95,9 @@ class SourceDefinition:
     """A table at the source: its columns in the order of their numbers, and what goes with them.
 
     ``objects``: its indexes and constraints. ``types``: the types of its columns and the parts of
-    these, parts first. ``partitions``: the table itself and its partitions, parents first; empty
-    for a table without a partition key. None: not known. ``oid``: of the table; numbers of columns
-    count for that one only.
+    these, parts first; then former ones that the source still has. ``partitions``: the table itself
+    and its partitions, parents first; empty for a table without a partition key. None: not known.
+    ``oid``: of the table; numbers of columns count for that one only.
     """
 
     columns: tuple[DefinedColumn, ...]
@@ -101,6 +105,14 @@ class SourceDefinition:
     types: tuple[DefinedType, ...] | None = None
     partitions: tuple[Partition, ...] | None = None
     oid: int | None = None
+
+    @property
+    def used_types(self) -> list[DefinedType]:
+        """The types that columns have, and the parts of these."""
+        names = {base_type(column.type) for column in self.columns}
+        for each in reversed(self.types or ()):
+            names |= each.parts if each.quoted in names else set()
+        return [each for each in self.types or () if each.quoted in names]
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -205,11 +217,15 @@ AnyChange = ColumnChange | ObjectChange | TypeChange | PartitionChange
 
 
 def all_differences(
-    before: SourceDefinition, after: SourceDefinition, *, computes_values: bool = False
+    before: SourceDefinition,
+    after: SourceDefinition,
+    *,
+    computes_values: bool = False,
+    dropped_types: Collection[int] = (),
 ) -> list[AnyChange]:
     """Return the changes of types, columns, objects and partitions, in an order to make them in.
 
-    *computes_values*: see `difference`.
+    *computes_values*: see `difference`. *dropped_types*: OIDs; an absence is no evidence.
     """
     before = _of_table(before, after)
     objects: list[ObjectChange] = []
@@ -218,10 +234,14 @@ def all_differences(
     types: list[TypeChange] = []
     if before.types is not None and after.types is not None:
         types = type_difference(before.types, after.types)
+    types[:0] = [
+        TypeChange(DdlKind.DROP_TYPE, e, e) for e in before.types or () if e.oid in dropped_types
+    ]
     parts: list[PartitionChange] = []
     if before.partitions is not None and after.partitions is not None:
         parts = partition_difference(before.partitions, after.partitions)
     dropped = [change for change in objects if change.after is None]
+    after = _of_other_types(before, after)
     before = under_new_names(before, types)
     columns = difference(before, after, computes_values=computes_values)
     rest = [change for change in objects if change.after is not None]
@@ -240,6 +260,24 @@ def _of_table(before: SourceDefinition, after: SourceDefinition) -> SourceDefini
     return replace(before, columns=tuple(columns))
 
 
+def _of_other_types(before: SourceDefinition, after: SourceDefinition) -> SourceDefinition:
+    """Return *after* with those columns as computed whose type is another one than before.
+
+    The other one may have the name of the former one, which the source then dropped or renamed.
+    """
+    former = {each.quoted: each for each in before.types or ()}
+    present = {each.quoted: each for each in after.types or ()}
+    replaced = replaced_types(former.values(), present.values())
+    types = {column.number: former.get(base_type(column.type)) for column in before.columns}
+    computed = set()
+    for column in after.columns:
+        old, new = types.get(column.number), present.get(base_type(column.type))
+        if old is not None and new is not None and is_another(old, new, replaced):
+            computed.add(column.number)
+    columns = (replace(c, computed=c.computed or c.number in computed) for c in after.columns)
+    return replace(after, columns=tuple(columns)) if computed else after
+
+
 def under_new_names(
     definition: SourceDefinition, changes: Iterable[TypeChange]
 ) -> SourceDefinition:
@@ -249,10 +287,7 @@ def under_new_names(
         for change in changes
         if change.kind is DdlKind.RENAME_TYPE and change.before is not None
     }
-    columns = []
-    for column in definition.columns:
-        name, array, rest = column.type.partition("[")
-        columns.append(replace(column, type=names.get(name, name) + array + rest))
+    columns = [replace(c, type=under_new_name(c.type, names)) for c in definition.columns]
     return replace(definition, columns=tuple(columns)) if names else definition
 
 

@@ -27,7 +27,7 @@ ALTER_TABLE: Final = "ALTER TABLE"
 K = TypeVar("K")
 V = TypeVar("V")
 Part = int | str
-"""The OID of an index, a constraint or a partition, or the qualified name of an index."""
+"""The OID of an index, a constraint or a partition, the qualified name of an index, or a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Dropped:
     columns: frozenset[tuple[int, int]] = frozenset()
     defaults: frozenset[tuple[int, int]] = frozenset()
     partitions: frozenset[int] = frozenset()
+    types: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
@@ -70,6 +71,7 @@ class Dropped:
             frozenset((table, number) for table, number in fields.get("columns") or ()),
             frozenset((table, number) for table, number in fields.get("defaults") or ()),
             frozenset(oid for oid in fields.get("partitions") or () if oid is not None),
+            frozenset(fields.get("types") or ()),
         )
 
     def concerns(self, relid: int | None, parts: Collection[Part]) -> bool:
@@ -78,13 +80,18 @@ class Dropped:
             return False
         if any(table == relid for table, _ in (*self.columns, *self.defaults)):
             return True
-        names = (index_part(*each) for each in self.indexes)
+        names = [*(index_part(*each) for each in self.indexes), *map(type_part, self.types)]
         return not self.objects.isdisjoint(parts) or any(name in parts for name in names)
 
 
 def index_part(namespace: str, name: str) -> str:
     """Return the part that is an index."""
     return f"{namespace}.{name}"
+
+
+def type_part(oid: int) -> str:
+    """Return the part that is a type, also one that no column has any more."""
+    return f"type {oid}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +183,7 @@ def parts_of(definition: SourceDefinition, namespace: str) -> set[Part]:
         *(each.oid for each in objects),
         *(index_part(namespace, each.name) for each in objects if each.is_index),
         *(each.oid for each in partitions),
+        *(type_part(each.oid) for each in definition.types or ()),
     }
 
 
@@ -222,7 +230,7 @@ def _whole(
             for each in _added(told.objects, known.objects, objects, lambda each: each.oid)
             if each in (told.objects or ()) or (each.kind, each.name) not in taken
         ),
-        told.types,
+        _with_former(told.types or (), known.types or ()),
         _added(told.partitions, known.partitions, partitions, lambda each: each.oid),
         oid=told.oid,
     )
@@ -252,8 +260,13 @@ def _without(
         if each.oid not in dropped.objects
         and not (each.is_index and (namespace, each.name) in dropped.indexes)
     ]
-    partitions = _staying(known.partitions or (), dropped.objects | dropped.partitions)
-    return replace(known, columns=tuple(columns), objects=tuple(objects), partitions=partitions)
+    return replace(
+        known,
+        columns=tuple(columns),
+        objects=tuple(objects),
+        partitions=_staying(known.partitions or (), dropped.objects | dropped.partitions),
+        types=tuple(each for each in known.types or () if each.oid not in dropped.types),
+    )
 
 
 def _staying(partitions: Sequence[Partition], gone: Collection[int]) -> tuple[Partition, ...]:
@@ -325,7 +338,15 @@ def _types(
         else:
             types.append(was)
             is_doubtful |= was != each
-    return (*types, *(() if own.is_fresh else former.values())), is_doubtful
+    return _with_former(types, former.values()), is_doubtful
+
+
+def _with_former(
+    types: Sequence[DefinedType], former: Iterable[DefinedType]
+) -> tuple[DefinedType, ...]:
+    """Return *types* with those *former* ones that the source has, as far as is known."""
+    names, oids = ({getattr(e, n) for e in types} for n in ("full_name", "oid"))
+    return (*types, *(e for e in former if e.full_name not in names and e.oid not in oids))
 
 
 def _united(was: DefinedType, told: DefinedType) -> DefinedType:

@@ -7,7 +7,7 @@ Pure.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -16,6 +16,9 @@ from streamer.mapping.options import DdlKind
 from streamer.postgres.quoting import quote_identifier
 
 INDEX: Final = "i"
+_SUFFIX: Final = re.compile(r"(\([\d,-]+\))?(\[\])?$")
+_FORMER_BYTES: Final = 40
+"""The bytes of a type's name that its former name has; a name may have 63."""
 _PLAIN: Final = re.compile("[a-z_][a-z0-9_]*")
 
 
@@ -173,11 +176,71 @@ class DefinedType:
     @property
     def quoted(self) -> str:
         """The name as ``format_type`` writes it with an empty search_path."""
-        return f"{_quoted(self.namespace)}.{_quoted(self.name)}"
+        return quoted_type(self.full_name)
+
+    @property
+    def former_name(self) -> RelationName:
+        """The name that it gets at the target if another type is to have its name."""
+        start = self.name.encode()[:_FORMER_BYTES].decode(errors="ignore")
+        return RelationName(self.namespace, f"{start}_former_{self.oid}")
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """The parts of the type by which two servers may have the same one."""
+        lists = (self.labels, sorted(self.checks, key=lambda check: check[1:]), self.attributes)
+        texts = tuple(tuple(part[1:] for part in each) for each in lists)
+        return (self.kind, self.base, self.not_null, self.default, *texts)
+
+    def takes_all(self, other: Self) -> bool:
+        """Whether it takes all values of another type, in the same order."""
+        if self.kind != other.kind:
+            return False
+        match other.kind:
+            case "e":
+                own = {label for _, label in other.labels}
+                return [t for _, t in self.labels if t in own] == [t for _, t in other.labels]
+            case "d":
+                checks = {check[1:] for check in other.checks}
+                if other.base != self.base or (self.not_null and not other.not_null):
+                    return False
+                return checks.issuperset(check[1:] for check in self.checks)
+            case _:
+                return False
+
+    @property
+    def parts(self) -> set[str]:
+        """The types that it is made of, as ``format_type`` writes their names."""
+        return {base_type(t) for t in (self.base or "", *(kind for _, _, kind in self.attributes))}
+
+
+@dataclass(frozen=True, slots=True)
+class TypeUse:
+    """The objects of the target that use a type. ``foreign``: those that are not of tables which
+    this source alone fills.
+    """
+
+    is_used: bool = False
+    foreign: Sequence[str] = ()
+
+
+def quoted_type(name: RelationName) -> str:
+    """Return the name of a type as ``format_type`` writes it with an empty search_path."""
+    return f"{_quoted(name.namespace)}.{_quoted(name.name)}"
+
+
+def base_type(type_name: str) -> str:
+    """Return the name of a type without the modifier and the brackets of an array."""
+    return _SUFFIX.sub("", type_name)
 
 
 def _quoted(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else quote_identifier(name)
+
+
+def under_new_name(type_name: str, renamed: Mapping[str, str]) -> str:
+    """Return the name of a type, or of an array of it, after some types were *renamed*."""
+    base = base_type(type_name)
+    return renamed.get(base, base) + type_name.removeprefix(base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +280,23 @@ def type_difference(
             changes.append(TypeChange(DdlKind.CHANGE_DOMAIN, old, new))
         changes += _changes_of_attributes(old, new)
     return changes
+
+
+def is_another(old: DefinedType, new: DefinedType, replaced: Collection[str]) -> bool:
+    """Whether *new* is not *old*, and has other content. *replaced*: see `replaced_types`."""
+    has_other = old.content != new.content or not new.parts.isdisjoint(replaced)
+    return old.oid != new.oid and has_other
+
+
+def replaced_types(before: Iterable[DefinedType], after: Iterable[DefinedType]) -> set[str]:
+    """Return the names, quoted, that mean another type with other content in *after*."""
+    former = {each.full_name: each for each in before}
+    replaced: set[str] = set()
+    for new in after:  # parts come first
+        old = former.get(new.full_name)
+        if old is not None and is_another(old, new, replaced):
+            replaced.add(new.quoted)
+    return replaced
 
 
 def _texts(domain: DefinedType) -> set[tuple[str, str]]:

@@ -113,6 +113,7 @@ class DdlKind(enum.StrEnum):
     RENAME_CONSTRAINT = "rename_constraint"
     VALIDATE_CONSTRAINT = "validate_constraint"
     CREATE_TYPE = "create_type"
+    DROP_TYPE = "drop_type"
     RENAME_TYPE = "rename_type"
     ADD_ENUM_VALUE = "add_enum_value"
     RENAME_ENUM_VALUE = "rename_enum_value"

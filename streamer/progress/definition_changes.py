@@ -235,6 +235,37 @@ async def read_users(
     return [parse_name(row["source"]) for row in rows]
 
 
+async def read_known_types(
+    connection: TargetConnection, relation_id: int, names: Sequence[RelationName]
+) -> dict[RelationName, frozenset[int]]:
+    """Return the OIDs of the types by *names* that other tables of the same source have."""
+    rows = await connection.fetch(
+        "select w.namespace, w.name, array_agg(distinct (t->>'oid')::int8) as oids"
+        " from streamer.relation r"
+        " join streamer.relation o on o.source_id = r.source_id and o.id <> r.id"
+        " cross join lateral jsonb_array_elements(o.definition->'types') t"
+        " join unnest($2::text[], $3::text[]) w (namespace, name)"
+        " on (w.namespace, w.name) = (t->>'namespace', t->>'name')"
+        " where r.id = $1 and o.definition ? 'types' group by 1, 2",
+        relation_id,
+        [name.namespace for name in names],
+        [name.name for name in names],
+    )
+    return {RelationName(e["namespace"], e["name"]): frozenset(e["oids"]) for e in rows}
+
+
+async def read_own_targets(connection: TargetConnection, relation_id: int) -> list[RelationName]:
+    """Return the target tables that only the same source fills."""
+    rows = await connection.fetch(
+        "select o.target from streamer.relation r"
+        " join streamer.relation o on o.source_id = r.source_id where r.id = $1"
+        " and not exists (select from streamer.relation e"
+        " where e.target = o.target and e.source_id <> o.source_id)",
+        relation_id,
+    )
+    return [parse_name(row["target"]) for row in rows]
+
+
 async def lock_definition(connection: TargetConnection, target: RelationName) -> None:
     """Let no other source change the definition of a target table before this transaction ends.
 

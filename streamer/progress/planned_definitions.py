@@ -23,6 +23,7 @@ from streamer.definition d join streamer.relation r on r.id = d.relation_id
 _PENDING_SQL: Final = """
 where d.state = 'pending'
   and not (d.kind in ('default', 'not null') and d.name = any (r.unfilled))
+  and not (d.kind in ('unique', 'exclusion', 'check', 'foreign key') and r.unfilled <> '{}')
   and case when $1::int8 is not null then d.relation_id = $1 and d.kind <> 'foreign key'
       else r.state = 'ready' and (d.referenced is null or not exists (
            select from streamer.relation o

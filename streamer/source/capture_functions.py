@@ -483,6 +483,8 @@ begin
         select pg_catalog.jsonb_build_object(
                    'objects', pg_catalog.jsonb_agg(d.objid::int8) filter (
                        where d.object_type in ('table', 'index', 'table constraint')),
+                   'types', pg_catalog.jsonb_agg(d.objid::int8) filter (
+                       where d.object_type = 'type'),
                    'indexes', pg_catalog.jsonb_agg(
                        pg_catalog.jsonb_build_array(d.schema_name, d.object_name)) filter (
                        where d.object_type = 'index'),
@@ -501,8 +503,9 @@ begin
           left join pg_catalog.pg_attribute a
             on a.attrelid = c.oid and a.attname = d.address_names[3] and not a.attisdropped
          where not d.is_temporary and (d.object_type <> 'default value' or a.attnum > 0)
-           and d.object_type in (
-               'table', 'index', 'table constraint', 'table column', 'default value')
+           and (d.object_type in (
+                    'table', 'index', 'table constraint', 'table column', 'default value')
+                or d.object_type = 'type' and d.original)
         having pg_catalog.count(*) > 0;
         if dropped is not null then
             {begin}

@@ -770,13 +770,14 @@ async def transaction(connection: TargetConnection) -> AsyncIterator[None]:
     Inside a transaction of the caller it is a subtransaction, which the caller commits.
     """
     is_nested = connection.is_in_transaction
+    undo = f"rollback to {_NESTED}; release {_NESTED}" if is_nested else "rollback"
     await connection.execute(f"savepoint {_NESTED}" if is_nested else "begin")
     try:
         yield
     except BaseException:
         if not connection.is_closed:
             with contextlib.suppress(StreamerError):
-                await connection.execute(f"rollback to {_NESTED}" if is_nested else "rollback")
+                await connection.execute(undo)
         raise
     if is_nested:
         await connection.execute(f"release {_NESTED}")

@@ -196,16 +196,11 @@ async def test_values_that_no_statement_gives_are_brought_by_column(
         assert reasons[2] is None
         source.execute("update t set amount = amount + 1")
         await streamer.eventually(are_equal)
-        # No cast leads to the new type, so even `apply` needs an operator.
+        # No cast leads to the new type, so the column is empty until the values come.
         using = "type date using date '2020-01-01' + n"
         source.execute(f"alter table t alter column n drop default, alter column n {using}")
-        await streamer.table_state("public.t", "error")
-        error = str((await streamer.table("public.t"))["error"])
-        assert "cannot cast type integer to date" in error
-        assert "streamer ddl edit public.t --database shop --file change.sql" in error
-        edited = [f"alter table t alter column n {using}"]
-        await ddl.store_decision(address, "apply", "t", "shop", None, edited)
         await streamer.eventually(are_equal)
+        await streamer.eventually(is_not_null)
 
 
 @pytest.fixture(params=["messages", "rows"])

@@ -100,7 +100,12 @@ class Definitions:
             return
         changes: list[AnyChange] = []
         if known is not None:
-            changes = all_differences(known, definition, computes_values=message.computes_values)
+            changes = all_differences(
+                known,
+                definition,
+                computes_values=message.computes_values,
+                dropped_types=message.dropped.types,
+            )
         if known is None or not known.is_whole or changes:
             owner = self._owner
             change = TableChange(

@@ -6,7 +6,7 @@ one adds a column, and the last one drops it. Defaults and NOT NULL of one tenan
 others, so they are left out there.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from streamer.apply.sql.generated import GeneratedFacts, clause_of, set_expression
@@ -21,6 +21,7 @@ from streamer.mapping.definition import (
     SourceDefinition,
     widens,
 )
+from streamer.mapping.objects import under_new_name
 from streamer.mapping.options import Create, DdlKind, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
@@ -45,6 +46,8 @@ class Translation:
     """New columns that get NOT NULL and their sequence when their rows have values."""
     doubts: list[tuple[AnyChange, str]] = field(default_factory=list)
     """Changes for which an operator decides, also where `on_ddl` applies them; and why."""
+    substitutes: dict[str, tuple[str, DefinedColumn]] = field(default_factory=dict)
+    """Statements for those that the target refuses, and the columns that are unfinished then."""
 
     @property
     def reason(self) -> str | None:
@@ -77,7 +80,7 @@ class DefinitionTranslator:
 
     *sid*: if the target's rows have one. *others*: the definitions of other sources of the target.
     *unfilled*: columns of the target whose values existing rows lack. *generated*: facts about
-    generated columns.
+    generated columns. *renamed*: the new names of the target's types by those in *target*.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class DefinitionTranslator:
         others: Sequence[SourceDefinition] = (),
         unfilled: Collection[str] = (),
         generated: GeneratedFacts | None = None,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         self._mapping = mapping
         self._unfilled = unfilled
@@ -98,7 +102,10 @@ class DefinitionTranslator:
         self._others = others
         self._alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
         self._columns = {
-            name: _Present(column.type, column.not_null, column.has_default, column.generated)
+            name: _Present(
+                under_new_name(column.type, renamed or {}),
+                *(column.not_null, column.has_default, column.generated),
+            )
             for name, column in target.columns.items()
         }
 
@@ -175,7 +182,8 @@ class DefinitionTranslator:
             case DdlKind.SET_EXPRESSION:
                 return self._set_expression(change, name, after, found)
             case DdlKind.SET_NOT_NULL:
-                if name in self._unfilled and not (self._is_shared or self._is_history):
+                lacks_values = name in self._unfilled or name in found.filled
+                if lacks_values and not (self._is_shared or self._is_history):
                     found.unfinished.append(after)
                     return []
                 return self._set_not_null(name)
@@ -378,7 +386,7 @@ class DefinitionTranslator:
         is_sorted_anew = _is_sorted_anew(change) and self._sorts_alike(name, column, found)
         if there.type == column.type and not is_sorted_anew:
             return []
-        return self._retype(name, column)
+        return self._retype(name, column, found if change.kind is DdlKind.CHANGE_TYPE else None)
 
     def _sorts_alike(self, name: str, column: DefinedColumn, found: Translation) -> bool:
         """Whether each other source of the target has a column with the collation of *column*."""
@@ -392,9 +400,20 @@ class DefinitionTranslator:
                     return False
         return True
 
-    def _retype(self, name: str, column: DefinedColumn) -> list[str]:
+    def give_type(self, column: DefinedColumn, found: Translation) -> None:
+        """Give a column its type, which takes the same values as the one of the target."""
+        name = self._name(column)
+        if name is not None and name in self._columns and self._columns[name].type != column.type:
+            found.statements += self._retype(name, column)
+
+    def _retype(
+        self, name: str, column: DefinedColumn, found: Translation | None = None
+    ) -> list[str]:
         """Return the statement that gives a column the type of a source's. Raises TargetSchemaError
         if the values of another source do not fit it.
+
+        The target casts its values. With *found*, those of the source come later. The target may
+        lack the cast, or refuse a value. Then the values are null until they come.
         """
         there = self._columns[name]
         if self._is_shared:
@@ -406,10 +425,38 @@ class DefinitionTranslator:
                             f'column "{name}" of target table "{self._target.name}" would get type '
                             f"{column.type}, but another source has it with type {own.type}"
                         )
-        self._columns[name] = replace(there, type=column.type)
         quoted = quote_identifier(name)
-        alter = f"{self._alter} alter column {quoted} type {_type(column)}"
-        return [alter if there.is_generated else f"{alter} using {quoted}::{column.type}"]
+        typed, alter = f"type {_type(column)}", f"alter column {quoted}"
+        self._columns[name] = replace(there, type=column.type)
+        if there.is_generated:
+            return [f"{self._alter} {alter} {typed}"]
+        # The types of a source have casts to and from text only.
+        is_own = "." in there.type or "." in column.type
+        way = "text::" if is_own and column.type != "text" else ""
+        value = f"{quoted}::{way}{column.type}"
+        before, behind = self._defaults(name, column)
+        parts = (
+            [*before, f"{typed} using {value}", *behind] if is_own else [f"{typed} using {value}"]
+        )
+        statement = f"{self._alter} {', '.join(f'{alter} {part}' for part in parts)}"
+        keys = [self._target.primary_key] if self._target.primary_key else self._target.unique_keys
+        is_key = any(name in key for key in keys)
+        if found is not None and not (self._is_history or self._others or is_key):
+            before += ["drop not null"] if there.not_null else []
+            parts = [*before, f"{typed} using null", *behind]
+            null = f"{self._alter} {', '.join(f'{alter} {part}' for part in parts)}"
+            found.substitutes[statement] = null, column
+        return [statement]
+
+    def _defaults(self, name: str, column: DefinedColumn) -> tuple[list[str], list[str]]:
+        """Return the actions before and after a new type, which has no cast for the default."""
+        has_own = self._columns[name].has_default and name not in self._generated.identities
+        is_told = column.default is not None or column.default_mark is None
+        draws = column.default is not None and column.own_default is None
+        if not has_own or draws or not is_told:
+            return [], []
+        default = column.own_default
+        return ["drop default"], [] if default is None else [f"set default {default}"]
 
     def _set_not_null(self, name: str) -> list[str]:
         if self._is_shared or self._is_history or self._columns[name].not_null:

@@ -5,6 +5,10 @@ makes it. So a statement comes only where the target's type is not yet so.
 
 A new value of an enum cannot be used in the transaction that adds it, unless that makes the enum.
 The source has the same rule, so rows with the value come in later transactions.
+
+A name may mean another type than before, because the source has dropped or renamed the former one.
+The target's former type then goes, or makes room under a name of streamer's own until no column
+uses it (`DefinedType.former_name`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
-from streamer.mapping.objects import DefinedType, TypeChange
+from streamer.mapping.objects import DefinedType, TypeChange, TypeUse, base_type, quoted_type
 from streamer.mapping.options import DdlKind
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 
@@ -22,26 +26,44 @@ from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qua
 class TypeTranslation:
     """``statements``: to run in place. ``rewritten``: types whose values in rows from before differ
     at the target, with the reason. ``doubts``: changes that an operator should see first, and why.
+    ``renamed``: the new names of the target's types by those before the statements. ``merged``: the
+    types that columns of a type with another name get. ``awaited``: OIDs of the source's types
+    whose other tables must not be behind.
     """
 
     statements: list[str] = field(default_factory=list)
     rewritten: dict[str, str] = field(default_factory=dict)
     doubts: list[tuple[TypeChange, str]] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    merged: set[str] = field(default_factory=set)
+    awaited: set[int] = field(default_factory=set)
 
 
 class TypeTranslator:
     """Translates changes for a target whose types are *there*.
 
-    *others*: the types that other sources of the target table have.
+    *others*: the types that other sources of the target table have. *uses*: of the target's types,
+    by their OIDs. *own*: the target's types of the table's columns, by the source's names before
+    the changes. *known*: the OIDs of the source's types that its other tables have, by name.
     """
 
     def __init__(
         self,
         there: Mapping[RelationName, DefinedType],
         others: Sequence[Sequence[DefinedType]] = (),
+        *,
+        uses: Mapping[int, TypeUse] | None = None,
+        own: Mapping[RelationName, DefinedType] | None = None,
+        known: Mapping[RelationName, frozenset[int]] | None = None,
     ) -> None:
         self._there = dict(there)
         self._others = others
+        self._uses = uses or {}
+        self._known = known or {}
+        self._before = {**there, **(own or {})}
+        self._names = {each.oid: each.full_name for each in there.values()}
+        """The names that the target's types have after the statements."""
+        self._replaced: set[str] = set()
 
     def translate(self, changes: Iterable[TypeChange]) -> TypeTranslation:
         """Return the statements for *changes*. Raises TargetSchemaError for one that would break
@@ -50,20 +72,27 @@ class TypeTranslator:
         found = TypeTranslation()
         for change in changes:
             self._translate(change, found)
+        for type_ in self._before.values():
+            present = self._names.get(type_.oid, type_.full_name)
+            if present != type_.full_name:
+                found.renamed[type_.quoted] = quoted_type(present)
         return found
 
     def _translate(self, change: TypeChange, found: TypeTranslation) -> None:
         new, before = change.after, change.before
         if change.kind is DdlKind.CREATE_TYPE or before is None:
-            if new.full_name not in self._there:
-                found.statements += create_statements(new)
-                self._there[new.full_name] = new
+            self._create(new, found)
             return
         if change.kind is DdlKind.RENAME_TYPE:
             self._rename(before, new, found)
             return
+        if change.kind is DdlKind.DROP_TYPE:
+            self._drop(before, found)
+            return
         there = self._there.get(new.full_name)
-        if there is None or there.kind != new.kind:
+        own = self._before.get(before.full_name)
+        is_it = there is not None and (own is None or own.oid == there.oid)
+        if there is None or there.kind != new.kind or not is_it:
             raise TargetSchemaError(f'the target has no type "{new.full_name}" of this kind')
         alter = f"alter {'domain' if new.kind == 'd' else 'type'} {_quoted(new)}"
         match change.kind:
@@ -76,21 +105,76 @@ class TypeTranslator:
             case _:
                 self._change_attribute(change, there, alter, found)
 
+    def _create(self, new: DefinedType, found: TypeTranslation) -> None:
+        there = self._there.get(new.full_name)
+        if there is not None:
+            is_alike = there.content == new.content and self._replaced.isdisjoint(new.parts)
+            if new.oid in self._known.get(new.full_name, ()):  # another table changes it in place
+                found.awaited |= set() if is_alike else {new.oid}
+                return
+            if is_alike or (self._use(there).foreign and there.takes_all(new)):
+                return
+            self._make_room(there, found)
+            self._replaced.add(new.quoted)
+        found.statements += create_statements(new)
+        self._there[new.full_name] = replace(new, oid=-new.oid)
+
+    def _drop(self, old: DefinedType, found: TypeTranslation) -> None:
+        """Let a type of the target go that is the source's dropped one, and not anybody else's."""
+        there = self._there.get(old.full_name)
+        if there is not None and there.content == old.content and not self._use(there).foreign:
+            self._make_room(there, found)
+
+    def _make_room(self, there: DefinedType, found: TypeTranslation) -> None:
+        """Take its name from a type of the target, because it means another type now."""
+        use = self._use(there)
+        if use.foreign:
+            raise TargetSchemaError(
+                f'type "{there.full_name}" of the target would be replaced, and is still used by '
+                f"{', '.join(use.foreign)}"
+            )
+        found.awaited |= self._known.get(there.full_name, frozenset())
+        if use.is_used:
+            self._rename_to(there, there.former_name, found)
+        else:
+            found.statements.append(f"drop type {_quoted(there)}")
+            del self._there[there.full_name], self._names[there.oid]
+
+    def _use(self, there: DefinedType) -> TypeUse:
+        return self._uses.get(there.oid, TypeUse())
+
     def _rename(self, before: DefinedType, new: DefinedType, found: TypeTranslation) -> None:
-        there = self._there.pop(before.full_name, None)
-        if there is None or new.full_name in self._there:
+        was, there = self._before.get(before.full_name), self._there.get(new.full_name)
+        present = None if was is None else self._names.get(was.oid)
+        meant = None if present is None else self._there.get(present)
+        if meant is None or meant is there:
             return  # made for another table
+        if there is not None:
+            is_made = there.content == new.content
+            if is_made and meant.content != before.content:
+                return
+            if is_made and self._use(there).is_used:  # made for another table, with another type
+                self._make_room(meant, found)
+                found.merged.add(new.quoted)
+                return
+            self._make_room(there, found)
         self._refuse_others(before, "renamed")
-        if before.namespace != new.namespace:
-            schema = quote_identifier(new.namespace)
+        self._rename_to(meant, new.full_name, found)
+
+    def _rename_to(self, there: DefinedType, name: RelationName, found: TypeTranslation) -> None:
+        """Give a type of the target another name."""
+        if there.namespace != name.namespace:
+            schema = quote_identifier(name.namespace)
             found.statements += [
                 f"create schema if not exists {schema}",
-                f"alter type {_quoted(before)} set schema {schema}",
+                f"alter type {_quoted(there)} set schema {schema}",
             ]
-        if before.name != new.name:
-            moved = quote_qualified(new.namespace, before.name)
-            found.statements.append(f"alter type {moved} rename to {quote_identifier(new.name)}")
-        self._there[new.full_name] = replace(there, namespace=new.namespace, name=new.name)
+        if there.name != name.name:
+            moved = quote_qualified(name.namespace, there.name)
+            found.statements.append(f"alter type {moved} rename to {quote_identifier(name.name)}")
+        del self._there[there.full_name]
+        self._there[name] = replace(there, namespace=name.namespace, name=name.name)
+        self._names[there.oid] = name
 
     def _refuse_others(self, type_: DefinedType, word: str) -> None:
         if any(type_.full_name == each.full_name for types in self._others for each in types):
@@ -233,7 +317,7 @@ def create_statements(type_: DefinedType) -> list[str]:
 
 def columns_of(columns: Iterable[DefinedColumn], type_name: str) -> list[DefinedColumn]:
     """Return the columns whose type is *type_name*, or an array of it."""
-    return [c for c in columns if c.type.removesuffix("[]") == type_name]
+    return [column for column in columns if base_type(column.type) == type_name]
 
 
 def _quoted(type_: DefinedType) -> str:
