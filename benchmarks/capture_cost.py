@@ -27,6 +27,8 @@ from streamer.source.capture_functions import create_sql
 
 MAPPED_MS: Final = 20.0
 OTHER_MS: Final = 2.0
+FIRST_COMMANDS: Final = 5
+"""Sessions whose first commands count, with their median."""
 SETTINGS: Final = {
     "wal_level": "logical",
     "fsync": "off",
@@ -122,17 +124,24 @@ def measure(server: Server, kind: Kind, count: int, *, captures: bool) -> Times:
         if captures:
             for sql in create_sql(source, "postgres", session.info.server_version):
                 session.execute(sql.encode())
+    firsts = [_run_timed(url, kind, 1, "rollback")[0] for _ in range(FIRST_COMMANDS)]
+    rest = _run_timed(url, kind, count, "commit")[1:]
+    return times_of([statistics.median(firsts), *rest])
+
+
+def _run_timed(url: str, kind: Kind, count: int, end: str) -> list[float]:
+    """Run commands in one transaction of a new session, and return the seconds of each."""
+    seconds = []
     with psycopg.connect(url, autocommit=True) as session:
         _run_all(session, kind.before if kind.is_temporary else "", count)
         session.execute("begin")
-        seconds = []
         for number in range(count):
             sql = kind.run.format(n=number, next=number + 1)
             began = _cpu_seconds(session)
             session.execute(sql.encode())
             seconds.append(_cpu_seconds(session) - began)
-        session.execute("commit")
-    return times_of(seconds)
+        session.execute(end.encode())
+    return seconds
 
 
 def _cpu_seconds(session: "psycopg.Connection[tuple[object, ...]]") -> float:

@@ -106,6 +106,8 @@ declare
     own_columns int8[];
     own_objects int8[];
     own_types int8[];
+    has_indexes bool := is_renamed;
+    has_constraints bool := is_renamed;
     unproven int8[];
     own_proofs int8[];
 begin
@@ -170,14 +172,19 @@ begin
         if kind = 'p' then
             select ({partitions}) into partitions from (select of_table as oid, kind as relkind) c;
         end if;
-        is_renamed := true;
+        has_indexes := true;
+        has_constraints := true;
     else
-        select pg_catalog.array_agg(o.oid) into own_objects from (
-            select i.indexrelid::int8 as oid
+        select pg_catalog.array_agg(o.oid),
+               is_renamed or pg_catalog.bool_or(o.kind in ('i', 'p', 'u', 'x')),
+               is_renamed or pg_catalog.bool_or(o.kind <> 'i')
+          into own_objects, has_indexes, has_constraints
+          from (
+            select i.indexrelid::int8 as oid, 'i'::"char" as kind
               from pg_catalog.pg_index i
              where i.indrelid = of_table and (i.indexrelid = any (of_command) or {own_i})
             union all
-            select k.oid::int8 from pg_catalog.pg_constraint k
+            select k.oid::int8, k.contype from pg_catalog.pg_constraint k
              where k.conrelid = of_table and (k.oid = any (of_command) or {own_k})) o;
         if types <> '[]' then
             select pg_catalog.array_agg(t.oid::int8) into own_types
@@ -224,9 +231,12 @@ begin
     result := result || pg_catalog.jsonb_build_object(
         'columns', columns, 'objects', coalesce(objects, '[]'), 'types', coalesce(types, '[]'),
         'partitions', partitions);
-    if is_renamed or own_objects is not null then
-        select result || pg_catalog.jsonb_build_object(
-                   'indexes', ({indexes}), 'constraints', ({constraints}))
+    if has_indexes then
+        select result || pg_catalog.jsonb_build_object('indexes', ({indexes}))
+          into result from (select of_table as oid) c;
+    end if;
+    if has_constraints then
+        select result || pg_catalog.jsonb_build_object('constraints', ({constraints}))
           into result from (select of_table as oid) c;
     end if;
     return result;
@@ -276,6 +286,7 @@ _OF_SCHEMA_SQL: Final = """
              or exists (select from pg_catalog.pg_publication_namespace m
                          where m.pnpubid = p.oid and m.pnnspid = {namespace})"""
 
+_CONCERNED: Final = "d.schema_name is distinct from 'pg_temp' and d.object_type <> 'sequence'"
 # A row that the session's snapshot does not show belongs to a table that others have made since.
 _COMMANDS_SQL: Final = """
 select coalesce(pg_catalog.pg_partition_root(r.oid), r.oid) as oid, r.oid as altered,
@@ -289,7 +300,7 @@ select coalesce(pg_catalog.pg_partition_root(r.oid), r.oid) as oid, r.oid as alt
                d.objid, d.objsubid > 0 as is_column
           from pg_catalog.pg_event_trigger_ddl_commands() d
          where d.classid in ('pg_catalog.pg_class'::regclass, 'pg_catalog.pg_constraint'::regclass)
-           and d.schema_name is distinct from 'pg_temp' and d.object_type <> 'sequence') r
+           and {concerned}) r
  where r.oid <> 0
  group by 1, 2 order by 2
 """
@@ -334,130 +345,166 @@ _EMIT_MESSAGE_SQL: Final = """
             perform pg_catalog.pg_logical_emit_message(true, '', '');
 """
 # Decoding reads the row from the WAL, so it can go at once. The publication publishes inserts only.
+# The owner of the table may have added triggers, which may fail.
 _EMIT_ROW_SQL: Final = """
-            insert into {schema}.message values (content);
-            delete from {schema}.message;
+            begin
+                insert into {schema}.message values (content);
+                delete from {schema}.message;
+            exception when others then
+                raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+            end;
 """
 
 # A streamed message carries the xid of the whole transaction (pgoutput_message in pgoutput.c). So
 # it names the subtransaction that wrote it; else a rollback to a savepoint would not take it back.
-# That is the one of the function's own block, which ends as the command's does. A row of an
-# unlogged table tells its number.
+# A row of an unlogged table tells its number. No block with an EXCEPTION clause writes: each would
+# have a number of its own, and a backend keeps 64 of them in shared memory. Such a block takes the
+# lock. Nothing can take the table away after that, so that the row can fail only as the rows of the
+# command itself can.
+_LOCK_SQL: Final = "lock table {schema}.{place} in row exclusive mode;"
 _BEGIN_SQL: Final = """
-            if last_xid is null then
-                insert into {schema}.{place} default values returning xmin into last_xid;
-                top_txid := pg_catalog.txid_current();
-                first_xid := (top_txid % 4294967296)::text::xid;
-            end if;
+insert into {schema}.{place} default values returning xmin into last_xid;
+        top_txid := pg_catalog.txid_current();
+        first_xid := (top_txid % 4294967296)::text::xid;
 """
 
+_MESSAGES_SQL: Final = """
+create or replace function {schema}.messages(
+    command_oid oid, altered oid, of_command oid[], is_renamed bool, tg_tag text, query text,
+    context text, first_xid xid, last_xid xid, top_txid int8, token text, rewritten oid[])
+    returns bytea[] language plpgsql stable as $function$
+#variable_conflict use_variable
+declare
+    of_part oid;
+    detached oid;
+    member oid;
+    relation jsonb;
+    words text;
+    contents bytea[] := '{{}}';
+begin
+    if rewritten is not null then
+        words := {words};
+    end if;
+    if altered <> command_oid then
+        of_part := altered;
+    end if;
+    if tg_tag = 'ALTER TABLE' and exists (
+        select from pg_catalog.pg_class c where c.oid = altered and c.relkind = 'p')
+    then
+        select i.inhrelid into of_part from pg_catalog.pg_inherits i
+         where i.inhparent = altered and {own_inherits}
+         order by i.cmin::text::int8 desc limit 1;
+        select c.oid into detached from pg_catalog.pg_class c
+         where c.relkind in ('r', 'p') and not c.relispartition and {own_class}
+         order by c.cmin::text::int8 desc limit 1;
+    end if;
+    for member in
+        with recursive tree (oid, has_children) as (
+            select command_oid, exists (
+                select from pg_catalog.pg_class c
+                 where c.oid = command_oid and c.relkind = 'r' and c.relhassubclass)
+            union
+            select c.oid, c.relhassubclass
+              from tree t join pg_catalog.pg_inherits i on i.inhparent = t.oid
+              join pg_catalog.pg_class c on c.oid = i.inhrelid
+             where t.has_children
+        )
+        select t.oid from tree t
+         where t.oid = command_oid
+            or exists (select from pg_catalog.pg_attribute a
+                        where a.attrelid = t.oid and {own_attribute})
+            or exists (select from pg_catalog.pg_constraint k
+                        where k.conrelid = t.oid and {own_constraint})
+    loop
+        begin
+            relation := {schema}.state(
+                member, first_xid, last_xid, top_txid,
+                coalesce(words ~ '\\yusing\\y', true) and exists (
+                    select from pg_catalog.unnest(rewritten) r (oid)
+                     where coalesce(pg_catalog.pg_partition_root(r.oid), r.oid) = member),
+                words, of_part, of_command, is_renamed);
+            relation := coalesce(relation, pg_catalog.jsonb_build_object('oid', member::int8));
+            contents := pg_catalog.array_append(contents, pg_catalog.convert_to(
+                last_xid || ' ' || token || ' ' || pg_catalog.jsonb_build_object(
+                    'tag', tg_tag, 'query', {ran}, 'relation', relation,
+                    'dropped', pg_catalog.jsonb_build_object(
+                        'partitions', pg_catalog.jsonb_build_array(detached::int8)))::text,
+                'UTF8'));
+        exception when others then
+            raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+        end;
+    end loop;
+    return contents;
+end
+$function$
+"""
+
+# The first turn finds out whether a table is published, and the second one describes the tables.
 _TRIGGER_SQL: Final = """
 create or replace function {schema}.{name}() returns event_trigger
 language plpgsql security definer {pins} as $function$
 #variable_conflict use_variable
 declare
-    query text := coalesce(pg_catalog.current_query(), '');
+    query text;
     context text;
-    words text;
     command record;
     first_xid xid;
     last_xid xid;
     top_txid int8;
     token text;
-    of_part oid;
-    detached oid;
-    member oid;
-    relation jsonb;
     content bytea;
     contents bytea[] := '{{}}';
-    rewritten oid[] := pg_catalog.string_to_array(
-        nullif(pg_catalog.current_setting({setting}, true), ''), ',')::oid[];
+    is_published bool := false;
+    rewritten oid[];
 begin
-    begin
-        get diagnostics context = pg_context;
-        if rewritten is not null then
-            words := {words};
-        end if;
-        for command in {commands} loop
-            continue when exists (
-                select from pg_catalog.pg_class c
-                 where c.oid = command.oid
-                   and (c.relkind not in ('r', 'p') or c.relpersistence <> 'p'));
-            token := coalesce(token, (select t.token from {schema}.{secret} t));
-            if not {published} then
-                contents := pg_catalog.array_append(contents, pg_catalog.convert_to(
-                    '0 ' || token || ' ' || pg_catalog.jsonb_build_object(
-                        'tag', tg_tag, 'query', '', 'relation', (
-                            select pg_catalog.jsonb_build_object(
-                                       'oid', c.oid::int8, 'namespace', n.nspname,
-                                       'name', c.relname)
-                              from pg_catalog.pg_class c
-                              join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-                             where c.oid = command.oid))::text, 'UTF8'));
-                continue;
-            end if;
-            {begin}
-            of_part := null;
-            detached := null;
-            if command.altered <> command.oid then
-                of_part := command.altered;
-            end if;
-            if tg_tag = 'ALTER TABLE' and exists (
-                select from pg_catalog.pg_class c where c.oid = command.altered and c.relkind = 'p')
-            then
-                select i.inhrelid into of_part from pg_catalog.pg_inherits i
-                 where i.inhparent = command.altered and {own_inherits}
-                 order by i.cmin::text::int8 desc limit 1;
-                select c.oid into detached from pg_catalog.pg_class c
-                 where c.relkind in ('r', 'p') and not c.relispartition and {own_class}
-                 order by c.cmin::text::int8 desc limit 1;
-            end if;
-            for member in
-                with recursive tree (oid, has_children) as (
-                    select command.oid, exists (
-                        select from pg_catalog.pg_class c
-                         where c.oid = command.oid and c.relkind = 'r' and c.relhassubclass)
-                    union
-                    select c.oid, c.relhassubclass
-                      from tree t join pg_catalog.pg_inherits i on i.inhparent = t.oid
-                      join pg_catalog.pg_class c on c.oid = i.inhrelid
-                     where t.has_children
-                )
-                select t.oid from tree t
-                 where t.oid = command.oid
-                    or exists (select from pg_catalog.pg_attribute a
-                                where a.attrelid = t.oid and {own_attribute})
-                    or exists (select from pg_catalog.pg_constraint k
-                                where k.conrelid = t.oid and {own_constraint})
-            loop
-                begin
-                    relation := {schema}.state(
-                        member, first_xid, last_xid, top_txid,
-                        coalesce(words ~ '\\yusing\\y', true) and exists (
-                            select from pg_catalog.unnest(rewritten) r (oid)
-                             where coalesce(pg_catalog.pg_partition_root(r.oid), r.oid) = member),
-                        words, of_part, command.of_command, command.is_renamed);
-                    relation := coalesce(
-                        relation, pg_catalog.jsonb_build_object('oid', member::int8));
-                    content := pg_catalog.convert_to(
-                        last_xid || ' ' || token || ' ' || pg_catalog.jsonb_build_object(
-                            'tag', tg_tag, 'query', {ran}, 'relation', relation,
-                            'dropped', pg_catalog.jsonb_build_object(
-                                'partitions', pg_catalog.jsonb_build_array(detached::int8)))::text,
-                        'UTF8');
-                    contents := pg_catalog.array_append(contents, content);
-                exception when others then
-                    raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
-                end;
+    get diagnostics context = pg_context;
+    for turn in 1 .. 2 loop
+        begin
+            exit when not exists (
+                select from pg_catalog.pg_event_trigger_ddl_commands() d where {concerned});
+            for command in {commands} loop
+                continue when exists (
+                    select from pg_catalog.pg_class c
+                     where c.oid = command.oid
+                       and (c.relkind not in ('r', 'p') or c.relpersistence <> 'p'));
+                token := coalesce(token, (select t.token from {schema}.{secret} t));
+                if {published} then
+                    is_published := true;
+                    exit when turn = 1;
+                    query := coalesce(pg_catalog.current_query(), '');
+                    rewritten := pg_catalog.string_to_array(
+                        nullif(pg_catalog.current_setting({setting}, true), ''), ',')::oid[];
+                    contents := contents || {schema}.messages(
+                        command.oid, command.altered, command.of_command, command.is_renamed,
+                        tg_tag, query, context, first_xid, last_xid, top_txid, token, rewritten);
+                elsif turn = 2 then
+                    contents := pg_catalog.array_append(contents, pg_catalog.convert_to(
+                        '0 ' || token || ' ' || pg_catalog.jsonb_build_object(
+                            'tag', tg_tag, 'query', '', 'relation', (
+                                select pg_catalog.jsonb_build_object(
+                                           'oid', c.oid::int8, 'namespace', n.nspname,
+                                           'name', c.relname)
+                                  from pg_catalog.pg_class c
+                                  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                                 where c.oid = command.oid))::text, 'UTF8'));
+                end if;
             end loop;
-        end loop;
-        foreach content in array contents loop
-            {emit}
-        end loop;
-    exception when others then
-        raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
-    end;
-    if rewritten is not null then
+            if turn = 1 and is_published then
+                {lock}
+            end if;
+        exception when others then
+            raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+            contents := '{{}}';
+            exit;
+        end;
+        if turn = 1 and is_published then
+            {begin}
+        end if;
+    end loop;
+    foreach content in array contents loop
+        {emit}
+    end loop;
+    if pg_catalog.current_setting({setting}, true) <> '' then
         perform pg_catalog.set_config({setting}, '', true);
     end if;
 end
@@ -508,16 +555,21 @@ begin
                 or d.object_type = 'type' and d.original)
         having pg_catalog.count(*) > 0;
         if dropped is not null then
-            {begin}
             content := pg_catalog.convert_to(
-                last_xid || ' ' || (select t.token from {schema}.{secret} t) || ' '
+                ' ' || (select t.token from {schema}.{secret} t) || ' '
                 || pg_catalog.jsonb_build_object(
                        'tag', tg_tag, 'query', {ran}, 'dropped', dropped)::text, 'UTF8');
-            {emit}
+            {lock}
         end if;
     exception when others then
         raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+        return;
     end;
+    if content is not null then
+        {begin}
+        content := pg_catalog.convert_to(last_xid::text, 'UTF8') || content;
+        {emit}
+    end if;
 end
 $function$
 """
@@ -582,6 +634,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
             f"alter table {table} owner {to_role}",
         ]
     begin = _BEGIN_SQL.format(schema=schema, place=PLACE).strip()
+    lock = _LOCK_SQL.format(schema=schema, place=PLACE)
     ran, words = (sql.format(query_max=_QUERY_MAX).strip() for sql in (_RAN_SQL, _WORDS_SQL))
     common = {
         "schema": schema,
@@ -590,12 +643,14 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
         "path": _PATH,
         "setting": setting,
         "begin": begin,
+        "lock": lock,
         "ran": ran,
         "words": words,
         "emit": emit.strip(),
     }
     triggered = partial(_trigger_function, source, version, common)
     statements += [_state_function(schema), _DESCRIBE_SQL.format(**common).strip()]
+    statements.append(_messages_function(schema, ran, words))
     tables = [*_OF_TABLES, *(["REINDEX"] if version >= _REINDEX_MIN else [])]
     for name, event, tags, create in (
         ("rewritten", "table_rewrite", (), _REWRITE_SQL.format(**common)),
@@ -641,6 +696,18 @@ def _state_function(schema: str) -> str:
     ).strip()
 
 
+def _messages_function(schema: str, ran: str, words: str) -> str:
+    return _MESSAGES_SQL.format(
+        schema=schema,
+        ran=ran,
+        words=words,
+        own_inherits=_own("i.xmin"),
+        own_class=_own("c.xmin"),
+        own_attribute=_own("a.xmin"),
+        own_constraint=_own("k.xmin"),
+    ).strip()
+
+
 def _trigger_function(
     source: SourceMapping, version: int, common: dict[str, str], name: str, found: str
 ) -> str:
@@ -654,12 +721,9 @@ def _trigger_function(
     )
     return _TRIGGER_SQL.format(
         name=name,
-        commands=found.format(user_oids=USER_OIDS_BEGIN).strip(),
+        commands=found.format(user_oids=USER_OIDS_BEGIN, concerned=_CONCERNED).strip(),
+        concerned=_CONCERNED,
         published=published.strip() if version >= _VIA_ROOT_MIN else "true",
-        own_inherits=_own("i.xmin"),
-        own_class=_own("c.xmin"),
-        own_attribute=_own("a.xmin"),
-        own_constraint=_own("k.xmin"),
         **common,
     ).strip()
 

@@ -15,6 +15,7 @@ from streamer.source.capture_functions import PATIENCE_MS
 from streamer.source.catalog import CAPTURE_MARK
 from streamer.source.teardown import teardown_source
 from streamer.source.timeline_branches import KnownPlace
+from tests.support.definitions import described
 from tests.support.postgres import Database, drop_database
 from tests.support.streamer import MakeStreamer
 
@@ -282,3 +283,96 @@ class TestUntranslatable:
                 return found == [({"id": 1, "c": 2},)]
 
             await streamer.eventually(has_row)
+
+
+async def test_a_hundred_commands_in_one_transaction_keep_to_its_own_number(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(f"{DDL}; create table gone (id int primary key)")
+    async with stream(f"{T}\ngone: {{initial: none}}", group=ALL) as streamer:
+        await streamer.caught_up()
+        with source.connect() as session:
+            session.execute("begin")
+            first = session.execute("select txid_current()").fetchone()
+            for number in range(100):
+                session.execute(f"alter table t add column c{number} int".encode())
+                session.execute(f"create table n{number} (id int)".encode())
+                session.execute(f"drop table n{number}".encode())
+            session.execute("commit")
+        assert first is not None
+        # No number of a subtransaction went between it and the next transaction.
+        assert source.value("select txid_current()") == first[0] + 1  # type: ignore[operator]
+        await streamer.caught_up()
+        assert len(target.execute("select from pg_attribute where attname ~ '^c[0-9]+$'")) >= 100
+
+
+async def test_commands_behind_a_released_savepoint_are_captured(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """Their number is lower than that of the savepoint."""
+    for db in (source, target):
+        db.execute(f"{DDL}; insert into t values (1, 'a')")
+    async with stream(T, group=f"{ALL}\ncreate: all") as streamer:
+        await streamer.caught_up()
+        source.execute(
+            "begin; alter table t add column a int default 1; savepoint one;"
+            " alter table t add column b int default 2; create index i on t (b);"
+            " savepoint two; alter table t rename column name to title; release two; release one;"
+            " alter table t add column c int default 3; alter table t drop column a;"
+            " savepoint three; alter table t add column wrong int; drop index i;"
+            " rollback to three; alter table t rename column b to d;"
+            " insert into t (id, title) values (2, 'b'); commit"
+        )
+        await streamer.caught_up()
+        assert target.execute("select id, title, d, c from t order by id") == [
+            (1, "a", 2, 3),
+            (2, "b", 2, 3),
+        ]
+
+        async def is_there() -> bool:
+            return target.value("select to_regclass('i')::text") == "i"
+
+        await streamer.eventually(is_there, 20)
+        assert described(target, "public.t") == described(source, "public.t")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "drop table streamer_shop.place",
+        "drop materialized view streamer_shop.secret cascade",
+        "drop function streamer_shop.messages cascade",
+        "drop function streamer_shop.state cascade",
+    ],
+)
+async def test_a_damaged_capture_fails_no_command(
+    source: Database, target: Database, stream: MakeStreamer, harm: str
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    async with stream(T, group=ALL) as streamer:
+        await streamer.caught_up()
+        source.execute(harm)
+        notices: list[str] = []
+        with source.connect() as session:
+            session.add_notice_handler(lambda told: notices.append(told.message_primary or ""))
+            session.execute("alter table t add column c int")
+            session.execute("alter table t drop column c")
+        assert any("was not captured" in notice for notice in notices)
+
+
+async def test_a_locked_place_delays_a_command_by_the_patience_only(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db in (source, target):
+        db.execute(DDL)
+    async with stream(T, group=ALL) as streamer:
+        await streamer.caught_up()
+        with source.connect() as holder:
+            holder.execute("begin; lock table streamer_shop.place in share mode")
+            with source.connect() as other:
+                began = time.monotonic()
+                await asyncio.to_thread(other.execute, b"alter table t add column c int")
+                assert time.monotonic() - began < 2 + PATIENCE_MS / 1000
+            holder.execute("rollback")
