@@ -365,7 +365,9 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
         if used:
             facts.types[name] = await read_types(plain, used, facts.server.version)
             types |= {kind.oid: kind for kind in facts.types[name]}
-    tables_of_rules = [quote_qualified(name.namespace, name.name) for name in facts.relations]
+    # The server resolves no name in a schema that the role may not use.
+    usable = [name for name in facts.relations if name.namespace in facts.usable_namespaces]
+    tables_of_rules = [quote_qualified(name.namespace, name.name) for name in usable]
     parameters = calls_parameters(tables_of_rules, [kind.name for kind in types.values()])
     named = {f"p{number}": value for number, value in enumerate(parameters, 1)}
     cursor = await plain.execute(_CALLS_SQL, named)
