@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from streamer.apply.lane import MappedRelation
 from streamer.apply.sql.object_changes import ObjectTranslation, ObjectTranslator, referenced
 from streamer.apply.sql.type_changes import TypeTranslation, TypeTranslator
+from streamer.definitions.model import TableDefinition
 from streamer.definitions.planned import ObjectKind, Places, TargetPlace
 from streamer.definitions.read import column_of, definition_of, definitions_sql, objects_of
 from streamer.definitions.render import Renderer
@@ -103,6 +104,12 @@ async def read_used_types(target: TargetConnection, table: TargetRelation) -> li
     return [DefinedType.of(each) for each in json.loads(found or "[]")]
 
 
+async def read_there(target: TargetConnection, table: TargetRelation) -> TableDefinition:
+    """Return the definition that a target table has."""
+    (row,) = await target.fetch(definitions_sql("$1::oid[]"), [table.oid])
+    return definition_of(dict(row))
+
+
 class Objects:
     """The indexes and constraints of one table, as a message about its definition has them."""
 
@@ -131,9 +138,6 @@ class Objects:
         *others*: see `ObjectTranslator`.
         """
         mapped = self._mapped
-        oid = [there.oid]
-        (row,) = await self._target.fetch(definitions_sql("$1::oid[]"), oid)
-        present = definition_of(dict(row))
         has_sid = there.has_sid and mapped.source.sid is not None
         place = TargetPlace(mapped.mapping, has_sid, columns, there.is_partitioned)
         wanted = [index.name for index in self._definition.indexes]
@@ -141,7 +145,7 @@ class Objects:
             place,
             await self._places(),
             self._definition,
-            present,
+            await read_there(self._target, there),
             others=others if has_sid else (),
             taken=await read_taken(self._target, mapped.mapping.target, wanted),
             acts=not await may_replace_role(self._target),
@@ -155,8 +159,7 @@ class Objects:
 
     async def read_names(self, there: TargetRelation) -> frozenset[str]:
         """Return the names of the indexes and constraints that the target's table has."""
-        (row,) = await self._target.fetch(definitions_sql("$1::oid[]"), [there.oid])
-        present = definition_of(dict(row))
+        present = await read_there(self._target, there)
         indexes = [index.name for index in present.indexes]
         return frozenset([*indexes, *(constraint.name for constraint in present.constraints)])
 

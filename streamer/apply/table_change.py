@@ -12,7 +12,13 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import MappedRelation
-from streamer.apply.object_changes import Objects, Tables, lock_types, translate_types
+from streamer.apply.object_changes import (
+    Objects,
+    Tables,
+    lock_types,
+    read_there,
+    translate_types,
+)
 from streamer.apply.quarantine.follow_definitions import follow_changes
 from streamer.apply.sql.definition_changes import DefinitionTranslator, Translation
 from streamer.apply.sql.generated import GeneratedFacts
@@ -58,8 +64,6 @@ from streamer.target.add_columns import store_known
 from streamer.target.catalog import (
     TargetRelation,
     holds_rows,
-    read_expressions,
-    read_identities,
     read_partitions,
     read_relation,
 )
@@ -341,10 +345,9 @@ class TableChange:
             sid=mapped.source.sid,
             others=others,
             unfilled=await read_unfilled(self._target, mapped.relation_id),
-            generated=GeneratedFacts(
+            generated=GeneratedFacts.of(
                 [column.name for column in self._definition.columns],
-                await read_expressions(self._target, target),
-                await read_identities(self._target, target),
+                await read_there(self._target, target),
                 self._target.server_version,
             ),
             renamed=typed.renamed,

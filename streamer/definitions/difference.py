@@ -24,7 +24,7 @@ from streamer.definitions.names import (
 )
 from streamer.definitions.partitions import key_renderer, partition_by
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
-from streamer.definitions.render import Renderer, other_name
+from streamer.definitions.render import Renderer, is_of_open_versions, other_name
 from streamer.definitions.table_objects import plan_partitioning
 from streamer.mapping.definition import widens
 from streamer.mapping.names import RelationName, RelationPattern
@@ -302,8 +302,9 @@ def _is_of_open_versions(
     keys = [each.columns for each in source.constraints if each.kind in "pu"]
     keys += [tuple(k.column or "" for k in each.keys) for each in source.indexes if each.is_unique]
     columns = {key.column for key in index.keys} - {SID}
-    is_open = "kvsz_end" in index.uses and "9999-01-01" in (index.predicate or "")
-    return is_open and columns in [{place.column(column) for column in key} for key in keys]
+    return is_of_open_versions(index) and columns in [
+        {place.column(column) for column in key} for key in keys
+    ]
 
 
 def _text(planned: Planned) -> str:

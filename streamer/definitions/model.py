@@ -8,15 +8,23 @@ from dataclasses import dataclass
 
 from streamer.mapping.names import RelationName
 from streamer.mapping.partitions import Partition
+from streamer.postgres.quoting import quote_qualified
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceDefinition:
-    """A sequence that a column owns; ``options`` is the SQL of its bounds and its step."""
+    """A sequence of a column. ``options``: the SQL of its bounds and its step. ``is_owned``: the
+    column owns the sequence; else its default merely uses it.
+    """
 
     name: RelationName
     type: str
     options: str
+    is_owned: bool = True
+
+    @property
+    def quoted(self) -> str:
+        return quote_qualified(self.name.namespace, self.name.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,7 @@ class ColumnDefinition:
     """A column without the part that CREATE TABLE gives it: type, collation, NOT NULL.
 
     ``default``: None for generated and identity columns. ``expression``: of a generated column.
-    ``sequence``: the one that the column owns.
+    ``sequence``: the one that its default uses, or that the column owns.
     """
 
     name: str

@@ -94,11 +94,11 @@ def _column(fields: dict[str, Any]) -> ColumnDefinition:
     return ColumnDefinition(**{**fields, "sequence": _sequence(fields["sequence"])})
 
 
-def _sequence(found: dict[str, str] | None) -> SequenceDefinition | None:
+def _sequence(found: dict[str, Any] | None) -> SequenceDefinition | None:
     if found is None:
         return None
     name = RelationName(found["namespace"], found["name"])
-    return SequenceDefinition(name, found["type"], found["options"])
+    return SequenceDefinition(name, found["type"], found["options"], found["is_owned"])
 
 
 def _index(fields: dict[str, Any]) -> IndexDefinition:

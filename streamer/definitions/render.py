@@ -26,6 +26,7 @@ from streamer.definitions.model import (
     ConstraintDefinition,
     IndexDefinition,
     IndexKey,
+    SequenceDefinition,
     TableDefinition,
 )
 from streamer.definitions.names import UnclearExpressionError, rename_columns
@@ -39,7 +40,7 @@ from streamer.postgres.quoting import (
     quote_literal,
     quote_qualified,
 )
-from streamer.target.conventions import SID
+from streamer.target.conventions import HISTORY_ID, HISTORY_OPEN, SID
 
 _NO_ROLE: Final = (
     "the target's role may not set session_replication_role, so it would act on changes"
@@ -145,7 +146,7 @@ class Renderer:
         return rename_columns(text, names)
 
     def default(self, column: ColumnDefinition) -> Planned | None:
-        """Render the default of a column, its identity, or its sequence; None if it has none."""
+        """Render the default of a column with its sequence, or its identity; None for neither."""
         if column.generated or not (column.default or column.identity):
             return None
         name = self._place.column(column.name)
@@ -168,11 +169,12 @@ class Renderer:
                 # One that ADD COLUMN brought could not be so before its rows had values.
                 statements.insert(0, f"{alter} set not null")
         elif sequence is not None and _draws_from(column):
-            its = self._sequence_name(sequence.name.name)
+            its = self._sequence_name(sequence)
+            owned_by = f"alter sequence if exists {its} owned by {table}.{quoted}"
             statements = [
-                f"create sequence {its} as {sequence.type} {sequence.options}",
-                f"alter sequence {its} owned by {table}.{quoted}",
-                f"{alter} set default nextval({quote_literal(its)}::regclass)",
+                f"create sequence if not exists {its} as {sequence.type} {sequence.options}",
+                *([owned_by] if sequence.is_owned else []),
+                f"{alter} {draws_from(its)}",
             ]
         else:
             statements = [f"{alter} set default {column.default}"]
@@ -186,7 +188,7 @@ class Renderer:
         name = self._place.column(column.name)
         if name is None:
             return None
-        owns = column.identity or (column.sequence is not None and _draws_from(column))
+        owns = column.identity or "nextval(" in (column.default or "")
         is_all = self._place.mapping.rule.create is Create.ALL
         planned = self.default(column) if owns and is_all else None
         alter = f"alter table {self._place.quoted} alter column {quote_identifier(name)}"
@@ -198,10 +200,11 @@ class Renderer:
         made = sets + planned.statements
         return replace(planned, statements=made, online=("; ".join(made),))
 
-    def _sequence_name(self, name: str) -> str:
-        target = self._place.mapping.target
-        free = other_name(name, target) if name in self._taken else name
-        return quote_qualified(target.namespace, free)
+    def _sequence_name(self, sequence: SequenceDefinition) -> str:
+        """Return the name at the target; the tables that use one without an owner share that."""
+        name = sequence.name.name
+        free = self.free(name) if sequence.is_owned else name
+        return quote_qualified(self._place.mapping.target.namespace, free)
 
     def statistics(self, column: ColumnDefinition) -> Planned | None:
         """Render the statistics target of a column; None if it has none of its own."""
@@ -385,6 +388,45 @@ class Renderer:
             )
         return replace(planned, source_sql=source_sql)
 
+    def primary_key(self) -> list[Planned]:
+        """Render the primary key for a table that lacks one; elsewhere CREATE TABLE has made that.
+
+        In a history, the key and ``kvsz_id`` are unique, and the key among open versions.
+        """
+        key = next((c for c in self._definition.constraints if c.kind == "p"), None)
+        if key is None or self._place.mapping.type is TableType.APPEND:
+            return []
+        if self._is_clone:
+            return [self.constraint(key)]
+        names = [self._place.column(each) for each in key.columns]
+        columns = [*([SID] if self._place.has_sid else []), *(each for each in names if each)]
+        return [] if None in names else self._versions_key(key, columns)
+
+    def _versions_key(self, key: ConstraintDefinition, columns: list[str]) -> list[Planned]:
+        """Render the primary key of a history, and the index of open versions."""
+        table, name = self._place.quoted, self.free(key.name)
+        add, whole = f"alter table {table} add constraint", quote_identifier(name)
+        listed = f"({quote_columns([*columns, HISTORY_ID])})"
+        primary = Planned(
+            ObjectKind.UNIQUE,
+            name,
+            (f"{add} {whole} primary key {listed}",),
+            (
+                f"create unique index concurrently {whole} on {table} {listed}",
+                f"{add} {whole} primary key using index {whole}",
+            ),
+            index=name,
+        )
+        of_open = versions_name(key.name, self._place.mapping.target)
+        quoted, where = quote_identifier(of_open), f"where (kvsz_end = {HISTORY_OPEN})"
+        if timing := _timing(key):
+            equal = ", ".join(f"{quote_identifier(each)} with =" for each in columns)
+            made = (f"{add} {quoted} exclude using btree ({equal}) {where}{timing}",)
+            return [primary, Planned(ObjectKind.EXCLUSION, of_open, made, made)]
+        body = f"{quoted} on {table} ({quote_columns(columns)}) {where}"
+        ways = (f"create unique index {body}",), (f"create unique index concurrently {body}",)
+        return [primary, Planned(ObjectKind.INDEX, of_open, *ways, index=of_open)]
+
     def _plain_key(self, constraint: ConstraintDefinition) -> Planned:
         """Say that a temporal key is a plain one at the target."""
         key = quote_identifier(constraint.name)
@@ -547,6 +589,21 @@ def _key_of_hash(place: TargetPlace, column: str) -> str | None:
     return None if found is None else found.check
 
 
+def versions_name(key: str, target: RelationName) -> str:
+    """Return the name of the index of open versions for a history that gets a key."""
+    return other_name(f"{key} versions", target)
+
+
+def is_of_open_versions(index: IndexDefinition) -> bool:
+    """Whether an index holds the open versions of a history."""
+    return "kvsz_end" in index.uses and "9999-01-01" in (index.predicate or "")
+
+
+def draws_from(sequence: str) -> str:
+    """Return the action of ALTER COLUMN that takes a default from a quoted *sequence*."""
+    return f"set default nextval({quote_literal(sequence)}::regclass)"
+
+
 def _timing(constraint: ConstraintDefinition) -> str:
     if not constraint.deferrable:
         return ""
@@ -554,7 +611,7 @@ def _timing(constraint: ConstraintDefinition) -> str:
 
 
 def _draws_from(column: ColumnDefinition) -> bool:
-    """Whether the default is nextval of the sequence that the column owns."""
+    """Whether the default is nextval of a sequence, and nothing else."""
     text = column.default or ""
     return text.startswith("nextval(") and text.endswith("::regclass)")
 

@@ -40,9 +40,10 @@ class DefinedColumn:
     ``generated``: '' or 's' (stored) or 'v' (virtual), and then ``default`` is its expression.
     ``identity``: '' or 'a' or 'd'. ``fill``: the text of the value that ADD COLUMN gave to rows
     from before, if they have one and the same. ``default_mark``: another one when a default is set
-    anew. ``sequence``: the one that the column owns, as `streamer.definitions.read` takes it. Only
-    messages have it, and the text of defaults, because deparsing one locks its table. ``computed``:
-    ALTER COLUMN TYPE … USING may have computed its values; only messages have this, too.
+    anew. ``sequence``: the one that its default uses or that the column owns, as
+    `streamer.definitions.read` takes it. Only messages have the text of defaults, because deparsing
+    one locks its table. ``computed``: ALTER COLUMN TYPE … USING may have computed its values; only
+    messages have this, too.
     ``of_domain``: its domain has a default, which is that of the column without its own.
     """
 
@@ -56,7 +57,7 @@ class DefinedColumn:
     collation: str | None = None
     fill: str | None = None
     default_mark: str | None = None
-    sequence: dict[str, str] | None = field(default=None, compare=False)
+    sequence: dict[str, Any] | None = field(default=None, hash=False)
     computed: bool = field(default=False, compare=False)
     of_domain: bool = field(default=False, compare=False)
 
@@ -78,9 +79,14 @@ class DefinedColumn:
         return None
 
     @property
+    def draws(self) -> bool:
+        """Whether its default takes values of a sequence."""
+        return self.default is not None and not self.generated and "nextval(" in self.default
+
+    @property
     def own_default(self) -> str | None:
         """The default that another server can compute; a sequence belongs to the source."""
-        if self.default is None or self.generated or "nextval(" in self.default:
+        if self.generated or self.draws:
             return None
         return self.default
 
@@ -134,11 +140,7 @@ class SourceDefinition:
     def to_json(self) -> str:
         """Return the text that `from_json` reads, without the texts that only a message has."""
         columns = [
-            asdict(
-                replace(
-                    column, fill=None, default=None, sequence=None, computed=False, of_domain=False
-                )
-            )
+            asdict(replace(column, fill=None, default=None, computed=False, of_domain=False))
             for column in self.columns
         ]
         fields: dict[str, Any] = {"format": FORMAT, "columns": columns, "oid": self.oid}
@@ -355,7 +357,7 @@ def _changes_of(
         is_expression = old.generated and new.generated
         kind = DdlKind.SET_EXPRESSION if is_expression else DdlKind.SET_DEFAULT
         yield ColumnChange(kind, old, new)
-    elif old.identity != new.identity:
+    elif (old.identity, old.sequence) != (new.identity, new.sequence):
         yield ColumnChange(DdlKind.SET_DEFAULT, old, new)
 
 

@@ -177,13 +177,14 @@ def as_made(content: bytes) -> bytes:
 
 
 def parts_of(definition: SourceDefinition, namespace: str) -> set[Part]:
-    """Return the parts of a table of schema *namespace*; its partitions and constraints, too."""
+    """Return the parts of a table of schema *namespace*; its partitions and sequences, too."""
     objects, partitions = definition.objects or (), definition.partitions or ()
     return {
         *(each.oid for each in objects),
         *(index_part(namespace, each.name) for each in objects if each.is_index),
         *(each.oid for each in partitions),
         *(type_part(each.oid) for each in definition.types or ()),
+        *(each.sequence["oid"] for each in definition.columns if each.sequence is not None),
     }
 
 
@@ -254,6 +255,12 @@ def _without(
         for each in known.columns
         if (relid, each.number) not in dropped.columns
     ]
+    columns = [
+        replace(each, sequence=None)
+        if each.sequence is not None and each.sequence["oid"] in dropped.objects
+        else each
+        for each in columns
+    ]
     objects = [
         each
         for each in known.objects or ()
@@ -284,10 +291,19 @@ def _staying(partitions: Sequence[Partition], gone: Collection[int]) -> tuple[Pa
 def _merged(known: SourceDefinition, told: SourceDefinition, own: Own) -> Outcome:
     types, doubts = _types(known.types or (), told.types or (), own)
     renames = type_difference(known.types or (), types)
+    # A column loses the sequence that another one gets, and nothing marks that column.
+    taken = [
+        each.sequence["oid"]
+        for each in told.columns
+        if each.number in own.columns and each.sequence
+    ]
+    losers = {
+        each.number for each in known.columns if each.sequence and each.sequence["oid"] in taken
+    }
     columns, is_doubtful = _chosen(
         {each.number: each for each in under_new_names(known, renames).columns},
         {each.number: each for each in told.columns},
-        own.columns,
+        own.columns | losers,
     )
     doubts |= is_doubtful
     replaced = {

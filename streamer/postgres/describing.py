@@ -16,21 +16,30 @@ pg_catalog.format(
 """
 """The options of CREATE SEQUENCE, of ``pg_sequence s``."""
 
-# Of column a, the one that it owns.
+# Of column a, the one that its default uses, or that it owns.
 SEQUENCE: Final = """
 select pg_catalog.json_build_object(
-    'namespace', sn.nspname, 'name', sc.relname,
-    'type', pg_catalog.format_type(s.seqtypid, null),
-    'options', {options})
-  from pg_catalog.pg_depend p
-  join pg_catalog.pg_class sc on sc.oid = p.objid and sc.relkind = 'S'
+    'oid', sc.oid::int8, 'namespace', sn.nspname, 'name', sc.relname,
+    'type', pg_catalog.format_type(s.seqtypid, null), 'options', {options},
+    'is_owned', p.is_owned)
+  from (select u.oid, pg_catalog.bool_or(u.is_owned) as is_owned,
+               not pg_catalog.bool_and(u.is_owned) as is_used
+          from (select p.objid as oid, true as is_owned from pg_catalog.pg_depend p
+                 where p.classid = 'pg_catalog.pg_class'::regclass
+                   and p.refclassid = 'pg_catalog.pg_class'::regclass
+                   and p.refobjid = a.attrelid and p.refobjsubid = a.attnum
+                   and p.deptype = case a.attidentity when '' then 'a' else 'i' end
+                union all
+                select p.refobjid, false
+                  from pg_catalog.pg_attrdef e join pg_catalog.pg_depend p
+                    on p.classid = 'pg_catalog.pg_attrdef'::regclass and p.objid = e.oid
+                   and p.refclassid = 'pg_catalog.pg_class'::regclass and p.deptype = 'n'
+                 where e.adrelid = a.attrelid and e.adnum = a.attnum) u
+         group by u.oid) p
+  join pg_catalog.pg_class sc on sc.oid = p.oid and sc.relkind = 'S'
   join pg_catalog.pg_namespace sn on sn.oid = sc.relnamespace
   join pg_catalog.pg_sequence s on s.seqrelid = sc.oid
- where p.classid = 'pg_catalog.pg_class'::regclass
-   and p.refclassid = 'pg_catalog.pg_class'::regclass
-   and p.refobjid = c.oid and p.refobjsubid = a.attnum
-   and p.deptype = case a.attidentity when '' then 'a' else 'i' end
- order by p.objid limit 1
+ order by p.is_used desc, sc.oid limit 1
 """.replace("{options}", SEQUENCE_OPTIONS)
 
 NOT_NULL: Final = """

@@ -70,6 +70,13 @@ where n.nspname = $1 and x.relname = any ($3::text[])
                      and d.classid = 'pg_catalog.pg_class'::regclass
                      and d.refclassid = 'pg_catalog.pg_class'::regclass
                      and c.relname = $2 and c.relnamespace = n.oid)
+  and not exists (select from pg_catalog.pg_depend d
+                    join pg_catalog.pg_attrdef a on a.oid = d.objid
+                    join pg_catalog.pg_class c on c.oid = a.adrelid
+                   where d.refobjid = x.oid
+                     and d.classid = 'pg_catalog.pg_attrdef'::regclass
+                     and d.refclassid = 'pg_catalog.pg_class'::regclass
+                     and c.relname = $2 and c.relnamespace = n.oid)
 union
 select d.name from streamer.definition d join streamer.relation r on r.id = d.relation_id
 where d.state = 'pending' and d.kind in ('index', 'unique', 'exclusion') and r.target <> $4

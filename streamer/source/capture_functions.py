@@ -133,7 +133,7 @@ begin
                    pg_catalog.pg_get_expr(a.adbin, a.attrelid) end,
                'default_mark', pg_catalog.hashtextextended(a.adbin::text, 0)::text,
                'generated', a.attgenerated, 'identity', a.attidentity,
-               'sequence', case when a.is_own then ({sequence}) end,
+               'sequence', a.sequence,
                'collation', case when a.attcollation <> a.typcollation then (
                    select pg_catalog.quote_ident(cn.nspname) || '.'
                        || pg_catalog.quote_ident(co.collname)
@@ -141,7 +141,7 @@ begin
                      join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
                     where co.oid = a.attcollation) end,
                'of_domain', a.is_own and a.has_default,
-               'computed', is_rewritten and a.is_own and a.xid = a.newest_xid and (
+               'computed', is_rewritten and a.is_written and a.xid = a.newest_xid and (
                    words is null or case when a.attname ~ '^[a-z_][a-z0-9_$]*$'
                        then words ~ ('\\y' || pg_catalog.replace(a.attname, '$', '\\$') || '\\y')
                        else pg_catalog.strpos(words, pg_catalog.lower(
@@ -152,12 +152,15 @@ begin
            pg_catalog.bool_or(a.atttypid >= {user_oids})
       into columns, own_columns, has_types
       from (select o.*, pg_catalog.first_value(o.xid) over (
-                       order by o.is_own desc, o.command desc) as newest_xid
+                       order by o.is_written desc, o.command desc) as newest_xid,
+                   o.is_written or coalesce(
+                       (o.sequence ->> 'oid')::oid = any (of_command), false) as is_own
               from (select a.*, t.typcollation, d.adbin, a.xmin::text as xid,
                            t.typdefaultbin is not null as has_default,
                            a.cmin::text::int8 as command,
+                           ({sequence}) as sequence,
                            {own_a} or d.oid is not null and {own_d}
-                               or a.attnum = any (own_proofs) as is_own
+                               or a.attnum = any (own_proofs) as is_written
                       from pg_catalog.pg_attribute a
                       join pg_catalog.pg_type t on t.oid = a.atttypid
                       left join pg_catalog.pg_attrdef d
@@ -286,7 +289,7 @@ _OF_SCHEMA_SQL: Final = """
              or exists (select from pg_catalog.pg_publication_namespace m
                          where m.pnpubid = p.oid and m.pnnspid = {namespace})"""
 
-_CONCERNED: Final = "d.schema_name is distinct from 'pg_temp' and d.object_type <> 'sequence'"
+_CONCERNED: Final = "d.schema_name is distinct from 'pg_temp'"
 # A row that the session's snapshot does not show belongs to a table that others have made since.
 _COMMANDS_SQL: Final = """
 select coalesce(pg_catalog.pg_partition_root(r.oid), r.oid) as oid, r.oid as altered,
@@ -294,6 +297,10 @@ select coalesce(pg_catalog.pg_partition_root(r.oid), r.oid) as oid, r.oid as alt
   from (select case d.classid
                  when 'pg_catalog.pg_class'::regclass then coalesce(
                      (select i.indrelid from pg_catalog.pg_index i where i.indexrelid = d.objid),
+                     (select p.refobjid from pg_catalog.pg_depend p
+                       where p.classid = d.classid and p.objid = d.objid
+                         and p.refclassid = d.classid and p.deptype in ('a', 'i')
+                         and d.object_type = 'sequence' limit 1),
                      d.objid)
                  else (select k.conrelid from pg_catalog.pg_constraint k
                         where k.oid = d.objid) end as oid,
@@ -529,7 +536,7 @@ begin
     begin
         select pg_catalog.jsonb_build_object(
                    'objects', pg_catalog.jsonb_agg(d.objid::int8) filter (
-                       where d.object_type in ('table', 'index', 'table constraint')),
+                       where d.object_type in ('table', 'index', 'table constraint', 'sequence')),
                    'types', pg_catalog.jsonb_agg(d.objid::int8) filter (
                        where d.object_type = 'type'),
                    'indexes', pg_catalog.jsonb_agg(
@@ -551,7 +558,8 @@ begin
             on a.attrelid = c.oid and a.attname = d.address_names[3] and not a.attisdropped
          where not d.is_temporary and (d.object_type <> 'default value' or a.attnum > 0)
            and (d.object_type in (
-                    'table', 'index', 'table constraint', 'table column', 'default value')
+                    'table', 'index', 'table constraint', 'table column', 'default value',
+                    'sequence')
                 or d.object_type = 'type' and d.original)
         having pg_catalog.count(*) > 0;
         if dropped is not null then
@@ -600,6 +608,8 @@ _OF_TABLES: Final = (
     "CREATE SCHEMA",
     "CREATE INDEX",
     "ALTER INDEX",
+    "CREATE SEQUENCE",
+    "ALTER SEQUENCE",
 )
 
 

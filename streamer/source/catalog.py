@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg.rows import DictRow
@@ -28,6 +28,7 @@ from streamer.postgres.describing import (
     MARKED_OBJECTS,
     NOT_NULL,
     PARTITIONS,
+    SEQUENCE,
     USED_TYPES,
     USER_OIDS_BEGIN,
 )
@@ -109,6 +110,8 @@ class SourceColumn:
     """Whether the server may store values out of line, and then omits unchanged ones."""
     default_mark: str | None = None
     """Another one when the default, or the expression of a generated column, is set anew."""
+    sequence: dict[str, Any] | None = None
+    """The sequence that its default uses, or that it owns."""
 
     @property
     def defined(self) -> DefinedColumn:
@@ -122,6 +125,7 @@ class SourceColumn:
             identity=self.identity,
             collation=self.collation,
             default_mark=self.default_mark,
+            sequence=self.sequence,
         )
 
 
@@ -349,6 +353,7 @@ select a.attrelid::int8 as relid, a.attnum as number, a.attname as name,
        case when a.attgenerated <> '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end
          as generation_expression,
        pg_catalog.hashtextextended(d.adbin::text, 0)::text as default_mark,
+       ({SEQUENCE.replace("%", "%%")}) as sequence,
        case when a.attcollation <> t.typcollation then
          (select pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname)
             from pg_catalog.pg_collation co

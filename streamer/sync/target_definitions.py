@@ -171,7 +171,10 @@ async def plan_definitions(
         wanted = [index.name for index in definition.indexes]
         wanted += [c.sequence.name.name for c in definition.columns if c.sequence is not None]
         taken = await read_taken(target, mapping.target, wanted)
-        planned = Renderer(definition, place, places, taken).plan(mapping.rule.create)
+        renderer = Renderer(definition, place, places, taken)
+        planned = renderer.plan(mapping.rule.create)
+        if not copy.target.primary_key:  # the source got its key after the target was created
+            planned += renderer.primary_key()
         if acts:
             planned = [without_acting(each) for each in planned]
         await store_definitions(target, copy.mapped.relation_id, planned)
@@ -261,8 +264,10 @@ def left_to_run(
     statements = record.online if online else record.statements
     builds_index = online and record.kind in _CONSTRAINTS and record.index is not None
     if facts.shows(record.kind) and record.kind is not ObjectKind.NOT_NULL:
-        is_whole = record.kind is ObjectKind.DEFAULT
-        return () if is_whole else statements[2 if builds_index else 1 :]
+        if record.kind is ObjectKind.DEFAULT:
+            # An earlier plan may have made the sequence before a column owned it.
+            return tuple(each for each in record.statements if each.startswith("alter sequence "))
+        return statements[2 if builds_index else 1 :]
     return statements[1:] if builds_index and facts.index_is_valid else statements
 
 

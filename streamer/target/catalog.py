@@ -334,36 +334,6 @@ async def read_partitions(
     return tuple(Partition(**each) for each in json.loads(found or "[]"))
 
 
-_EXPRESSIONS_SQL: Final = """
-select a.attname as name, pg_catalog.pg_get_expr(d.adbin, d.adrelid) as expression
-from pg_catalog.pg_attribute a
-join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
-where a.attrelid = $1 and a.attgenerated <> '' and not a.attisdropped
-"""
-_IDENTITIES_SQL: Final = """
-select a.attname as name, a.attidentity::text as identity from pg_catalog.pg_attribute a
-where a.attrelid = $1 and a.attidentity <> '' and not a.attisdropped
-"""
-
-
-async def read_expressions(
-    connection: "TargetConnection", relation: TargetRelation
-) -> dict[str, str]:
-    """Return the expressions of a table's generated columns."""
-    if not any(column.generated for column in relation.columns.values()):
-        return {}
-    rows = await connection.fetch(_EXPRESSIONS_SQL, relation.oid)
-    return {row["name"]: row["expression"] for row in rows}
-
-
-async def read_identities(
-    connection: "TargetConnection", relation: TargetRelation
-) -> dict[str, str]:
-    """Return the identity columns of a table: 'a' for always, 'd' for by default."""
-    rows = await connection.fetch(_IDENTITIES_SQL, relation.oid)
-    return {row["name"]: row["identity"] for row in rows}
-
-
 async def holds_rows(connection: "TargetConnection", name: RelationName, sid: str | None) -> bool:
     """Whether a table holds any row, or any of *sid*."""
     quoted = quote_qualified(name.namespace, name.name)

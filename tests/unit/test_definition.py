@@ -7,6 +7,7 @@ import pytest
 
 from streamer.apply.sql.definition_changes import DefinitionTranslator, Translation
 from streamer.apply.sql.generated import GeneratedFacts
+from streamer.definitions.model import SequenceDefinition
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import (
     DefinedColumn,
@@ -56,6 +57,7 @@ def translation(
     expressions: dict[str, str] | None = None,
     identities: dict[str, str] | None = None,
     version: int = 18_00_00,
+    facts: GeneratedFacts | None = None,
 ) -> Translation:
     columns = list(before.columns)
     if sid is not None:
@@ -65,7 +67,8 @@ def translation(
         there or target(*columns),
         sid=sid,
         others=others,
-        generated=GeneratedFacts(
+        generated=facts
+        or GeneratedFacts(
             [c.name for c in after.columns], expressions or {}, identities or {}, version
         ),
     )
@@ -275,6 +278,67 @@ def test_a_tenant_moves_its_values_to_a_column_that_holds_them() -> None:
     text = target(ID, wide, replace(B, type="text"), sid)
     with pytest.raises(TargetSchemaError, match="another source has it with type text"):
         translated(before, after, sid="a", others=(clash,), there=text)
+
+
+WHOLE = replace(RULE, create=Create.ALL)
+OPTIONS = "increment by 1 minvalue 1 maxvalue 9 start with 1 cache 1"
+OWNED = {
+    "oid": 7,
+    "namespace": "public",
+    "name": "t_id_seq",
+    "type": "integer",
+    "options": OPTIONS,
+    "is_owned": True,
+}
+DRAWN = SequenceDefinition(RelationName("public", "t_id_seq"), "integer", OPTIONS)
+SERIAL = replace(ID, default="nextval('t_id_seq'::regclass)", default_mark="1", sequence=OWNED)
+
+
+def drawing(
+    before: list[DefinedColumn],
+    after: list[DefinedColumn],
+    rule: TableRule = WHOLE,
+    sequences: dict[str, SequenceDefinition] | None = None,
+) -> Translation:
+    """Translate for a target whose column "id" draws from its own sequence, or *sequences*."""
+    there = {"id": DRAWN} if sequences is None else sequences
+    facts = GeneratedFacts(sequences=there, drawing=frozenset(there))
+    return translation(table(*before), table(*after), rule, facts=facts)
+
+
+def test_the_sequence_of_a_column_stays_with_its_default() -> None:
+    wide = replace(SERIAL, type="bigint", default_mark="2")
+    assert drawing([SERIAL], [wide]).statements == [
+        'alter column "id" type bigint using "id"::bigint'
+    ]
+    # Without `create: all` an operator has made the default.
+    assert not drawing([SERIAL], [replace(SERIAL, default_mark="2")], RULE).statements
+    as_bigint = replace(SERIAL, sequence={**OWNED, "type": "bigint", "name": "s"})
+    assert drawing([SERIAL], [as_bigint]).statements == [
+        f'alter sequence "public"."t_id_seq" as bigint {OPTIONS} no cycle',
+        'alter sequence "public"."t_id_seq" rename to "s"',
+    ]
+    gone = drawing([SERIAL], [ID])
+    assert gone.statements == [
+        'alter column "id" drop default',
+        'drop sequence "public"."t_id_seq"',
+    ]
+    new = drawing([ID], [SERIAL], sequences={})
+    assert (new.statements, new.unfinished) == ([], [SERIAL])
+
+
+def test_a_sequence_passes_to_another_column_in_any_order() -> None:
+    other = DefinedColumn(9, "wide", "bigint")
+    taken = replace(other, default=SERIAL.default, default_mark="2", sequence=OWNED)
+    used = replace(SERIAL, sequence={**OWNED, "is_owned": False})
+    moved = [
+        'alter sequence "public"."t_id_seq" owned by none',
+        'alter sequence "public"."t_id_seq" owned by "public"."t"."wide"',
+        'alter column "wide" set default nextval(\'"public"."t_id_seq"\'::regclass)',
+    ]
+    assert drawing([SERIAL, other], [used, taken]).statements == moved
+    drop = 'alter column "id" drop default'
+    assert drawing([SERIAL, other], [ID, taken]).statements == [drop, *moved[1:]]
 
 
 LOUD = DefinedColumn(3, "loud", "text", default="upper(name)", default_mark="1", generated="s")

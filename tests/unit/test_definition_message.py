@@ -89,6 +89,18 @@ def test_a_part_goes_by_its_number_or_oid(dropped: Dropped, left: SourceDefiniti
     assert after(known, told) == Outcome(left)
 
 
+def test_a_sequence_leaves_the_column_that_another_one_takes_it_from() -> None:
+    sequence = {"oid": 500, "name": "t_id_seq", "is_owned": True}
+    known = table(replace(ID, sequence=sequence), MINE)
+    told = table(ID, replace(MINE, sequence=sequence))
+    assert after(known, message(told, own([4]))) == Outcome(told)
+    assert 500 in parts_of(known, "public")
+    dropped = DefinitionMessage(
+        None, "", "", "DROP SEQUENCE", "", dropped=Dropped(objects=frozenset({500}))
+    )
+    assert after(known, dropped) == Outcome(table(ID, MINE))
+
+
 def test_partitions_of_a_partition_go_with_it_and_a_bound_is_no_identity() -> None:
     known = table(ID, partitions=(ROOT, FIRST, INNER))
     assert after(known, message(table(ID), own())).definition == known

@@ -11,8 +11,16 @@ from dataclasses import dataclass, field, replace
 
 from streamer.apply.sql.generated import GeneratedFacts, clause_of, set_expression
 from streamer.apply.sql.object_changes import ObjectTranslation
+from streamer.apply.sql.sequences import (
+    find_sequence,
+    follow_sequence,
+    lost_sequence,
+    with_sequence,
+)
 from streamer.definitions.generated import IDENTITIES, identity_of
+from streamer.definitions.model import SequenceDefinition
 from streamer.definitions.names import uses_column
+from streamer.definitions.render import draws_from
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import (
     AnyChange,
@@ -101,6 +109,7 @@ class DefinitionTranslator:
         self._sid = sid if target.has_sid else None
         self._others = others
         self._alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
+        self._wanted: list[int] = []  # sequences of the source that a column gets or keeps
         self._columns = {
             name: _Present(
                 under_new_name(column.type, renamed or {}),
@@ -141,6 +150,8 @@ class DefinitionTranslator:
         Raises TargetSchemaError where the target, or the rule of the table, stands in the way.
         """
         found = Translation()
+        columns = [c.after for c in changes if c.kind is DdlKind.SET_DEFAULT and c.after]
+        self._wanted = [each.sequence["oid"] for each in columns if each.sequence is not None]
         for change in changes:
             found.statements += self._statements(change, found)
         return found
@@ -317,6 +328,7 @@ class DefinitionTranslator:
             found.doubts.append((change, reason))
             left = [f"{self._alter} drop column {now}"]
         self._columns[name] = self._columns.pop(former)
+        self._generated = self._generated.renamed(former, name)
         return [*left, f"{self._alter} rename column {quoted} to {now}"]
 
     def _move(
@@ -509,14 +521,48 @@ class DefinitionTranslator:
             return []
         alter = f"{self._alter} alter column {quote_identifier(name)}"
         statements = self._set_identity(alter, name, before, column, found)
+        there = self._follow_sequence(alter, name, before, column, statements)
         if (before.default_mark, before.generated) == (column.default_mark, column.generated):
             return statements
+        is_all = self._mapping.rule.create is Create.ALL
+        draws = name in self._generated.drawing
+        if column.draws and draws and (there is not None or not is_all):
+            return statements  # an operator's own, where `create` asks for none
+        if column.draws and there is not None:
+            return [*statements, f"{alter} {draws_from(there.quoted)}"]
         default = column.own_default
         if default is not None:
             statements.append(f"{alter} set default {default}")
         elif self._columns[name].has_default and name not in self._generated.identities:
             statements.append(f"{alter} drop default")
+        if column.draws and is_all:
+            found.unfinished.append(column)
         return statements
+
+    def _follow_sequence(
+        self,
+        alter: str,
+        name: str,
+        before: DefinedColumn,
+        column: DefinedColumn,
+        statements: list[str],
+    ) -> SequenceDefinition | None:
+        """Return the target's sequence for a column; add the statements that make it fit."""
+        if self._mapping.rule.create is not Create.ALL:
+            return None
+        table, facts = self._target.name, self._generated
+        is_wanted = before.sequence is not None and before.sequence["oid"] in self._wanted
+        lost = None if is_wanted else lost_sequence(table, name, before, column, facts)
+        if lost is not None:
+            drop = [f"{alter} drop default"] if name in facts.drawing else []
+            statements[:0] = [*drop, f"drop sequence {lost.quoted}"]
+            self._columns[name] = replace(self._columns[name], has_default=False)
+            return None
+        statements += follow_sequence(table, name, before, column, facts)
+        there = find_sequence(table, name, column.sequence, facts)
+        if there is not None and not column.identity:
+            self._generated = with_sequence(name, there, column, facts)
+        return there
 
     def _set_identity(
         self,

@@ -7,29 +7,61 @@ operator decides where rows of other sources, or former versions, would change w
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Self, TypeVar
 
 from streamer.definitions.generated import generation_expression
+from streamer.definitions.model import SequenceDefinition, TableDefinition
 from streamer.definitions.names import without_needless_quotes
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 
 _SET_EXPRESSION_MIN: Final = 17_00_00
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFacts:
     """``source_columns``: the names of all columns of the source. ``expressions``: those of the
     target's generated columns. ``identities``: its identity columns, 'a' for always or 'd' for by
-    default. ``version``: of the target.
+    default. ``sequences``: those of its columns. ``drawing``: columns whose default uses one.
+    ``version``: of the target.
     """
 
     source_columns: Sequence[str] = ()
     expressions: Mapping[str, str] = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
     version: int = _SET_EXPRESSION_MIN
+    sequences: Mapping[str, SequenceDefinition] = field(default_factory=dict)
+    drawing: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, source_columns: Sequence[str], there: TableDefinition, version: int) -> Self:
+        """Return the facts of the target's table *there*."""
+        columns = there.columns
+        return cls(
+            source_columns,
+            {c.name: c.expression for c in columns if c.expression is not None},
+            {c.name: c.identity for c in columns if c.identity},
+            version,
+            {c.name: c.sequence for c in columns if c.sequence is not None},
+            frozenset(c.name for c in columns if "nextval(" in (c.default or "")),
+        )
+
+    def renamed(self, former: str, name: str) -> Self:
+        """Return the facts after a column of the target got another name."""
+
+        def moved(facts: Mapping[str, V]) -> dict[str, V]:
+            return {name if each == former else each: fact for each, fact in facts.items()}
+
+        return replace(
+            self,
+            expressions=moved(self.expressions),
+            identities=moved(self.identities),
+            sequences=moved(self.sequences),
+            drawing=frozenset(name if each == former else each for each in self.drawing),
+        )
 
 
 def clause_of(

@@ -18,12 +18,19 @@ from typing import Final
 
 from streamer.definitions.model import ConstraintDefinition, IndexDefinition, TableDefinition
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
-from streamer.definitions.render import Renderer, other_name, without_acting
+from streamer.definitions.render import (
+    Renderer,
+    is_of_open_versions,
+    other_name,
+    versions_name,
+    without_acting,
+)
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.names import RelationName
 from streamer.mapping.objects import INDEX, DefinedObject, ObjectChange
 from streamer.mapping.options import Create, DdlKind, TableType
 from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.target.conventions import HISTORY_ID
 
 KINDS: Final = {
     INDEX: (ObjectKind.INDEX,),
@@ -117,8 +124,12 @@ class ObjectTranslator:
         for index in self._definition.indexes:
             if index.constraint is None and index.name == name and kind is ObjectKind.INDEX:
                 return self._renderer.index(index)
+        for key in self._renderer.primary_key():
+            if (key.kind, key.name) == (kind, name):
+                return key
         for constraint in self._definition.constraints:
-            if constraint.name == name and kind in KINDS[constraint.kind]:
+            is_it = constraint.name == name and kind in KINDS[constraint.kind]
+            if is_it and constraint.kind != "p":
                 planned = self._renderer.constraint(constraint)
                 return without_acting(planned) if self._acts else planned
         return None
@@ -130,8 +141,9 @@ class ObjectTranslator:
         if lacking:
             found.reasons.append(f'"{new.name}" waits until every source of the table has it')
             return
-        is_row_key = new.kind == "p"
-        if is_row_key and (self._primary_key is not None or not self._is_clone):
+        if new.kind == "p":
+            if not (self._row_keys if self._is_history else self._primary_key):
+                found.planned += self._renderer.primary_key()
             return
         for kind in KINDS[new.kind]:
             planned = self.planned(kind, new.name)
@@ -150,6 +162,11 @@ class ObjectTranslator:
     def _drop(self, old: DefinedObject, found: ObjectTranslation) -> None:
         found.ended += [(kind, old.name) for kind in KINDS[old.kind]]
         if not old.binds and any(_has(other, old) for other in self._others):
+            return
+        if old.kind == "p" and self._is_history:
+            versions = versions_name(old.name, self._place.mapping.target)
+            found.ended += [(ObjectKind.INDEX, versions), (ObjectKind.EXCLUSION, versions)]
+            found.statements += self._drop_row_keys()
             return
         constraint = self._constraint(old)
         if constraint is not None:
@@ -191,7 +208,39 @@ class ObjectTranslator:
         # ends here, so the rest has to be planned under the new one.
         self._add(new, found)
 
+    def _drop_row_keys(self) -> list[str]:
+        """Return the statements that let a history have several open versions of a key."""
+        keys = self._row_keys
+        if self._primary_key is not None and self._primary_key.columns != (HISTORY_ID,):
+            keys.append(self._primary_key)
+        statements = []
+        for each in keys:
+            if isinstance(each, ConstraintDefinition):
+                name = quote_identifier(each.name)
+                statements.append(f"alter table {self._place.quoted} drop constraint {name}")
+                del self._constraints[each.name]
+                self._indexes.pop(each.index or "", None)
+            else:
+                statements.append(f"drop index {self._quoted(each.name)}")
+                del self._indexes[each.name]
+        return statements
+
     # ---- the target's objects ------------------------------------------------------------------
+
+    @property
+    def _row_keys(self) -> list[ConstraintDefinition | IndexDefinition]:
+        """The indexes and constraints of a history by which a key has one open version."""
+        indexes = [each for each in self._indexes.values() if is_of_open_versions(each)]
+        found: list[ConstraintDefinition | IndexDefinition] = []
+        for index in indexes:
+            constraint = self._constraints.get(index.constraint or "")
+            if constraint is not None or index.is_unique:
+                found.append(constraint or index)
+        return found
+
+    @property
+    def _is_history(self) -> bool:
+        return self._place.mapping.type is TableType.HISTORY
 
     @property
     def _is_clone(self) -> bool:
