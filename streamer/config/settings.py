@@ -113,7 +113,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "continues, and its status shows that these rows are missing",
         "detach_partition": "a partition detached or dropped: its rows leave the target table",
         "rename_table": "a new name or schema of a table, if a pattern matches both the old and "
-        "the new one; `ignore` stops, too",
+        "the new one, where `ignore` stops, too; or a new name of a partition",
         "add_index": "a new index, if `create` is `keys` or `all`",
         "drop_index": "a dropped index",
         "rename_index": "a renamed index",

@@ -12,10 +12,10 @@ the hash depends on the server. Pure.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from streamer.mapping.names import RelationName
+from streamer.mapping.names import RelationName, ordered_renames
 from streamer.mapping.options import DdlKind
 from streamer.postgres.quoting import quote_literal
 
@@ -48,13 +48,18 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """A partition that joined or left. *tree*: the partitions after it joined, before it left."""
+    """A partition that joined or left, or has another name. *tree*: the partitions after it joined,
+    before it left. *name*: the one that it gets.
+    """
 
     kind: DdlKind
     partition: Partition
     tree: tuple[Partition, ...]
+    name: str | None = None
 
     def __str__(self) -> str:
+        if self.name is not None:
+            return f'{self.kind} "{self.partition.full_name}" to "{self.name}"'
         return f'{self.kind} "{self.partition.full_name}"'
 
 
@@ -71,6 +76,14 @@ def partition_difference(
         for oid in former
         if oid in gone and former[oid].parent not in gone
     ]
+    staying = {
+        each.name: each for oid, each in former.items() if oid in present and oid not in gone
+    }
+    names = {name: present[each.oid].name for name, each in staying.items()}
+    for old, name in ordered_renames({o: n for o, n in names.items() if o != n}):
+        partition = staying.pop(old)
+        changes.append(PartitionChange(DdlKind.RENAME_TABLE, partition, tuple(before), name))
+        staying[name] = replace(partition, name=name)
     changes += [
         PartitionChange(DdlKind.ATTACH_PARTITION, each, tuple(after))
         for oid, each in present.items()

@@ -56,10 +56,14 @@ CHANGES = [
     "alter table m detach partition m_1",
     "create table m_0 partition of m for values from (minvalue) to ('2024-02-01')",
     "create table other (like m); alter table m_2 attach partition other for values in ('z')",
+    (
+        "alter table m_2_eu rename to m_x; alter table m_2_rest rename to m_2_eu;"
+        " alter table m_x rename to m_2_rest; alter table m_0 rename to m_y"
+    ),
     "alter table m_2 detach partition m_2_rest",
     "drop table m_2",
     "alter table m detach partition m_rest",
-    "alter table m detach partition m_0 concurrently",  # two transactions, without a default
+    "alter table m detach partition m_y concurrently",  # two transactions, without a default
 ]
 PARTITIONS = """
 select relid::regclass::text, parentrelid::regclass::text, isleaf,
@@ -92,6 +96,9 @@ async def test_partitions_come_and_go_in_a_plain_table_a_history_and_a_partition
                     if number in (1, 2)
                     else own
                 )
+            if "rename" in change:
+                await streamer.caught_up()
+                assert target.execute(path + PARTITIONS) == source.execute(PARTITIONS)
         await streamer.caught_up()
         for table, read in (("m", "m"), ("h", "h"), ("p", "dw.p")):
             still = "where kvsz_end > now()" if table == "h" else ""

@@ -71,6 +71,22 @@ def translate(
     return translator.translate(changes, brings_rows=brings_rows)
 
 
+def test_partitions_that_exchange_their_names_take_turns() -> None:
+    renamed = (ROOT, replace(EU, name="t_rest"), replace(REST, name="t_eu"), EU_1)
+    changes = partition_difference(TREE, renamed)
+    assert str(changes[0]) == 'rename_table "public.t_eu" to "t_eu_moves1"'
+    rename = 'alter table "dw"."{}" rename to "{}"'
+    assert translate(changes, there=AT_TARGET) == [
+        rename.format("t_eu", "t_eu_moves1"),
+        rename.format("t_rest", "t_eu"),
+        rename.format("t_eu_moves1", "t_rest"),
+    ]
+    assert not translate(changes, sid="a", there=AT_TARGET)
+    assert not translate(changes)
+    gone = partition_difference(renamed, (ROOT, renamed[2]))
+    assert translate(gone, there=AT_TARGET) == ['alter table "dw"."w" detach partition "dw"."t_eu"']
+
+
 def test_a_partition_takes_its_own_along_and_may_come_again() -> None:
     changes = partition_difference(TREE, (ROOT, REST))
     assert [str(each) for each in changes] == ['detach_partition "public.t_eu"']

@@ -62,6 +62,8 @@ class PartitionTranslator:
             try:
                 if change.kind is DdlKind.ATTACH_PARTITION:
                     found += self._attach(change)
+                elif change.kind is DdlKind.RENAME_TABLE:
+                    found += self._rename(change)
                 else:
                     found += self._detach(change, brings_rows=brings_rows)
             except UnclearPartitionError as exc:
@@ -79,56 +81,59 @@ class PartitionTranslator:
         )
 
     def _own(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
-        """Return the target's partition for one of the source's."""
-        own = next((e for e in self._there if e.full_name == self._name(partition)), None)
-        if own is None or own.bound != partition.bound:
-            return None
-        parent = self._parent(partition, tree)
-        return own if self._parent(own, self._there, is_own=True) == parent else None
+        """Return the target's partition for one of the source's, whatever its name is."""
+        bounds = _bounds(partition, tree)
+        return next((each for each in self._there if _bounds(each, self._there) == bounds), None)
 
     def _name(self, partition: Partition) -> RelationName:
         return partition_name(partition, self._target.name)
 
-    def _parent(
-        self, partition: Partition, tree: Sequence[Partition], *, is_own: bool = False
-    ) -> RelationName | None:
+    def _above(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
         """Return the target's table above a partition."""
-        if partition.parent == ROOT:
-            return self._target.name
         parent = next((each for each in tree if each.oid == partition.parent), None)
-        if parent is None:
-            return None
-        return parent.full_name if is_own else self._name(parent)
+        if partition.parent != ROOT:
+            return None if parent is None else self._own(parent, tree)
+        return next((each for each in self._there if each.bound is None), None)
 
     def _attach(self, change: PartitionChange) -> list[str]:
         partition = change.partition
-        parent = self._parent(partition, change.tree)
-        is_parent = any(e.full_name == parent and e.key is not None for e in self._there)
-        if not is_parent or parent is None:
+        parent = self._above(partition, change.tree)
+        if parent is None or parent.key is None:
             return []
-        above = ROOT if partition.parent == ROOT else self._oid(parent)
+        above = ROOT if partition.parent == ROOT else parent.oid
         if any((e.parent, e.bound) == (above, partition.bound) for e in self._there):
             return []  # another source, or an operator, made it, perhaps by another name
         render = key_renderer(self._mapping, self._columns, self._target.columns)
-        statement = create_partition_sql(partition, parent, self._target.name, render)
+        statement = create_partition_sql(partition, parent.full_name, self._target.name, render)
         # A later change of the same message may concern this partition.
         name = self._name(partition)
         own = replace(partition, oid=-partition.oid, parent=above, namespace=name.namespace)
         self._there.append(own)
         return [statement]
 
-    def _oid(self, name: RelationName) -> int:
-        return next(each.oid for each in self._there if each.full_name == name)
+    def _rename(self, change: PartitionChange) -> list[str]:
+        own = self._own(change.partition, change.tree)
+        if own is None or own.name == change.name or not self._is_alone or change.name is None:
+            return []
+        self._there[self._there.index(own)] = replace(own, name=change.name)
+        name = quote_qualified(own.namespace, own.name)
+        return [f"alter table {name} rename to {quote_identifier(change.name)}"]
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the target has the partitions of this source only."""
+        return self._sid is None and self._mapping.type is TableType.CLONE
 
     def _detach(self, change: PartitionChange, *, brings_rows: bool) -> list[str]:
         partition = change.partition
         own = self._own(partition, change.tree)
-        if own is not None and self._sid is None and self._mapping.type is TableType.CLONE:
-            parent = self._parent(partition, change.tree)
+        if own is not None and self._is_alone:
+            parent = self._above(partition, change.tree)
             assert parent is not None
             self._there.remove(own)
             name = quote_qualified(own.namespace, own.name)
-            return [f"alter table {quote_qualified(*_parts(parent))} detach partition {name}"]
+            table = quote_qualified(parent.namespace, parent.name)
+            return [f"alter table {table} detach partition {name}"]
         if brings_rows or self._mapping.type is TableType.APPEND:
             return []
         render = key_renderer(self._mapping, self._columns, self._target.columns)
@@ -161,5 +166,7 @@ class PartitionTranslator:
         return f"delete from {table} where {condition}"
 
 
-def _parts(name: RelationName) -> tuple[str, str]:
-    return name.namespace, name.name
+def _bounds(partition: Partition, tree: Sequence[Partition]) -> tuple[str | None, ...]:
+    """Return the bounds of a partition and of the partitions above it."""
+    above = next((each for each in tree if each.oid == partition.parent), None)
+    return (*(() if above is None else _bounds(above, tree)), partition.bound)
