@@ -140,7 +140,7 @@ async def alike(streamer: Streamer, source: Database, target: Database, table: s
         return states[0] == states[1]
 
     try:
-        await streamer.eventually(is_so, 20)
+        await streamer.eventually(is_so)
     except AssertionError as exc:
         plans = target.execute("select kind, name, state, reason, sql from streamer.definition")
         raise AssertionError(f"{exc}\n{states[0]}\n{states[1]}\n{plans}") from exc
