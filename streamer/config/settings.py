@@ -112,8 +112,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "attach_partition": "a partition attached with rows in it; without `apply` the table "
         "continues, and its status shows that these rows are missing",
         "detach_partition": "a partition detached or dropped: its rows leave the target table",
-        "rename_table": "a new name or schema of a table, if a pattern matches both the old and "
-        "the new one, where `ignore` stops, too; or a new name of a partition",
+        "rename_table": "a new name of a partition, or a new name or schema of a table under one "
+        "pattern; there `ignore` stops, too",
         "add_index": "a new index, if `create` is `keys` or `all`",
         "drop_index": "a dropped index",
         "rename_index": "a renamed index",
