@@ -28,7 +28,11 @@ from streamer.mapping.objects import DefinedObject, DefinedType, TypeChange, bas
 from streamer.mapping.options import DdlKind
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.describing import NAMED_TYPES_SQL, USED_TYPES
-from streamer.progress.definition_changes import read_known_types, read_own_targets
+from streamer.progress.definition_changes import (
+    read_known_types,
+    read_other_users,
+    read_own_targets,
+)
 from streamer.progress.planned_definitions import end_plans, put_plans, read_plans, read_taken
 from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.connection import TargetConnection, may_replace_role
@@ -64,12 +68,10 @@ async def translate_types(
     table: TargetRelation,
     columns: Sequence[DefinedColumn],
     changes: Sequence[TypeChange],
-    others: Sequence[SourceDefinition],
 ) -> TypeTranslation:
     """Return the statements for changes of types. Raises TargetSchemaError, see `TypeTranslator`.
 
-    *columns*: of the source's table after the changes. *others*: the definitions of other sources
-    of the target *table*.
+    *columns*: of the source's table after the changes.
     """
     named = {type_ for change in changes for type_ in (change.before, change.after) if type_}
     found = await target.fetch_value(
@@ -89,6 +91,9 @@ async def translate_types(
         if change.before is not None and (its := of_columns.get(change.after.quoted)) is not None
     }
     names = [each.full_name for each in named]
+    # Tables of other sources share a type with this one, whatever target tables they have.
+    words = [str(change) for change in changes]
+    others = await read_other_users(target, mapped.relation_id, names, words)
     return TypeTranslator(
         there,
         [other.used_types for other in others],

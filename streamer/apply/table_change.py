@@ -337,7 +337,7 @@ class TableChange:
         typed = TypeTranslation()
         if types := [c for c in made if isinstance(c, TypeChange)]:
             its_columns = self._definition.columns
-            typed = await translate_types(self._target, mapped, target, its_columns, types, others)
+            typed = await translate_types(self._target, mapped, target, its_columns, types)
             await self._wait_for_others(types, typed)
         columns = DefinitionTranslator(
             mapped.mapping,

@@ -289,6 +289,34 @@ async def read_others(connection: TargetConnection, relation_id: int) -> list[So
     return [definition for definition in found if definition is not None]
 
 
+async def read_other_users(
+    connection: TargetConnection,
+    relation_id: int,
+    names: Sequence[RelationName],
+    changes: Sequence[str],
+) -> list[SourceDefinition]:
+    """Return the definitions of other sources' tables, of any target, with types by *names*.
+
+    A table that waits with one of *changes* is left out: the last of several sources to change a
+    type makes the change for all.
+    """
+    rows = await connection.fetch(
+        "select o.definition::text as definition from streamer.relation r"
+        " join streamer.relation o on o.source_id <> r.source_id"
+        " where r.id = $1 and exists (select from jsonb_array_elements(o.definition->'types') t"
+        " join unnest($2::text[], $3::text[]) w (namespace, name)"
+        " on (w.namespace, w.name) = (t->>'namespace', t->>'name'))"
+        " and not exists (select from streamer.ddl d where d.relation_id = o.id"
+        " and d.state in ('waiting', 'apply') and d.changes && $4::text[])",
+        relation_id,
+        [name.namespace for name in names],
+        [name.name for name in names],
+        list(changes),
+    )
+    found = (SourceDefinition.from_json(row["definition"]) for row in rows)
+    return [definition for definition in found if definition is not None]
+
+
 async def read_decision(connection: TargetConnection, place: DdlPlace) -> DdlDecision | None:
     """Return how far the decision about a command is; None if it did not have to wait."""
     rows = await connection.fetch(

@@ -361,3 +361,75 @@ async def test_two_tenants_exchange_a_type_that_both_have(
             assert target.value("select count(*) from pg_type where typname like 'st%'") == 1
         finally:
             await streamer.stop()
+
+
+@pytest.mark.parametrize(
+    ("commands", "value"),
+    [
+        (("alter type st rename value 'done' to 'over'",), "s"),
+        (
+            (
+                "alter type pair add attribute c int",
+                "alter type pair rename attribute a to z",
+            ),
+            "p",
+        ),
+    ],
+    ids=["label", "attribute"],
+)
+async def test_a_type_of_the_tables_of_two_tenants_changes_for_both_or_waits(
+    shared_server: Server,
+    source: Database,
+    target: Database,
+    tmp_path: Path,
+    commands: tuple[str, ...],
+    value: str,
+) -> None:
+    path = tmp_path / "config.yaml"
+    with database(shared_server, "second") as second:
+        for db in (source, second):
+            db.execute(
+                "create type st as enum ('new', 'done'); create type pair as (a int, b text);"
+                "create table o (id int primary key, s st, p pair);"
+                "insert into o select n, 'done', row(n, 'x'::text)::pair from generate_series(1, 3) n"
+            )
+        rules = 'o: {target: "{sid}.o"}'
+        write_config(path, source, target, rules, sid="a", others={"b": second}, group=GROUP)
+        streamer = Streamer(path)
+        streamer.start()
+
+        def read(sid: str) -> list[tuple[object, ...]]:
+            return target.execute(f"select id, {value}::text from {sid}.o order by id")
+
+        def expected(db: Database) -> list[tuple[object, ...]]:
+            return db.execute(f"select id, {value}::text from o order by id")
+
+        async def has_rows(sid: str, db: Database) -> bool:
+            here, there = await asyncio.to_thread(read, sid), await asyncio.to_thread(expected, db)
+            return here == there
+
+        async def both_alike() -> bool:
+            return await has_rows("a", source) and await has_rows("b", second)
+
+        async def all_ready() -> bool:
+            return all(each["tables"][0]["state"] == "ready" for each in await streamer.statuses())
+
+        async def a_is_done() -> bool:
+            states = [each["tables"][0]["state"] for each in await streamer.statuses()]
+            return states[0] == "error" or await has_rows("a", source)
+
+        try:
+            await streamer.caught_up()
+            for command in commands:
+                await asyncio.to_thread(source.execute, command)
+            await asyncio.to_thread(source.execute, "insert into o (id) values (4)")
+            await streamer.eventually(a_is_done)
+            # The other tenant has not changed its type, and keeps its rows and takes new ones.
+            await asyncio.to_thread(second.execute, "insert into o values (5, 'done', row(5, 'y'))")
+            await streamer.eventually(lambda: has_rows("b", second))
+            for command in commands:
+                await asyncio.to_thread(second.execute, command)
+            await streamer.eventually(both_alike)
+            await streamer.eventually(all_ready)
+        finally:
+            await streamer.stop()

@@ -179,7 +179,7 @@ class TypeTranslator:
     def _refuse_others(self, type_: DefinedType, word: str) -> None:
         if any(type_.full_name == each.full_name for types in self._others for each in types):
             raise TargetSchemaError(
-                f'type "{type_.full_name}" would be {word}, and another source of the table still '
+                f'type "{type_.full_name}" would be {word}, and another source still '
                 "has it as it was"
             )
 
