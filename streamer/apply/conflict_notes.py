@@ -88,7 +88,7 @@ class ConflictNotes:
     async def look_for_updates(
         self, window: LaneWindow | None, mapped: MappedRelation, fold: Fold, statements: Statements
     ) -> None:
-        """Note updates whose row is missing, before they are written."""
+        """Note updates whose row is missing, before the writer writes them."""
         if mapped.conflict_watch and fold.plan.filter is None:
             keys = [key for key, row in fold.updates.items() if not is_partial(row)]
             await self._look_for(window, mapped, statements, keys, deletes=False)
@@ -100,7 +100,7 @@ class ConflictNotes:
         keys: Iterable[Any],
         statements: Statements,
     ) -> None:
-        """Note deletes whose row is missing, before they are written."""
+        """Note deletes whose row is missing, before the writer writes them."""
         if mapped.conflict_watch:
             await self._look_for(window, mapped, statements, list(keys), deletes=True)
 

@@ -6,7 +6,7 @@ other worker applies its changes in the same way, in the same order, each window
 in one transaction. So a process that dies at any point begins where the target is, as always.
 
 A place serves one lane, so hot lanes never wait for each other. The target never has fewer sessions
-at work than without places. While all places are taken, further hot lanes stay in their workers.
+at work than without places. Without a free place, further hot lanes stay in their workers.
 
 A lane keeps its place for a minute. It then goes home once it no longer takes long. A place whose
 lane has been idle for that time is free for another one.

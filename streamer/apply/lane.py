@@ -359,7 +359,7 @@ class LaneOwner(Protocol):
         ...
 
     def find_mapping(self, name: RelationName) -> RelationMapping | None:
-        """Return where a table of the source goes; None if it is not replicated."""
+        """Return where a table of the source goes; None if no rule maps the table."""
         ...
 
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool:

@@ -139,7 +139,7 @@ class Turn:
         if lane.owner.lane_of(request.mapped) is lane:
             await fulfil(request, lane, self._writer, self._planner)
             lane.owner.quarantine_changed(request.mapped)
-        # Else it is being copied, on a lane of its own; the request is found again after that.
+        # Else a copy is under way, on a lane of its own; the lane finds the request again afterwards.
         if lane.requests:
             lane.requests.popleft()
 

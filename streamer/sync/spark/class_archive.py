@@ -26,6 +26,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from streamer.owned_directory import write_private
 from streamer.sync.spark.jvm import find_spark_home, java_program
 from streamer.sync.spark.security import choose_environment
 
@@ -106,7 +107,7 @@ def make_archive(directory: Path) -> Path | None:
         job = Path(work) / "job.json"
         names = ("source_url", "target_url", "snapshot_name", "application_name")
         ends: dict[str, Any] = dict.fromkeys(names, "") | {"place": [], "claim": []}
-        job.write_text(json.dumps({"tasks": [[], []], "ends": ends}), encoding="utf-8")
+        write_private(job, json.dumps({"tasks": [[], []], "ends": ends}))
         program = [sys.executable, "-m", "streamer.sync.spark.job", "--master", "local[2]"]
         try:
             subprocess.run(
