@@ -91,7 +91,7 @@ async def translate_types(
         if change.before is not None and (its := of_columns.get(change.after.quoted)) is not None
     }
     names = [each.full_name for each in named]
-    # Tables of other sources share a type with this one, whatever target tables they have.
+    # Tables of other sources share a type with this one, also in other target tables.
     words = [str(change) for change in changes]
     others = await read_other_users(target, mapped.relation_id, names, words)
     return TypeTranslator(

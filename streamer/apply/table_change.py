@@ -237,7 +237,7 @@ class TableChange:
             # The last of several tenants drops the former column, with its indexes and constraints.
             may_lose = target.has_sid and any(c.kind is DdlKind.RENAME_COLUMN for c in changes)
             names = await self._objects.read_names(target) if may_lose else frozenset()
-            # Who decided has read the expressions, and skipping makes other changes only.
+            # The operator has read the expressions, and skipping makes other changes only.
             is_read = decision is not None and decision.state != SKIP
             calls = None if is_read else await self._calls(changes)
             await self._run(translation, calls, is_edited=is_edited)

@@ -139,7 +139,7 @@ class Turn:
         if lane.owner.lane_of(request.mapped) is lane:
             await fulfil(request, lane, self._writer, self._planner)
             lane.owner.quarantine_changed(request.mapped)
-        # Else a copy is under way, on a lane of its own; the lane finds the request again afterwards.
+        # Else a copy is under way, on a lane of its own, which finds the request afterwards.
         if lane.requests:
             lane.requests.popleft()
 

@@ -112,7 +112,7 @@ def _type(here: DefinedType, there: DefinedType) -> DefinedType:
 def widening(
     definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation
 ) -> tuple[list[ColumnChange], list[str]]:
-    """Return what a shared *target* lacks to hold the source's rows.
+    """Return the changes that a shared *target* needs to hold the source's rows.
 
     The second list names the columns that are NOT NULL and that the source does not fill. Each
     change adds a column, widens a type or drops NOT NULL. It leaves all values of the table's other

@@ -92,7 +92,7 @@ class ObjectTranslator:
         self._constraints = {each.name: each for each in there.constraints}
 
     def translate(self, changes: Sequence[ObjectChange]) -> ObjectTranslation:
-        """Return what is to be done for *changes*."""
+        """Return the statements and plans for *changes*."""
         found = ObjectTranslation()
         for change in changes:
             about = change.before or change.after

@@ -120,7 +120,7 @@ class TypeTranslator:
         self._there[new.full_name] = replace(new, oid=-new.oid)
 
     def _drop(self, old: DefinedType, found: TypeTranslation) -> None:
-        """Let a type of the target go that is the source's dropped one, and not anybody else's."""
+        """Drop a type of the target if the source has dropped it and no other table has it."""
         there = self._there.get(old.full_name)
         if there is not None and there.content == old.content and not self._use(there).foreign:
             self._make_room(there, found)
