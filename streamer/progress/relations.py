@@ -427,6 +427,19 @@ async def demand_copy_at_point(
             await request_unfilled(connection, relation_id, columns)
 
 
+async def demand_part(bookkeeping: Bookkeeping, relation_id: int, resync: Resync) -> None:
+    """Require the rows of *resync* of a relation in sync, whose last copy has just failed."""
+    async with bookkeeping.connection() as connection:
+        await connection.execute(
+            "update streamer.relation set resync = $2::text::jsonb, error = null,"
+            " error_code = null, error_remedy = null, changed_at = now(),"
+            " state = case state when 'paused' then state else 'copying' end"
+            " where id = $1 and snapshot_lsn is not null and not needs_resync",
+            relation_id,
+            json.dumps(resync.to_json()),
+        )
+
+
 async def fail_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
     """Record why a relation cannot be copied."""
     async with bookkeeping.connection() as connection:

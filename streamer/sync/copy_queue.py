@@ -84,6 +84,7 @@ class CopyQueue:
     def failed(self, mapped: "MappedRelation") -> bool:
         """The copy of *mapped* has failed; return whether the next round tries again."""
         is_asked_again = mapped in self._asked_again and self.is_copying(mapped)
+        is_asked_again |= mapped in self._waiting and not mapped.is_set_aside
         self._asked_again.discard(mapped)
         self.remove(mapped)
         if is_asked_again:

@@ -39,6 +39,7 @@ from streamer.progress.copies import (
 from streamer.progress.definition_changes import read_users
 from streamer.progress.relations import (
     demand_copy,
+    demand_part,
     fail_chunk,
     fail_copy,
     fail_part,
@@ -166,8 +167,6 @@ class Finisher:
         self._request(mapped)
 
     async def _fail_part(self, mapped: MappedRelation, error: ErrorReport) -> None:
-        if self._queue.failed(mapped):
-            return  # an operator asked for it meanwhile: the next round tries again
         lack = None
         if (columns := mapped.resync.columns) is not None:
             lack = f"the values of {', '.join(columns)} in existing rows are still missing"
@@ -178,6 +177,9 @@ class Finisher:
                 mapped, error, f"{lack}: streamer tries again at its next start, or run: "
             )
         await fail_part(self._context.bookkeeping, mapped.relation_id, error)
+        if self._queue.failed(mapped):  # a request arrived meanwhile: the next round tries again
+            await demand_part(self._context.bookkeeping, mapped.relation_id, mapped.resync)
+            return
         self._context.events.copy_failed(mapped, error)
 
     async def declare(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:

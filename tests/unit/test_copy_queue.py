@@ -1,6 +1,14 @@
 """Which relations a round copies, and which of them need a lock."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamer.error_reports import ErrorReport
+from streamer.sync import hand_over
 from streamer.sync.copy_queue import LOCK_AFTER_ROUNDS, CopyQueue
+from streamer.sync.hand_over import Finisher
 from tests.unit.build import mapped_relation
 
 
@@ -183,3 +191,37 @@ def test_a_relation_that_is_given_up_while_it_leaves_is_not_requested() -> None:
     queue.left(mapped, batch, again=True)
     assert queue.is_empty
     assert queue.leaves(mapped) is None, "it has no round"
+
+
+async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_at_its_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy that failed would otherwise release the point of the copy that was requested."""
+    queue, part = CopyQueue(), mapped_relation(1)
+    stored: list[str] = []
+    failed: list[object] = []
+
+    async def fail_part(*_: object) -> None:
+        stored.append("failure")
+        queue.give_up(part)  # as a request does
+        queue.request(part)
+
+    async def demand_part(*_: object) -> None:
+        stored.append("request")
+
+    async def is_copy_due(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(hand_over, "fail_part", fail_part)
+    monkeypatch.setattr(hand_over, "demand_part", demand_part)
+    monkeypatch.setattr(hand_over, "is_copy_due", is_copy_due)
+    events = SimpleNamespace(copy_failed=lambda mapped, _: failed.append(mapped))
+    context: Any = SimpleNamespace(bookkeeping=None, events=events, target=None)
+    finisher = Finisher(context, queue, queue.request, lambda *_: None)
+    part.is_held_to_point = True
+    queue.request(part)
+    batch = queue.take()
+    await finisher._fail_part(part, ErrorReport("the target refuses a change", "sync"))
+    queue.end(batch)
+    assert (stored, failed) == (["failure", "request"], [])
+    assert queue.take() == [part]
