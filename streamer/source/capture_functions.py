@@ -106,8 +106,7 @@ declare
     own_columns int8[];
     own_objects int8[];
     own_types int8[];
-    has_indexes bool := is_renamed;
-    has_constraints bool := is_renamed;
+    has_objects bool := is_renamed;
     unproven int8[];
     own_proofs int8[];
 begin
@@ -175,19 +174,16 @@ begin
         if kind = 'p' then
             select ({partitions}) into partitions from (select of_table as oid, kind as relkind) c;
         end if;
-        has_indexes := true;
-        has_constraints := true;
+        has_objects := true;
     else
-        select pg_catalog.array_agg(o.oid),
-               is_renamed or pg_catalog.bool_or(o.kind in ('i', 'p', 'u', 'x')),
-               is_renamed or pg_catalog.bool_or(o.kind <> 'i')
-          into own_objects, has_indexes, has_constraints
+        select pg_catalog.array_agg(o.oid), is_renamed or pg_catalog.count(*) > 0
+          into own_objects, has_objects
           from (
-            select i.indexrelid::int8 as oid, 'i'::"char" as kind
+            select i.indexrelid::int8 as oid
               from pg_catalog.pg_index i
              where i.indrelid = of_table and (i.indexrelid = any (of_command) or {own_i})
             union all
-            select k.oid::int8, k.contype from pg_catalog.pg_constraint k
+            select k.oid::int8 from pg_catalog.pg_constraint k
              where k.conrelid = of_table and (k.oid = any (of_command) or {own_k})) o;
         if types <> '[]' then
             select pg_catalog.array_agg(t.oid::int8) into own_types
@@ -234,12 +230,9 @@ begin
     result := result || pg_catalog.jsonb_build_object(
         'columns', columns, 'objects', coalesce(objects, '[]'), 'types', coalesce(types, '[]'),
         'partitions', partitions);
-    if has_indexes then
-        select result || pg_catalog.jsonb_build_object('indexes', ({indexes}))
-          into result from (select of_table as oid) c;
-    end if;
-    if has_constraints then
-        select result || pg_catalog.jsonb_build_object('constraints', ({constraints}))
+    if has_objects then -- a constraint without its index would be a plan that cannot be made
+        select result || pg_catalog.jsonb_build_object(
+                   'indexes', ({indexes}), 'constraints', ({constraints}))
           into result from (select of_table as oid) c;
     end if;
     return result;
