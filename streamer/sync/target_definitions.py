@@ -52,6 +52,7 @@ from streamer.source.connection import Connection, fetch_all
 from streamer.sync.prepare import TableCopy
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetConnection, may_replace_role, transaction
+from streamer.target.deferred_indexes import has_primary_key
 from streamer.target.foreign_functions import refuse_in_trial
 
 log = structlog.get_logger()
@@ -173,7 +174,8 @@ async def plan_definitions(
         taken = await read_taken(target, mapping.target, wanted)
         renderer = Renderer(definition, place, places, taken)
         planned = renderer.plan(mapping.rule.create)
-        if not copy.target.primary_key:  # the source got its key after the target was created
+        # The source may have got its key after the target was created.
+        if not await has_primary_key(target, mapping.target):
             planned += renderer.primary_key()
         if acts:
             planned = [without_acting(each) for each in planned]

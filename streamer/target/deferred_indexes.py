@@ -174,6 +174,20 @@ async def restore_indexes(
         failpoint("sync.index_restored")
 
 
+_HAS_KEY_SQL: Final = """
+select exists (select from pg_catalog.pg_constraint
+                where conrelid = pg_catalog.to_regclass($1) and contype = 'p')
+    or exists (select from streamer.deferred_index
+                where target = $2 and definition ~ ' PRIMARY KEY \\(')
+"""
+
+
+async def has_primary_key(connection: TargetConnection, target: RelationName) -> bool:
+    """Return whether *target* has a primary key, or gets one back when its copies end."""
+    quoted = quote_qualified(target.namespace, target.name)
+    return bool(await connection.fetch_value(_HAS_KEY_SQL, quoted, str(target)))
+
+
 _ABANDONED_SQL: Final = """
 select distinct d.target from streamer.deferred_index d
 where not exists (
