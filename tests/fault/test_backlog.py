@@ -338,8 +338,17 @@ async def test_the_command_for_retained_wal_names_the_table_that_keeps_the_wal(
             return bool(kept)
 
         await streamer.eventually(is_told)
-        shown = await Operator(streamer.path, source, target).follow(kept[0])
-        (line,) = [line for line in shown.splitlines() if "of WAL" in line and "public." in line]
+        lines = list[str]()
+
+        async def is_named() -> bool:  # the process stores what a table holds once a second
+            shown = await Operator(streamer.path, source, target).follow(kept[0])
+            lines[:] = [
+                each for each in shown.splitlines() if "of WAL" in each and "public." in each
+            ]
+            return bool(lines)
+
+        await streamer.eventually(is_named)
+        (line,) = lines
         assert "public.keyed" in line
         await streamer.ask("resume", "public.keyed")
         await streamer.caught_up(60)
