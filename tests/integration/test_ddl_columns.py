@@ -1,9 +1,11 @@
 """`ddl: capture`: changes of columns that names and types alone do not show."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
+from streamer.commands.embedded import Server
 from tests.support.postgres import Database, assert_same, version_of_tests
 from tests.support.streamer import MakeStreamer
 
@@ -19,6 +21,13 @@ select a.attname, coalesce((select collname from pg_collation c where c.oid = a.
   from pg_attribute a where a.attrelid = 't'::regclass and a.attnum > 0 and not a.attisdropped
  order by 1
 """
+
+
+@pytest.fixture
+def shared_server(request: pytest.FixtureRequest, servers: Callable[[str], Server]) -> Server:
+    """Only PostgreSQL 18 has NOT NULL … NOT VALID."""
+    is_of_18 = request.node.get_closest_marker("of_18") is not None
+    return servers("18" if is_of_18 else version_of_tests())
 
 
 async def test_a_collation_changes_with_its_column(
@@ -132,7 +141,7 @@ async def test_dependants_that_cascade_takes_away_go_at_the_target(
         assert target.execute(parts) == source.execute(parts)
 
 
-@pytest.mark.skipif(version_of_tests() != "18", reason="PostgreSQL 18 has NOT NULL NOT VALID")
+@pytest.mark.of_18
 async def test_not_null_that_is_not_valid_waits_for_its_validation(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -156,7 +165,7 @@ async def test_not_null_that_is_not_valid_waits_for_its_validation(
         assert_same(source, target, "t")
 
 
-@pytest.mark.skipif(version_of_tests() != "18", reason="PostgreSQL 18 has NOT NULL NOT VALID")
+@pytest.mark.of_18
 async def test_a_first_copy_takes_nulls_under_a_constraint_that_is_not_valid(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -142,5 +142,7 @@ async def test_a_stalled_source_writes_none_and_waits_for_its_own() -> None:
 
 def test_a_source_of_another_replica_has_its_heartbeats_there() -> None:
     """Otherwise the time since the move would look like a commit that does not become visible."""
-    handed_over = SimpleNamespace(is_assigned=False, pipeline=None, _confirmed_at=1.0)
-    assert Supervisor.heartbeat_seconds.fget(handed_over) is None  # type: ignore[attr-defined]
+    handed_over = Supervisor.__new__(Supervisor)
+    handed_over.pipeline, handed_over._confirmed_at = None, 1.0
+    handed_over._assigned = asyncio.Event()  # clear: another replica is to run the source
+    assert handed_over.heartbeat_seconds is None

@@ -1,6 +1,7 @@
 """A type of the source takes a name that another type had, and the target follows."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,9 +30,9 @@ RENAMED = [TypeChange(DdlKind.RENAME_TYPE, NEXT, NEW)]
 
 
 def translated(
-    changes: list[TypeChange], *there: DefinedType, **facts: object
+    changes: list[TypeChange], *there: DefinedType, **facts: Any
 ) -> tuple[list[str], TypeTranslation]:
-    translator = TypeTranslator({each.full_name: each for each in there}, **facts)  # type: ignore[arg-type]
+    translator = TypeTranslator({each.full_name: each for each in there}, **facts)
     found = translator.translate(changes)
     return [each for each in found.statements if "create schema" not in each], found
 

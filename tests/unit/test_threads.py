@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -32,9 +33,10 @@ async def answer() -> object:
     ],
     ids=["look-ups", "page", "files"],
 )
-async def test_a_crowd_of_calls_of_one_kind_stops_no_other(crowd: object, others: list) -> None:  # type: ignore[type-arg]
+async def test_a_crowd_of_calls_of_one_kind_stops_no_other(
+    crowd: Callable[..., Awaitable[object]], others: list[Callable[[], Awaitable[object]]]
+) -> None:
     released = threading.Event()
-    assert callable(crowd)
     calls = [asyncio.ensure_future(crowd(released.wait)) for _ in range(CROWD)]
     try:
         async with asyncio.timeout(20):

@@ -96,7 +96,12 @@ async def _explain(
     try:
         message, columns = await planner.present(mapped, relations)
     except StreamerError as exc:
-        log.debug("the present definition is not known", error=exc.message)
+        # The refusal itself is raised then, and the lane asks again when it tries again.
+        log.info(
+            "the source does not tell the present definition of a table that refuses rows",
+            table=str(mapped.mapping.source),
+            error=exc.message,
+        )
         return False
     if message is None or message.definition is None or message.definition.oid != known.oid:
         return False
