@@ -9,6 +9,7 @@ from streamer.runtime import definition_maker
 from tests.support.definitions import described
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.hostile_sessions]
 
@@ -208,15 +209,14 @@ async def test_a_history_and_a_clone_take_another_key_between_rows(
         # The guard sees this table without a key, and streamer copies the table after that.
         source.execute("alter table late drop constraint late_pkey; insert into late values (1, 5)")
         await streamer.table_state("public.late", "error")
-        source.execute("alter table late add primary key (uid); insert into late values (1, 6)")
+        add = "alter table late add primary key (uid); insert into late values (1, 6)"
+        await asyncio.to_thread(source.execute, add)
         await streamer.table_state("public.late", "ready")
         await alike(streamer, source, target, "t")
         await alike(streamer, source, target, "late")
         open_versions = "select id, uid, v from h where kvsz_end = '9999-01-01 00:00:00+00'"
-        rows = "select id, uid, v from h"
-        assert sorted(target.execute(open_versions), key=str) == sorted(
-            source.execute(rows), key=str
-        )
+        rows = sorted(source.execute("select id, uid, v from h"), key=str)
+        await until(lambda: sorted(target.execute(open_versions), key=str) == rows)
 
         async def has_key() -> bool:
             found = await asyncio.to_thread(described, target, "public.h")

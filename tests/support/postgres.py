@@ -25,7 +25,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.schema import migrate
 from streamer.target.connection import TargetAddress
 from tests.support.clusters import CopiedServer
-from tests.support.waiting import polls
+from tests.support.waiting import LOCK_SECONDS, polls
 
 SETTINGS = {
     # Tests do not pull the plug of the machine; killed processes lose nothing by this.
@@ -176,6 +176,14 @@ Connection = psycopg.Connection[tuple[object, ...]]
 IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
+_END_WAITING_ENGINE_SQL = """
+    select pg_terminate_backend(pid) from pg_stat_activity
+    where datname = current_database() and application_name like 'streamer%'
+        and state like 'idle in transaction%'
+        and state_change < now() - interval '5 seconds'
+"""
+
+
 class Database:
     """A database of a test's own."""
 
@@ -210,14 +218,31 @@ class Database:
 
         Each call finds a session as new. Connections are used again all the same: a test makes some
         twenty, which costs more than the work they do.
+
+        A statement that stops the event loop may wait for an engine that needs this loop. Nobody
+        would end this deadlock, so the sessions of the engine that wait for the loop end.
         """
+        if not _has_event_loop():
+            return self._execute(sql)
+        seconds = LOCK_SECONDS.get()
+        try:
+            return self._execute(sql, seconds)
+        except psycopg.errors.LockNotAvailable:
+            if not self._execute(_END_WAITING_ENGINE_SQL):
+                raise
+        return self._execute(sql, seconds)
+
+    def _execute(self, sql: str, lock_seconds: float = 0) -> list[tuple[object, ...]]:
         connection = self._reuse() or self.connect()
+        lock_timeout = f"set lock_timeout = '{lock_seconds}s'".encode()
         try:
             try:
+                connection.execute(lock_timeout)
                 rows = execute_all(connection, sql)
             except psycopg.errors.AdminShutdown:  # a test ended it while it was idle
                 connection.close()
                 connection = self.connect()
+                connection.execute(lock_timeout)
                 rows = execute_all(connection, sql)
             # DISCARD ALL leaves the origin of a session.
             is_clean = connection.info.transaction_status == IDLE and "origin_session" not in sql
@@ -246,6 +271,15 @@ class Database:
 
     def value(self, sql: str) -> object:
         return self.execute(sql)[0][0]
+
+
+def _has_event_loop() -> bool:
+    """Return whether this thread's event loop stands still until we return."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -7,11 +7,21 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Final
+
+from psycopg.errors import LockNotAvailable
 
 POLL_SECONDS: Final = 0.02
 POLL_SECONDS_MAX: Final = 0.25
 DEADLINE_SECONDS: Final = 60.0
+
+LOCK_SECONDS: Final = ContextVar("LOCK_SECONDS", default=10.0)
+"""How long a statement of a test waits for a lock while it stops the event loop.
+
+The engine of most tests runs in that loop, and may have the lock until the loop goes on.
+"""
+_LOCK_SECONDS_OF_A_LOOK: Final = 0.2
 
 
 def _pause(looked: float, least: float) -> float:
@@ -55,9 +65,15 @@ async def until(
     began = time.monotonic()
     while True:
         before = time.monotonic()
-        found = condition()
-        if inspect.isawaitable(found):
-            found = await found
+        waits = LOCK_SECONDS.set(_LOCK_SECONDS_OF_A_LOOK)
+        try:
+            found = condition()
+            if inspect.isawaitable(found):
+                found = await found
+        except LockNotAvailable:
+            found = False
+        finally:
+            LOCK_SECONDS.reset(waits)
         if found:
             return
         now = time.monotonic()

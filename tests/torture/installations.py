@@ -9,10 +9,12 @@ import psycopg
 from streamer.commands.embedded import Server
 from tests.support.postgres import Database, versions
 from tests.support.process import Process
+from tests.support.waiting import polls
 from tests.torture.checks import Violation
 from tests.torture.world import World
 
 _SECOND_SECONDS = 15.0
+_FIRST_SECONDS = 60.0
 
 
 def _standby(world: World, primary: Server, version: str) -> Server:
@@ -104,6 +106,9 @@ def second_installation(world: World) -> None:
     lone = world.sources[0]
     is_alone = world.random.random() < 0.6
     world.note(f"  while the first is {'stopped' if is_alone else 'running'}")
+    for _ in polls(_FIRST_SECONDS):  # a name that no installation has yet belongs to the second one
+        if _membership(world) and _confirmed(world):
+            break
     if is_alone:
         world.stop()
     with contextlib.suppress(psycopg.errors.DuplicateDatabase):
