@@ -160,10 +160,17 @@ TLS_HINT: Final = (
 
 
 def probe_command(url: str) -> str:
-    """Return the command that tests whether a server accepts connections."""
-    host, port, database = _parts(url)
-    arguments = ["pg_isready", *(("-h", host) if host else ()), "-p", port]
-    return shlex.join([*arguments, *(("-d", database) if database else ())])
+    """Return the command that tests whether a server accepts connections.
+
+    Like streamer, `pg_isready` takes from the environment what *url* leaves out, such as PGPORT.
+    """
+    try:
+        given = parse_conninfo(url)
+    except ValueError:
+        given = {}
+    options = {"-h": "host", "-p": "port", "-d": "dbname"}
+    pairs = [(option, given[name]) for option, name in options.items() if given.get(name)]
+    return shlex.join(["pg_isready", *(word for pair in pairs for word in pair)])
 
 
 def reach_hint(url: str) -> Remedy:

@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import SourceConnectionError, SourceRejectedError, TargetConnectionError
 from streamer.postgres.connect_failures import PRIMARY_HINT, ROLE_HINT, STANDBY_HINT
-from streamer.postgres.conninfo import TLS_HINT
+from streamer.postgres.conninfo import TLS_HINT, probe_command
 from streamer.source import connection as source_connection
 from streamer.target import connection as target_connection
 
@@ -69,3 +69,16 @@ def test_the_hint_for_the_target_is_about_the_cause(raised: Exception, hint: str
     error = target_connection.translate(raised)
     assert isinstance(error, TargetConnectionError)
     assert error.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("url", "command"),
+    [
+        ("postgresql://me:secret@db:5433/shop", "pg_isready -h db -p 5433 -d shop"),
+        ("postgresql://db/shop", "pg_isready -h db -d shop"),
+        ("dbname='my shop'", "pg_isready -d 'my shop'"),
+        ("postgresql://", "pg_isready"),
+    ],
+)
+def test_a_probe_leaves_to_the_environment_what_the_url_leaves_out(url: str, command: str) -> None:
+    assert probe_command(url) == command
