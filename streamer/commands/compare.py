@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import tempfile
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -160,6 +161,10 @@ def print_results(results: Iterable[TableResult], console: Console) -> None:
             console.print(
                 f"{label} {result.source} ({key}): {entry['kind']}{columns}", markup=False
             )
+            for side in ("source", "target"):
+                for row in entry.get(side, ()):
+                    text = json.dumps(row, ensure_ascii=False)
+                    console.print(f"  {side}: {text}", markup=False, soft_wrap=True)
     print_definitions(results, console)
 
 
