@@ -26,6 +26,7 @@ from streamer.commands.screen import lag_style, until_interrupted
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
+from streamer.progress.replicas import ReplicaRecord
 from streamer.quantities import format_bytes, format_latency
 from streamer.report.problems import Problem
 from streamer.runtime.target_watch import TargetHealth
@@ -62,9 +63,11 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
         _summary(report.sources),
         _fine_line(summarize(report)),
     ]
-    if len(report.fleet.replicas) > 1:
-        runs = [f"{name} runs {count}" for name, count in report.fleet.counts().items()]
-        lines.append(Text(f"{len(runs)} replicas: {', '.join(runs)}"))
+    replicas = report.fleet.replicas
+    if len(replicas) > 1 or any(each.max_sources is not None for each in replicas):
+        counts = report.fleet.counts()
+        runs = [f"{each.name} runs {counts[each.name]}{_limit(each)}" for each in replicas]
+        lines.append(Text(f"{len(runs)} replica{'s' * (len(runs) > 1)}: {', '.join(runs)}"))
         if outdated := [each.name for each in report.outdated_replicas()]:
             names = ", ".join(outdated)
             lines.append(Text(f"{names}: not yet using the newest mapping", "bold"))
@@ -75,6 +78,11 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
     for status in ordered:
         lines += [Text(), _heading(status), *_table_lines(status, width)]
     return lines
+
+
+def _limit(replica: ReplicaRecord) -> str:
+    limit = replica.max_sources
+    return "" if limit is None else f" (--max-sources {limit})"
 
 
 def _target_line(target: TargetHealth) -> Text:
