@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import prose, remedies
+from tests.support.runbooks import read_blocks
 
 ROOT = Path(__file__).parent.parent
 LINES_MAX = 800
@@ -403,7 +404,8 @@ def test_a_module_is_named_for_what_it_holds() -> None:
 
 
 def test_every_remedy_has_a_test_that_follows_it() -> None:
-    places, followed = set(remedies.read_places()), set(remedies.read_followed())
+    places = {*remedies.read_places(), *read_blocks()}
+    followed = set(remedies.read_followed())
     assert followed <= places, "a test follows the remedy of a place that is gone"
     assert places <= followed, "mark the test that runs it: @pytest.mark.follows(PLACE)"
 

@@ -15,6 +15,7 @@ from streamer.commands.demo import shop
 from streamer.commands.demo.stage import DemoError, check_java
 from streamer.config import static
 from streamer.mapping.options import TableType
+from tests.support.runbooks import block
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
@@ -68,8 +69,10 @@ def place(server_directory: Path, request: pytest.FixtureRequest) -> Path:
     return path
 
 
+@pytest.mark.follows("runbooks:demo-fails#1")
 def test_demo_ends_equal_and_kept_leaves_nothing_behind_once_stopped(place: Path) -> None:
-    demo = Demo(place, "--seconds", "2", "--keep", "--json")
+    _, _, *keep = block("demo-fails#1").split()
+    demo = Demo(place, *keep, "--seconds", "2", "--json")
 
     output, said = demo.process.communicate()
 

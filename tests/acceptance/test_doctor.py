@@ -10,6 +10,7 @@ import yaml
 
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up, command, status
+from tests.support.runbooks import run_block
 from tests.support.waiting import eventually
 
 SECRETS = {
@@ -96,6 +97,7 @@ def test_it_finds_what_is_wrong_until_nothing_is(
     assert "no process reads its slot" in dead.stdout
 
 
+@pytest.mark.follows("runbooks:defect#1")
 def test_a_bundle_is_whole_private_and_without_secrets(
     config: Path, tmp_path: Path, target: Database
 ) -> None:
@@ -103,12 +105,12 @@ def test_a_bundle_is_whole_private_and_without_secrets(
         caught_up(process)
     # One turns up in an unexpected place.
     target.execute(f"update streamer.relation set error = 'oh, {SECRETS['source']}!'")
-    path = tmp_path / "bundle.zip"
+    path = tmp_path / "streamer.zip"
 
-    assert command(config, "doctor", "--bundle", str(path)).returncode in (0, 1)
+    run_block(config, "defect#1", code=1)
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert {p.name for p in tmp_path.glob("*bundle*")} == {"bundle.zip"}
+    assert {p.name for p in tmp_path.glob("*.zip*")} == {"streamer.zip"}
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         texts = {name: archive.read(name).decode() for name in archive.namelist()}

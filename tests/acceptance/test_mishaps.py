@@ -7,6 +7,8 @@ It then runs that remedy literally, and compares the rows.
 
 import contextlib
 import os
+import re
+import shlex
 import shutil
 import signal
 from collections.abc import Iterator
@@ -17,10 +19,12 @@ import psycopg
 import pytest
 
 from streamer.commands.embedded import Server
+from tests.support.forks import ForkedProcess
 from tests.support.mishap import Site, eventually, make_admin_site, make_site
 from tests.support.postgres import Database, running, versions
 from tests.support.process import caught_up, command
 from tests.support.proxy import Proxy
+from tests.support.runbooks import block, run_block
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -55,15 +59,42 @@ def drop_slot(source: Database) -> None:
     eventually(is_gone)
 
 
+WITHOUT_SID = {"--sid eu": ""}
+
+
 @pytest.mark.follows("runtime.slot_check:SlotCheck._resync_hint")
+@pytest.mark.follows("runbooks:slot-lost#1")
+@pytest.mark.follows("runbooks:slot-lost#2")
 def test_01_slot_dropped(site: Site) -> None:
     with site.running():
         drop_slot(site.source)
         site.source.execute("insert into t values (2, 'missed')")
         gone = 'replication slot "streamer_shop" is gone'
         remedy = site.sees(gone, RESYNC, runbook="slot-lost")
-        site.run(remedy)
+        assert remedy == block("slot-lost#1", WITHOUT_SID).strip()
+        run_block(site.config, "slot-lost#1", WITHOUT_SID)
+        shows(site, block("slot-lost#2", WITHOUT_SID), "shop: streaming")
         site.is_mended()
+
+
+def shows(site: Site, line: str, pattern: str) -> None:
+    """Run a command that an operator has to interrupt, until its output shows *pattern*."""
+    _, *arguments = shlex.split(line)
+    out = site.config.with_name("shown")
+    out.touch()
+    process = ForkedProcess(
+        "streamer",
+        ["--config", str(site.config), *arguments],
+        environment=dict(os.environ),
+        stdout=out,
+        stderr=out,
+    )
+    try:
+        eventually(lambda: re.search(pattern, out.read_text()), 60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
 
 
 @contextmanager
@@ -98,6 +129,7 @@ def test_02_slot_invalidated(tmp_path: Path, server_directory: Path) -> None:
             site.is_mended()
 
 
+@pytest.mark.follows("runbooks:target-away#1")
 def test_03_target_down(site: Site, target_proxy: Proxy) -> None:
     site = make_site(site.config.parent, site.source, site.target)
     with site.running():
@@ -105,26 +137,32 @@ def test_03_target_down(site: Site, target_proxy: Proxy) -> None:
         site.source.execute("insert into t values (2, 'meanwhile')")
         probe = "pg_isready -h 127.0.0.1 -p [0-9]+"
         site.sees("unreachable", probe, runbook="target-away")
+        assert "unreachable" in run_block(site.config, "target-away#1", code=3)
         target_proxy.heal()
         site.is_mended()
 
 
 @pytest.mark.follows("apply.rejection_advice:_run_at_target")
+@pytest.mark.follows("runbooks:table-in-error#1")
+@pytest.mark.follows("runbooks:table-in-error#2")
 def test_04_refused_row(site: Site) -> None:
     site.target.execute("create table t (id int primary key, v varchar(6))")
     with site.running():
         site.source.execute("insert into t values (2, 'far too long')")
         alter = r"alter table [^;\n]* alter column \"v\" type [^;\n]*"
         remedy = site.sees("value too long", alter, runbook="table-in-error")
-        diagnosis = command(site.config, "doctor").stdout
+        diagnosis = run_block(site.config, "table-in-error#1", code=1)
+        assert remedy in diagnosis
         assert "Runbook: /help/runbooks/table-in-error" in diagnosis
         stored = site.target.execute("select state, error_code from streamer.relation")
         assert stored == [("error", "value")]
         site.target.execute(remedy)
+        run_block(site.config, "table-in-error#2", {"orders": "t"})
         site.is_mended()
 
 
 @pytest.mark.follows("progress.lag:Blockers.wait_for")
+@pytest.mark.follows("runbooks:source-lags#1")
 def test_05_locked_table(site: Site) -> None:
     url = site.target.server.url(site.target.name)
     with site.running(), contextlib.closing(psycopg.connect(url)) as other:
@@ -132,6 +170,7 @@ def test_05_locked_table(site: Site) -> None:
         site.source.execute("insert into t values (2, 'waits')")
         pid = other.info.backend_pid
         remedy = site.sees(f"pid {pid}", rf"select pg_terminate_backend\({pid}\)")
+        assert f"pid {pid}" in run_block(site.config, "source-lags#1")
         site.target.execute(remedy)
         site.is_mended()
 
@@ -177,6 +216,7 @@ def test_06_ddl_first_of_four_kinds(site: Site) -> None:
         assert site.target.execute("select v from dropped order by id") == [("before",), (None,)]
 
 
+@pytest.mark.follows("runbooks:restored#1")
 def test_07_target_restored(tmp_path: Path, server_directory: Path) -> None:
     with pair_of_servers(server_directory / "restored", {}) as (source_server, target_server):
         source, target = Database(source_server, "shop"), Database(target_server, "dw")
@@ -199,7 +239,8 @@ def test_07_target_restored(tmp_path: Path, server_directory: Path) -> None:
             target_server.start()
             remedy = site.sees("restored to an earlier time", RESYNC)
             assert site.process.process.poll() is None
-            site.run(remedy)
+            assert remedy == block("restored#1", WITHOUT_SID).strip()
+            run_block(site.config, "restored#1", WITHOUT_SID)
             site.is_mended()
 
 
@@ -211,12 +252,13 @@ def _give_to_server(server: Server) -> None:
     server.data.chmod(0o700)
 
 
+@pytest.mark.follows("runbooks:table-in-error#3")
 def test_08_writes_elsewhere(site: Site) -> None:
     with site.running():
         site.target.execute("insert into t values (2, 'not from the source')")
         site.source.execute("insert into t values (2, 'from the source')")
-        remedy = site.sees(r"id\)?=\(?2|duplicate key", "streamer resync public.t --database shop")
-        site.run(remedy)
+        site.sees(r"id\)?=\(?2|duplicate key", "streamer resync public.t --database shop")
+        run_block(site.config, "table-in-error#3", {"orders": "t"})
         site.is_mended()
 
 
@@ -263,6 +305,7 @@ def test_10_killed(site: Site) -> None:
 
 
 @pytest.mark.follows("runtime.publications:Publishing._resync_command")
+@pytest.mark.follows("runbooks:table-gone#2")
 def test_11_table_removed_from_the_publication(site: Site) -> None:
     site.source.execute("create table other (id int primary key)")
     site = make_site(site.config.parent, site.source, site.target, "t:\nother:")
@@ -271,7 +314,8 @@ def test_11_table_removed_from_the_publication(site: Site) -> None:
         site.source.execute("insert into t values (2, 'missed'); insert into other values (1)")
         resync = r"streamer resync \S+ --database shop"
         remedy = site.sees("publication", resync, runbook="table-gone")
-        site.run(remedy)
+        assert remedy == block("table-gone#2", {"orders": "public.t"}).strip()
+        run_block(site.config, "table-gone#2", {"orders": "t"})
         site.is_mended("t", "other")
 
 
@@ -355,6 +399,8 @@ def test_15_wrong_token(
 
 @pytest.mark.follows("admin.mapping_file:_trouble")
 @pytest.mark.follows("progress.lost_mapping:find_lost_mapping")
+@pytest.mark.follows("runbooks:mapping-lost#1")
+@pytest.mark.follows("runbooks:mapping-lost#2")
 def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) -> None:
     source.execute(f"{DDL}; insert into t values (1, 'before')")
     site = make_admin_site(tmp_path, source, target)
@@ -362,26 +408,28 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
         for path in tmp_path.glob("mapping.sqlite*"):
             path.unlink()
         remedy = site.sees("was deleted|there is no .*mapping.sqlite", SAVE)
-        (tmp_path / "backup.yaml").write_text(site.run(remedy.partition(" >")[0]))
+        assert remedy == block("mapping-lost#1").strip()
+        run_block(site.config, "mapping-lost#1")
         assert site.process.terminate() == 0
     source.execute("insert into t values (2, 'meanwhile')")
     with site.running(until_ready=False):
         site.sees("the target holds", "streamer import")
-        site.run(f"streamer import {tmp_path / 'backup.yaml'}")
-        site.run("streamer apply")
+        run_block(site.config, "mapping-lost#2")
         site.is_mended()
 
 
 @pytest.mark.follows("admin.mapping_file:_trouble")
+@pytest.mark.follows("runbooks:mapping-lost#1")
+@pytest.mark.follows("runbooks:mapping-lost#2")
 def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) -> None:
     source.execute(f"{DDL}; insert into t values (1, 'before')")
     site = make_admin_site(tmp_path, source, target)
-    database, backup = tmp_path / "mapping.sqlite", tmp_path / "backup.yaml"
+    database = tmp_path / "mapping.sqlite"
     with site.running():
         with database.open("r+b") as file:
             file.seek(4096)
             file.write(b"no page of a database " * 2000)
-        remedy = site.sees("is damaged|is malformed", SAVE)
+        site.sees("is damaged|is malformed", SAVE)
         metrics = site.get("/metrics")
         assert metrics is not None
         assert "streamer_mapping_error 1.0" in metrics.text
@@ -391,7 +439,7 @@ def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) 
         refused = command(site.config, "tables", "add", "shop", "other")
         assert refused.returncode != 0
         assert "is damaged" in refused.stderr
-        backup.write_text(site.run(remedy.partition(" >")[0]))
+        run_block(site.config, "mapping-lost#1")
         assert site.process.terminate() == 0
     refused = command(site.config, "run")
     assert refused.returncode == 2
@@ -403,8 +451,7 @@ def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) 
     source.execute("insert into t values (3, 'not running')")
     with site.running(until_ready=False):
         site.sees("the target holds", "streamer import")
-        site.run(f"streamer import {backup}")
-        site.run("streamer apply")
+        run_block(site.config, "mapping-lost#2")
         site.is_mended()
 
 

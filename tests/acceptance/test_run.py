@@ -24,6 +24,7 @@ from tests.support.postgres import (
     waits_for_lock,
 )
 from tests.support.process import Process, caught_up, command, status
+from tests.support.runbooks import run_block
 from tests.support.streamer import write_config
 from tests.support.waiting import eventually
 
@@ -245,7 +246,8 @@ def test_pages_tell_the_truth(
         assert process.output.count("[error") == 1, process.output
 
 
-def test_two_tenants_in_one_table(
+@pytest.mark.follows("runbooks:remove-a-source#1")
+def test_two_tenants_in_one_table_until_one_is_torn_down(
     tmp_path: Path, source: Database, second: Database, target: Database
 ) -> None:
     for db in (source, second):
@@ -262,6 +264,22 @@ def test_two_tenants_in_one_table(
         caught_up(process)
         rows = [("eu", 7, "again")]
         rows += [("us", n, "us" if n % 2 else "new") for n in range(1, 101) if n != 7]
+        assert target.execute("select sid, id, v from t order by 1, 2") == rows
+        process.terminate()
+    run_block(path, "remove-a-source#1")
+    slots = "select slot_name::text from pg_replication_slots where slot_name like 'streamer_shop%'"
+    assert source.execute(slots) == [("streamer_shop_us",)]
+    assert source.execute("select 1 from pg_publication") == []
+    assert second.value("select count(*) from pg_publication") == 2
+    assert target.execute("select sid, id, v from t order by 1, 2") == rows, "the rows stay"
+    # A source that comes back refuses its rows of before.
+    write_two_sources(path, source, second, target, "t: {}")
+    with Process(path, spark=False) as process:
+        refused = "truncate_target: true"
+        eventually(lambda: refused in str(status(path)), 60)
+    write_two_sources(path, source, second, target, "t: {truncate_target: true}")
+    with Process(path, spark=False) as process:
+        caught_up(process)
         assert target.execute("select sid, id, v from t order by 1, 2") == rows
 
 

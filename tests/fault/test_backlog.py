@@ -2,12 +2,16 @@
 
 import asyncio
 import errno
+import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
 
+import psycopg
 import pytest
+import yaml
 
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
@@ -23,10 +27,21 @@ from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database, assert_same
 from tests.support.proxy import Proxy
 from tests.support.remedies import Operator
+from tests.support.runbooks import block, run_block
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
 
 SPOOL = "max_retained_wal: 2MB\non_max_retained_wal: spool"
+
+
+def settings_of(place: str, directory: Path) -> str:
+    """Return the settings of the source in a block of a runbook, with a limit of 2 MB."""
+    names = {"10GB": "2MB", "/var/lib/streamer": str(directory)}
+    settings = yaml.safe_load(block(place, names))
+    assert settings["spool"] == {"directory": str(directory / "spool")}, "as `write_config` writes"
+    (source,) = settings["sources"]
+    assert source.pop("database") == "shop"
+    return yaml.safe_dump(source)
 
 
 async def relation_of(bookkeeping: Bookkeeping, name: str) -> RelationRecord:
@@ -114,6 +129,8 @@ def slot_is_there(source: Database) -> bool:
     )
 
 
+@pytest.mark.follows("runbooks:target-away#2")
+@pytest.mark.follows("runbooks:source-disk-fills#4")
 async def test_the_source_keeps_little_while_the_target_is_away(
     source: Database,
     target: Database,
@@ -121,7 +138,8 @@ async def test_the_source_keeps_little_while_the_target_is_away(
     stream: MakeStreamer,
     tmp_path: Path,
 ) -> None:
-    async with stream(TABLES, group=SPOOL) as streamer:
+    assert block("target-away#2") == block("source-disk-fills#4")
+    async with stream(TABLES, group=settings_of("target-away#2", tmp_path)) as streamer:
         await streamer.caught_up()
         await asyncio.to_thread(write, source, 0, 20)
         target_proxy.leave()
@@ -303,8 +321,15 @@ async def test_drop_gives_the_slot_up_and_a_resync_heals_it(
     assert journal_files(tmp_path) == []
 
 
-async def test_warn_only_says(
-    source: Database, target_proxy: Proxy, stream: MakeStreamer, tmp_path: Path
+@pytest.mark.follows("runbooks:source-disk-fills#1")
+@pytest.mark.follows("runbooks:source-disk-fills#3")
+async def test_warn_only_says_and_an_operator_drops_the_slot(
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    tmp_path: Path,
+    without_spark: None,
 ) -> None:
     async with stream("keyed: {initial: none}", group="max_retained_wal: 2MB") as streamer:
         await streamer.caught_up()
@@ -312,14 +337,31 @@ async def test_warn_only_says(
         await asyncio.to_thread(write, source, 0, 20)
         await asyncio.to_thread(fill, source, 3)
         await until(lambda: measured_ratio(streamer) > 1, "the ratio is shown")
+        slots = {str(row[0]): row for row in source.execute(block("source-disk-fills#1"))}
+        _, _, retained = slots["streamer_shop"]
+        assert re.fullmatch(r"\d{4,} kB|\d+ MB", str(retained)), retained
         target_proxy.heal()
         await streamer.caught_up(60)
         await until(lambda: retained_bytes(source) < 1024 * 1024, "WAL is released")
         assert (await streamer.status())["backlog"]["state"] in ("ok", "warning")
+
+        # The disk is almost full, and nothing else helps.
+        drop = block("source-disk-fills#3", {"streamer_shop_eu": "streamer_shop"})
+        with pytest.raises(psycopg.errors.ObjectInUse):
+            await asyncio.to_thread(source.execute, drop)
+        await streamer.stop()
+        source.execute(drop)
+        await asyncio.to_thread(write, source, 20, 40)
+        streamer.start()
+        await streamer.source_state("error")
+        await asyncio.to_thread(run_block, streamer.path, "slot-lost#1", {"--sid eu": ""})
+        await streamer.caught_up(60)
+        assert_same(source, target, "keyed")
     assert journal_files(tmp_path) == []
 
 
 @pytest.mark.follows("report.problems:_of_wal")
+@pytest.mark.follows("runbooks:source-disk-fills#2")
 async def test_the_command_for_retained_wal_names_the_table_that_keeps_the_wal(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -350,6 +392,10 @@ async def test_the_command_for_retained_wal_names_the_table_that_keeps_the_wal(
         await streamer.eventually(is_named)
         (line,) = lines
         assert "public.keyed" in line
+        shown = await asyncio.to_thread(run_block, streamer.path, "source-disk-fills#2")
+        (row,) = json.loads(shown)["sources"]
+        held = {table["source"]: table["retained_wal_bytes"] or 0 for table in row["tables"]}
+        assert held["public.keyed"] == max(held.values()) > held["public.keyless"]
         await streamer.ask("resume", "public.keyed")
         await streamer.caught_up(60)
         await until(lambda: retained_bytes(source) < 1024 * 1024, "WAL is released")

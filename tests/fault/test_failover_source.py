@@ -36,6 +36,7 @@ from streamer.source.timeline_branches import KnownPlace
 from streamer.target.connection import TargetAddress
 from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
+from tests.support.runbooks import run_block
 from tests.support.standby import OnEither, Standby, standby
 from tests.support.streamer import Streamer, write_config
 
@@ -69,6 +70,7 @@ def configured(
     return Streamer(path)
 
 
+@pytest.mark.follows("runbooks:failover#1")
 async def test_a_failover_slot_lets_streaming_go_on(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
 ) -> None:
@@ -96,7 +98,7 @@ async def test_a_failover_slot_lets_streaming_go_on(
             while not await asyncio.to_thread(second.has_slot, "streamer_shop"):
                 source.execute("select pg_log_standby_snapshot()")
                 await streamer.caught_up(SECONDS)
-        findings = await found(tmp_path)
+        findings = await asyncio.to_thread(run_block, streamer.path, "failover#1")
         assert "ready for failover" in findings
         assert "synchronized_standby_slots" not in findings
         source.execute("insert into t values (2)")

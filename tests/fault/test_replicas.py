@@ -15,6 +15,7 @@ from streamer.commands.embedded import free_port
 from streamer.runtime.replicas.replica import LOOK_SECONDS, SETTLE_SECONDS
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up, is_frozen, report, status
+from tests.support.runbooks import run_block
 from tests.support.waiting import eventually
 
 SECONDS = 90.0
@@ -175,6 +176,25 @@ def test_replicas_share_sources_and_survive_the_death_and_the_freezing_of_one(
         source.execute("insert into joins values (1)")
         site.are_equal(third)
         assert target.execute("select n from joins") == [(1,)]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.follows("runbooks:no-replica#1")
+def test_sources_without_a_replica_are_named_and_another_process_takes_them(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    site = Site(tmp_path, source, target)
+    config, port = site.config(1)
+    with Process(config, "--max-sources", "1", spark=False) as limited:
+        has_share(limited, limited)
+        reasons = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=30).json()["reasons"]
+        codes = [each["error_code"] for each in reasons if each["state"] == "waiting"]
+        assert codes == ["no_replica"] * (len(NAMES) - 1)
+        shown = run_block(config, "no-replica#1")
+        assert f":{limited.process.pid} runs 1 (--max-sources 1)" in shown
+        with Process(site.config(2)[0], spark=False) as other:
+            shared(other, limited=limited)
+            site.are_equal(other)
 
 
 @pytest.mark.timeout(300)

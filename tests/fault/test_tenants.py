@@ -16,6 +16,7 @@ from streamer.errors import MappingError
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.process import run
+from tests.support.runbooks import run_block
 from tests.support.streamer import Streamer
 from tests.support.waiting import until
 
@@ -62,6 +63,8 @@ async def tenants(config: Path, *arguments: str, failpoints: str = "") -> tuple[
     return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
 
 
+@pytest.mark.follows("runbooks:remove-a-source#2")
+@pytest.mark.follows("runbooks:remove-a-source#3")
 async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
     shared_server: Server, source: Database, target: Database, tmp_path: Path
 ) -> None:
@@ -117,7 +120,8 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
                 await purge(address, without, "shop", "us", actor="test")
 
             # Removed: the process reads the file again, and drops the slot.
-            removing = asyncio.create_task(tenants(path, "remove", "shop", "--sid", "us", "--yes"))
+            remove = asyncio.to_thread(run_block, path, "remove-a-source#2", {"eu": "us"})
+            removing = asyncio.create_task(remove)
 
             async def is_taken_out() -> bool:
                 return us.url not in path.read_text()
@@ -127,7 +131,7 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
             assert us.value(SLOTS) == 1
             await streamer.engine.apply(mapping)
             streamer.mapping = mapping
-            assert (await removing)[0] == 0
+            await removing
             assert us.value(SLOTS) == 0
             (_, left) = await read_tenants(address, mapping)
             assert (left.label, left.state) == ("shop:us", "removed")
@@ -141,7 +145,11 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
             assert "tenants purge shop --sid us --yes" in said
 
             assert await remedies(path) == ["run first: streamer tenants purge shop --sid us --yes"]
-            await purged_despite_kills(path, target)
+            await killed_purges(path, target)
+            await asyncio.to_thread(run_block, path, "remove-a-source#3", {"eu": "us"})
+            for table, count in (("orders", 2000), ("items", 300), ("log", 300)):
+                assert target.value(LEFT.format(table)) == 0
+                assert target.value(f"select count(*) from {table}") == count
             assert await remedies(path) == [
                 'run at the target: alter table "public"."log" drop column "own"'
             ]
@@ -162,8 +170,8 @@ async def remedies(config: Path) -> list[str]:
     return [item["remedy"] for item in drift["items"] if item["remedy"] is not None]
 
 
-async def purged_despite_kills(config: Path, target: Database) -> None:
-    """Kill purges before and after their commits: no deleted row is uncounted, and none remains."""
+async def killed_purges(config: Path, target: Database) -> None:
+    """Kill purges before and after their commits: no deleted row is uncounted."""
     deleted = "select coalesce(sum(rows_deleted), 0) from streamer.purge"
     before = 2601
     for failpoint in ("purge.deleted=kill", "purge.stored=kill", "purge.deleted=kill@2"):
@@ -173,10 +181,3 @@ async def purged_despite_kills(config: Path, target: Database) -> None:
         assert code == -9
         there = sum(int(str(target.value(LEFT.format(t)))) for t in ("orders", "items", "log"))
         assert target.value(deleted) == before - there
-    code, done = await tenants(config, "purge", "shop", "--sid", "us", "--yes")
-    assert code == 0, done
-    assert sum(table["rows_deleted"] for table in done["tables"]) == before
-    assert all(table["is_finished"] for table in done["tables"])
-    for table in ("orders", "items", "log"):
-        assert target.value(LEFT.format(table)) == 0
-        assert target.value(f"select count(*) from {table}") == (2000 if table == "orders" else 300)

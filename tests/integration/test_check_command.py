@@ -20,6 +20,7 @@ from tests.support.checking import (
     two_sources,
 )
 from tests.support.process import command
+from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer
 
 
@@ -110,12 +111,17 @@ async def test_a_server_out_of_reach_is_exit_code_3_and_the_others_are_checked(
     assert "hunter2" not in result.stdout + result.stderr
 
 
+@pytest.mark.follows("runbooks:configuration-rejected#1")
 def test_wrong_configuration_is_exit_code_2_and_shows_no_secret(checker: Checker) -> None:
     checker.configure("items: {colour: blue}")
     result = command(checker.path, "check")
     assert (result.returncode, result.stdout) == (2, "")
     assert "config.yaml, line " in result.stderr
+    assert "colour" in result.stderr
     assert result.stderr.count("\n") == 1
+    checker.source.execute(ITEMS)
+    checker.configure("items:")
+    assert "ready" in run_block(checker.path, "configuration-rejected#1")
     for url, words in (
         ("postgresql://me:hunter%2@host/db", "invalid percent-encoded token"),
         ("postgresql://me:hunter@2@host/db", "write %40 for @"),

@@ -17,6 +17,7 @@ from streamer.runtime.target_watch import TargetWatch
 from streamer.runtime.wal_retention.guard import BacklogGuard
 from streamer.runtime.wal_retention.journaling import Journaling, _error_of
 from tests.support.postgres import Database
+from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer
 
 SECONDS = 60.0
@@ -24,6 +25,7 @@ DDL = "create table t (id int primary key, v text); create table u (id int prima
 TABLES = "t: {initial: none}\nu: {initial: none}"
 
 
+@pytest.mark.follows("runbooks:defect#2")
 async def test_a_defect_in_planning_stops_its_table_only(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,6 +50,7 @@ async def test_a_defect_in_planning_stops_its_table_only(
 
         await streamer.eventually(has_other, SECONDS)
         monkeypatch.undo()
+        await asyncio.to_thread(run_block, streamer.path, "defect#2", {"orders": "t"})
         await streamer.caught_up(SECONDS)
         assert target.execute("select id from t") == [(1,)]
 

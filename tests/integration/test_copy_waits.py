@@ -1,11 +1,14 @@
 """A copy that waits names the session that holds it up, or the copies that come first."""
 
+import asyncio
+import json
 import re
 
 import psycopg
 import pytest
 
 from tests.support.postgres import Database, assert_same
+from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
@@ -22,6 +25,7 @@ def resync(target: Database, *names: str) -> None:
     )
 
 
+@pytest.mark.follows("runbooks:copy-does-not-finish#1")
 async def test_a_copy_names_the_session_at_the_target_and_the_copies_that_come_first(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -47,6 +51,11 @@ async def test_a_copy_names_the_session_at_the_target_and_the_copies_that_come_f
             resync(target, "a_held")
             # THEN the copy names it as it prepares the table
             await streamer.eventually(lambda: waits("a_held", lock), 60)
+            shown = await asyncio.to_thread(
+                run_block, streamer.path, "copy-does-not-finish#1", {"orders": "a_held"}
+            )
+            (table,) = json.loads(shown)["sources"][0]["tables"]
+            assert table["waiting_for"].startswith('a lock on target table "public.a_held"')
             holder.rollback()
             await streamer.caught_up(60)
             # AND as it fills the table, if that is when the session hinders it

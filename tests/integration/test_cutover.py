@@ -26,6 +26,7 @@ from streamer.source.connection import connect
 from streamer.source.stop_writes import WriteFacts, read_write_facts, read_writers
 from tests.support.invoking import invoke
 from tests.support.postgres import Database, assert_same, ordinary_role
+from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
 
@@ -122,6 +123,8 @@ async def test_programs_go_over_and_their_changes_come_back(
         assert target.value("select count(*) from t") == 51
 
 
+@pytest.mark.follows("runbooks:cutover-stops#1")
+@pytest.mark.follows("runbooks:cutover-stops#2")
 async def test_each_step_can_be_undone_and_a_check_changes_nothing(
     source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
 ) -> None:
@@ -177,7 +180,21 @@ async def test_each_step_can_be_undone_and_a_check_changes_nothing(
         source.execute("insert into words values ('late', 1)")
         with pytest.raises(CutoverError, match=r"after the stop.*--undo"):
             await case.run()
-        await case.undo()
+        await asyncio.to_thread(run_block, streamer.path, "cutover-stops#2")
+
+        # A step behind the stop fails, its cause is removed, and the command resumes.
+        await streamer.caught_up()
+        target.execute("update words set n = 0 where term = 'w1'")
+        case = Case(streamer, CutoverOptions())
+        async with case.open() as work:
+            await work._do(Step.STOP_WRITES)
+            await work._do(Step.DRAIN)
+            with pytest.raises(CutoverError, match="different"):
+                await work._do(Step.COMPARE)
+        target.execute("update words set n = 1 where term = 'w1'")
+        said = await asyncio.to_thread(run_block, streamer.path, "cutover-stops#1")
+        assert "stop_writes" not in said
+        assert is_read_only(source)
 
 
 COUNTED = """

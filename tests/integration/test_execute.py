@@ -1,5 +1,6 @@
 """`streamer execute`: a script once, at its place among the changes of the stream."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from streamer.progress.scripts import ScriptSide, ScriptState
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
+from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
 SECONDS = 60.0
+NOTE = "2026-11-add-note"
 ADD_NOTE = "alter table t add column note text default 'old';\ncreate index on t (note)"
 
 
@@ -191,6 +194,8 @@ async def test_a_script_that_fails_at_the_source_leaves_nothing_and_may_be_corre
 
 
 @pytest.mark.follows("runtime.script_runner:Scripts._refused")
+@pytest.mark.follows("runbooks:script-fails#1")
+@pytest.mark.follows("runbooks:script-fails#2")
 async def test_a_failure_at_the_target_stops_the_stream_there_until_it_is_settled(
     source: Database, target: Database, stream: MakeStreamer, short_backoffs: None
 ) -> None:
@@ -230,6 +235,22 @@ async def test_a_failure_at_the_target_stops_the_stream_there_until_it_is_settle
         await streamer.caught_up()
         with pytest.raises(ScriptError, match="waits"):
             await change(streamer, "wrong", None)
+
+        # Two scripts that the runbook replaces and skips.
+        (streamer.path.parent / "fixed.sql").write_text("alter table other add column note text")
+        for script, text, place in (
+            (NOTE, "alter table u add column note text", "script-fails#1"),
+            ("index", "create index on u (note)", "script-fails#2"),
+        ):
+            result = await execute(streamer, script, text)
+            assert result.record.state is ScriptState.ERROR
+            await asyncio.to_thread(run_block, streamer.path, place, {NOTE: script})
+            source.execute("insert into u (id, note) select max(id) + 1, 'after' from u")
+            await streamer.caught_up()
+        assert target.execute("select id from other where note = 'after' order by id") == [
+            (2,),
+            (3,),
+        ]
 
 
 async def test_a_message_of_another_role_never_becomes_sql_at_the_target(

@@ -18,6 +18,7 @@ from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up
 from tests.support.proxy import Proxy
 from tests.support.remedies import Operator, remedy_of
+from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, write_config
 
 MEGABYTES = 16
@@ -108,8 +109,9 @@ async def test_a_large_change_on_a_slow_network_is_no_silence(
         assert_same(source, target, "t")
 
 
+@pytest.mark.follows("runbooks:row-too-large#1")
 @pytest.mark.usefixtures("without_spark")
-async def test_a_row_beyond_the_target_s_limit_is_named(
+async def test_a_row_beyond_the_target_s_limit_is_named_and_a_copy_brings_the_smaller_row(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copydata, "ROW_BYTES_MAX", 3 * 1024 * 1024)
@@ -129,7 +131,8 @@ async def test_a_row_beyond_the_target_s_limit_is_named(
             return target.value("select count(*) from other") == 1
 
         await streamer.eventually(goes_on)
-        monkeypatch.setattr(copydata, "ROW_BYTES_MAX", 1024**3)
+        source.execute("update t set big = 'smaller' where id = 7")
+        await asyncio.to_thread(run_block, streamer.path, "row-too-large#1", {"documents": "t"})
         await streamer.caught_up(30)
         assert_same(source, target, "t")
 

@@ -9,6 +9,7 @@ from streamer.commands.requests import request
 from streamer.errors import MappingError
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
+from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -138,6 +139,8 @@ async def test_a_skipped_truncate_leaves_the_rows_and_is_counted(
 
 
 @pytest.mark.parametrize("settings", ["", "consistency: transaction"])
+@pytest.mark.follows("runbooks:mass-delete#1")
+@pytest.mark.follows("runbooks:mass-delete#3")
 async def test_a_table_waits_before_a_mass_delete_until_it_is_resumed(
     source: Database, target: Database, stream: MakeStreamer, settings: str
 ) -> None:
@@ -171,11 +174,14 @@ async def test_a_table_waits_before_a_mass_delete_until_it_is_resumed(
         # A TRUNCATE always waits.
         source.execute("insert into t values (30, 'a'); truncate t; insert into t values (30, 'b')")
         assert "truncates the table" in (await paused(streamer))["error"]
-        await resume(streamer)
+        path, names = streamer.path, {"orders": "t"}
+        await asyncio.to_thread(run_block, path, "mass-delete#1", names)
         await streamer.caught_up()
         assert_same(source, target, "t")
+        assert "equal" in await asyncio.to_thread(run_block, path, "mass-delete#3", names)
 
 
+@pytest.mark.follows("runbooks:mass-delete#2")
 async def test_deletes_that_an_operator_skips_stay_out_and_the_rest_goes_on(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -200,7 +206,7 @@ async def test_deletes_that_an_operator_skips_stay_out_and_the_rest_goes_on(
         await other_gets(streamer, source, target, 2)
         assert (await paused(streamer))["waits_before"]["deleted_rows"] == 8
         assert target.value("select count(*) from t") == 10
-        await resume(streamer, skip=True)
+        await asyncio.to_thread(run_block, streamer.path, "mass-delete#2", {"orders": "t"})
         await streamer.caught_up()
         assert target.execute("select * from t where id in (1, 9, 11) order by id") == [
             (1, "again"),

@@ -2,6 +2,7 @@
 of the table continues. After a fix they are applied again, and the tables are equal.
 """
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.process import Process
+from tests.support.runbooks import run_block
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.values import ROWS, TYPES, UPDATES
@@ -63,6 +65,8 @@ def make(source: Database, target: Database, ddl: str = DDL) -> None:
 
 
 @streams(T, source=DDL, target=f"{DDL}; {CHECK}", settings=QUARANTINE)
+@pytest.mark.follows("runbooks:rows-in-quarantine#1")
+@pytest.mark.follows("runbooks:rows-in-quarantine#2")
 async def test_refused_rows_wait_with_all_that_follows_and_are_applied_when_mended(
     shared: Shared,
 ) -> None:
@@ -108,7 +112,10 @@ async def test_refused_rows_wait_with_all_that_follows_and_are_applied_when_mend
 
     target.execute(MEND)
     source.execute("update t set v = v + 1")
-    await ask(shared, target, "retry")
+    names = {"orders": shared.own("t")}
+    shown = await asyncio.to_thread(run_block, shared.path, "rows-in-quarantine#1", names)
+    assert "positive" in shown
+    await asyncio.to_thread(run_block, shared.path, "rows-in-quarantine#2", names)
     await shared.caught_up()
     assert_same(source, target, "t")
     assert (await shared.table("t"))["quarantined"] == 0
@@ -167,6 +174,7 @@ async def test_values_that_the_type_refuses_and_many_of_them(shared: Shared) -> 
 
 
 @streams(T, source=DDL, target=f"{DDL}; {CHECK}", settings=QUARANTINE)
+@pytest.mark.follows("runbooks:rows-in-quarantine#3")
 async def test_single_changes_are_retried_in_order_and_dropped(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
@@ -186,7 +194,8 @@ async def test_single_changes_are_retried_in_order_and_dropped(shared: Shared) -
     target.execute(CHECK)
 
     # Without the rejected change, the rest of a row can go.
-    await ask(shared, target, "drop", found[1].id)
+    number = {"17": str(found[1].id)}
+    await asyncio.to_thread(run_block, shared.path, "rows-in-quarantine#3", number)
     await ask(shared, target, "retry")
     assert target.execute("select id, v from t order by 1") == [(1, 10), (2, 20)]
     assert await short(target) == [("insert", "3"), ("update", "3")]

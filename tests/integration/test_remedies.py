@@ -12,6 +12,7 @@ from tests.support.comparing import Compare
 from tests.support.postgres import Database, assert_same
 from tests.support.process import caught_up
 from tests.support.remedies import Operator
+from tests.support.runbooks import block, run_block
 from tests.support.streamer import MakeStreamer, Streamer
 
 SECONDS = 60.0
@@ -147,26 +148,47 @@ async def test_commands_of_table_problems_end_them(
 
 
 @pytest.mark.follows("apply.table_change:TableChange._stop")
+@pytest.mark.follows("runbooks:definition-waits#1")
+@pytest.mark.follows("runbooks:definition-waits#2")
+@pytest.mark.follows("runbooks:definition-waits#3")
+@pytest.mark.follows("runbooks:definition-waits#4")
 async def test_each_command_of_a_definition_that_waits_lets_the_table_go_on(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     for db in (source, target):
         db.execute("create table applied (id int primary key, v text, gone int)")
         db.execute("create table skipped (id int primary key, v text, gone int)")
-    rules = "applied: {initial: none}\nskipped: {initial: none}"
+        db.execute("create table edited (id int primary key, note text)")
+    rules = "applied: {initial: none}\nskipped: {initial: none}\nedited: {initial: none}"
     async with stream(rules, group="ddl: capture") as streamer:
-        operator, find = Operator(streamer.path, source, target), find_in(streamer)
         await streamer.caught_up(SECONDS)
         for table in ("applied", "skipped"):
             source.execute(f"alter table {table} drop column gone")
             source.execute(f"insert into {table} values (1, 'v')")
-        for table, number in (("applied", 0), ("skipped", 2)):
+        source.execute(
+            "insert into edited values (1, 'four');"
+            "alter table edited alter note type int using length(note);"
+            "insert into edited values (2, 3)"
+        )
+        find = find_in(streamer)
+        await find("public.edited", ProblemKind.TABLE)
+        listed = await asyncio.to_thread(run_block, streamer.path, "definition-waits#1")
+        assert "using length(note)" not in listed
+        for table, number, place in (
+            ("applied", 0, "definition-waits#2"),
+            ("skipped", 2, "definition-waits#3"),
+        ):
             problem = await find(f"public.{table}", ProblemKind.TABLE)
             assert problem.remedy is not None
-            await operator.follow(problem.remedy, choose=number)
+            names = {"orders": f"public.{table}"}
+            assert str(problem.remedy.steps[number]) == block(place, names).strip()
+            await asyncio.to_thread(run_block, streamer.path, place, names)
+        names = {"orders": "edited"}
+        await asyncio.to_thread(run_block, streamer.path, "definition-waits#4", names)
         await streamer.caught_up(SECONDS)
         await are_gone(streamer)
         assert_same(source, target, "applied")
+        assert_same(source, target, "edited")
         assert target.execute("table skipped") == [(1, "v", None)]
 
 

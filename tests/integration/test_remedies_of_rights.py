@@ -3,12 +3,14 @@
 streamer connects as a role without rights. An operator runs the statements that the errors name.
 """
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.remedies import Operator, remedy_of
+from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -37,6 +39,7 @@ def reader(source: Database) -> Iterator[str]:
 @pytest.mark.follows("source.connection:_naming_the_url")
 @pytest.mark.follows("source.publication:_rejected")
 @pytest.mark.follows("sync.copy_obstacles:find_unreadable")
+@pytest.mark.follows("runbooks:source-unreachable#1")
 async def test_rights_at_the_source_let_each_table_go_on(
     reader: str, source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -51,7 +54,12 @@ async def test_rights_at_the_source_let_each_table_go_on(
     try:
         async with stream("hidden:\nunreadable:\nforeign_one:") as streamer:
             operator = Operator(streamer.path, source, target)
-            await operator.follow(await remedy_of(streamer, None, " to start "))
+            remedy = await remedy_of(streamer, None, " to start ")
+            shown = await asyncio.to_thread(
+                run_block, streamer.path, "source-unreachable#1", code=1
+            )
+            assert all(sql in shown for each in remedy.sql for sql in each.statements), shown
+            await operator.follow(remedy)
             await operator.follow(
                 await remedy_of(streamer, None, "must be owner of table foreign_one")
             )

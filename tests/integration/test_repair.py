@@ -14,7 +14,9 @@ from streamer.mapping.resync import KeySet, Resync, RowScope
 from streamer.target.connection import TargetAddress
 from tests.integration.test_sync_resync import stages
 from tests.support.comparing import Compare
-from tests.support.postgres import Database
+from tests.support.postgres import Database, assert_same
+from tests.support.process import command
+from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
@@ -360,6 +362,36 @@ async def test_killed_meanwhile_it_begins_again_and_no_change_is_lost(
                     source.execute(f"select * from {table} order by id")
                 ), name
             assert stages(target) == [], name
+
+
+@pytest.mark.follows("runbooks:tables-differ#1")
+@pytest.mark.follows("runbooks:tables-differ#2")
+@pytest.mark.follows("runbooks:tables-differ#3")
+async def test_commands_look_at_rows_that_differ_and_repair_them(
+    stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    names = {"orders": "t"}
+    source.execute("create table t (id int primary key, v text); insert into t values (1, 'right')")
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+
+        async def run(place: str, code: int = 0) -> str:
+            return await asyncio.to_thread(run_block, streamer.path, place, names, code=code)
+
+        # GIVEN a row that another program changed
+        target.execute("update t set v = 'wrong'")
+        shown = await run("tables-differ#1", code=1)
+        for word in ("different", "right", "wrong"):
+            assert word in shown
+        await run("tables-differ#2")
+        assert_same(source, target, "t")
+        # GIVEN a comparison that a paused table leaves undecided
+        await streamer.ask("pause")
+        source.execute("update t set v = 'late'")
+        early = await asyncio.to_thread(command, streamer.path, "compare", "t", "--timeout", "1")
+        assert (early.returncode, "undecided" in early.stdout) == (1, True)
+        await streamer.ask("resume")
+        assert "equal" in await run("tables-differ#3")
 
 
 async def test_a_repair_says_that_no_process_runs_and_the_next_start_makes_it(

@@ -1,13 +1,13 @@
 """Rows that ALTER TABLE changed without a change in the stream are reported as a gap."""
 
 import asyncio
-import re
 
 import pytest
 
 from streamer.runtime import source_guard as watch
 from streamer.runtime import source_survey as survey
 from tests.support.postgres import Database, assert_same
+from tests.support.runbooks import block, run_block
 from tests.support.streamer import MakeStreamer, Streamer
 
 FILL = "select g, g from generate_series(1, 300) g"
@@ -19,6 +19,7 @@ TABLES = {
     " create table part partition of parts for values from (0) to (1000);"
     f" insert into parts {FILL}",
 }
+GAP = "gap#1"
 ERROR = "select error from streamer.relation where source = 'public.{}'"
 
 
@@ -61,14 +62,10 @@ async def knows_storage(streamer: Streamer, source: Database, target: Database, 
 
 
 async def follow_the_remedy(streamer: Streamer, target: Database, table: str) -> None:
-    error = str(target.value(ERROR.format(table)))
-    command = re.search(r"streamer resync public\.(\w+) --database shop --mode (\w+)$", error)
-    assert command is not None, error
-    target.execute(
-        "insert into streamer.request (relation_id, action, options)"
-        f" select id, 'resync', '{{\"mode\": \"{command[2]}\"}}' from streamer.relation"
-        f" where source = 'public.{command[1]}'; notify streamer"
-    )
+    """Run the command of the runbook, with which the message ends."""
+    names = {"orders": f"public.{table}"}
+    assert str(target.value(ERROR.format(table))).endswith(block(GAP, names).strip())
+    await asyncio.to_thread(run_block, streamer.path, GAP, names)
 
     async def is_well() -> bool:
         state = target.execute(
@@ -82,6 +79,7 @@ async def follow_the_remedy(streamer: Streamer, target: Database, table: str) ->
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("when", ["running", "down"])
 @pytest.mark.follows("sync.gap_reports:_report")
+@pytest.mark.follows("runbooks:gap#1")
 async def test_a_table_that_was_unlogged_for_a_while_reports_a_gap(
     source: Database,
     target: Database,

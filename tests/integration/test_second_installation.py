@@ -15,10 +15,12 @@ from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.proxy import Proxy
 from tests.support.remedies import Operator, remedy_of
+from tests.support.runbooks import block, start_block
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
 
 SECONDS = 60.0
+WITHOUT_SID = {"shop:eu": "shop"}
 DDL = "create table t (id int primary key); create table u (id int primary key)"
 MEMBERS = "select tablename from pg_publication_tables where pubname = 'streamer_shop' order by 1"
 
@@ -34,6 +36,7 @@ async def refused(streamer: Streamer) -> str:
     return str(streamer.engine.supervisors[0].failure)
 
 
+@pytest.mark.follows("runbooks:second-installation#1")
 async def test_the_slot_and_publications_of_the_first_stay_its_own(
     source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
 ) -> None:
@@ -50,7 +53,10 @@ async def test_the_slot_and_publications_of_the_first_stay_its_own(
             second.start()
             error = await refused(second)
             assert "belongs to installation" in error
-            assert re.search(r"read by process \d+ \(\"streamer", error)
+            holder = re.search(r"read by process (\d+) \(\"(streamer[^\"]*)", error)
+            assert holder is not None
+            readers = source.execute(block("second-installation#1"))
+            assert ("streamer_shop", True, int(holder[1]), holder[2]) in [r[:4] for r in readers]
             findings = (await check(second.settings, second.mapping)).findings
             owners = [f for f in findings if "belongs to installation" in f.problem]
             assert [f.severity for f in owners] == [Severity.ERROR]
@@ -99,6 +105,7 @@ async def test_the_slot_and_publications_of_the_first_stay_its_own(
 
 @pytest.mark.follows("source.ownership:take_over_hint")
 @pytest.mark.follows("source.ownership:unproven_rows")
+@pytest.mark.follows("runbooks:second-installation#2")
 async def test_another_target_with_all_rows_takes_the_place_of_the_first(
     source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
 ) -> None:
@@ -116,7 +123,9 @@ async def test_another_target_with_all_rows_takes_the_place_of_the_first(
         second.start()
         remedy = await remedy_of(second, None, "belongs to installation")
         await second.stop()
-        with operator.start(remedy):
+        (step,) = remedy.commands
+        assert step.line == block("second-installation#2", WITHOUT_SID).strip()
+        with start_block(path, "second-installation#2", WITHOUT_SID):
             await operator.follow(await remedy_of(second, None, "nothing proves"))
             await second.source_state("streaming", SECONDS)
             source.execute("insert into t values (2)")

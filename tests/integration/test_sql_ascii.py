@@ -1,14 +1,14 @@
 """A source in SQL_ASCII may hold text that is not valid UTF-8, which a target in UTF8 refuses."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 
 import pytest
 
 from streamer.commands.embedded import Server
-from streamer.commands.requests import request
-from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, drop_database
+from tests.support.runbooks import block, run_block
 from tests.support.streamer import MakeStreamer
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -47,17 +47,10 @@ def rows(target: Database, table: str) -> list[tuple[object, ...]]:
     return target.execute(f"select id, {text} from {table} order by id")
 
 
-def correct(source: Database, table: str) -> None:
-    """Do as docs/runbooks/invalid-utf8.md says."""
-    found = source.execute(rf"select id from {table} where v ~ '[\x80-\xff]'")
-    assert found == [(7,)]
-    source.execute(
-        f"update {table} set v = convert_from(convert(convert_to(v, 'SQL_ASCII'), 'LATIN1', 'UTF8'),"
-        " 'SQL_ASCII') where id = 7"
-    )
-
-
 @pytest.mark.parametrize("transport", ["text", "binary"])
+@pytest.mark.follows("runbooks:invalid-utf8#1")
+@pytest.mark.follows("runbooks:invalid-utf8#2")
+@pytest.mark.follows("runbooks:invalid-utf8#4")
 async def test_a_byte_that_is_not_utf8_stops_its_table_only(
     source: Database, target: Database, stream: MakeStreamer, transport: str
 ) -> None:
@@ -102,10 +95,11 @@ async def test_a_byte_that_is_not_utf8_stops_its_table_only(
 
         await streamer.eventually(others_go_on, 60)
 
-        address = TargetAddress.parse(streamer.settings.target.url)
         for table in ("bad", "copied", "kept"):
-            correct(source, table)
-            await request(address, "resync", f"public.{table}", database="shop", sid=None)
+            of_column = {"customer": table, "name": "v"}
+            assert source.execute(block("invalid-utf8#1", of_column)) == [(7, b"caf\xe9")]
+            source.execute(block("invalid-utf8#2", of_column))
+            await asyncio.to_thread(run_block, streamer.path, "invalid-utf8#4", {"customer": table})
         await streamer.caught_up(60)
         for table in (*STREAMED, *COPIED):
             assert rows(target, table) == GOOD_ROWS

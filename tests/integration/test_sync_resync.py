@@ -16,6 +16,7 @@ from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target import connection as target_module
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents
+from tests.support.runbooks import run_block
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
@@ -317,18 +318,28 @@ async def test_append_loses_nothing(shared: Shared) -> None:
     assert rows(target, where="id in (1, 2, 3, 4, 6, 7)") == before
 
 
+@pytest.mark.follows("runbooks:copy-does-not-finish#2")
 async def test_rows_of_others_are_removed_with_consent_only(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     ddl = "create table t (id int primary key, v text); insert into t values {};"
-    source.execute(ddl.format("(1, 'a'), (2, 'b')"))
-    target.execute(ddl.format("(2, 'old'), (3, 'old')"))
-    async with stream("t:") as streamer:
+    for table in ("t", "emptied"):
+        of_table = ddl.replace("table t", f"table {table}").replace("into t", f"into {table}")
+        source.execute(of_table.format("(1, 'a'), (2, 'b')"))
+        target.execute(of_table.format("(2, 'old'), (3, 'old')"))
+    async with stream("t:\nemptied:") as streamer:
         await streamer.table_state("public.t", "error")
         error = (await streamer.table("public.t"))["error"]
         assert "truncate_target: true" in error
         assert "initial: keep" in error
         assert len(contents(target, "t")) == 2
+        await streamer.table_state("public.emptied", "error")
+        target.execute("truncate emptied")
+        await asyncio.to_thread(
+            run_block, streamer.path, "copy-does-not-finish#2", {"orders": "emptied"}
+        )
+        await streamer.table_state("public.emptied", "ready")
+        assert_same(source, target, "emptied")
     with reading(target, "select count(*) from t") as seen:
         async with stream("t: {truncate_target: true}") as streamer:
             await streamer.caught_up()

@@ -8,6 +8,7 @@ import pytest
 from streamer.runtime import reload, source_guard
 from streamer.source.guard_query import read_guard_facts
 from tests.support.postgres import Database
+from tests.support.runbooks import block
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
@@ -402,6 +403,7 @@ async def test_a_new_table_waits_for_the_last_changes_of_the_one_in_its_place(
         await have(streamer, 2)
 
 
+@pytest.mark.follows("runbooks:table-renamed#1")
 async def test_a_renamed_table_with_a_rule_of_its_own_waits_for_the_rule(
     source: Database, target: Database, stream: MakeStreamer, tmp_path: Any
 ) -> None:
@@ -421,7 +423,8 @@ async def test_a_renamed_table_with_a_rule_of_its_own_waits_for_the_rule(
         await streamer.table_state("public.t", "error")
         source.execute("insert into u values (4, 'd')")
         text = streamer.path.read_text()
-        streamer.path.write_text(text.replace("t: {}", "u: {target: t}"))
+        rule = block("table-renamed#1", {"orders_2026": "u", "orders": "t"}).strip()
+        streamer.path.write_text(text.replace("t: {}", rule))
         await streamer.apply()
         await are(streamer, u="ready")
         await is_equal(streamer, source, target, "u=t")

@@ -19,6 +19,7 @@ from streamer.runtime import source_guard as watch
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
+from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 TABLES = "a:\nb:\nc:\nd:\ngood:"
@@ -100,6 +101,7 @@ async def test_a_misspelt_table_keeps_nobody_from_starting(
 
 @pytest.mark.follows("source.publication:PublicationFault.error")
 @pytest.mark.follows("source.publication:unlogged_error")
+@pytest.mark.follows("runbooks:table-gone#1")
 async def test_publications_that_check_calls_unfit_are_not_streamed_from(
     source: Database,
     target: Database,
@@ -136,6 +138,8 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         assert (
             "publishes partitions by their own names" in (await streamer.table("public.p"))["error"]
         )
+        shown = await asyncio.to_thread(run_block, streamer.path, "table-gone#1", code=1)
+        assert all(sql in shown for sql in statements), shown
         await run_remedy(streamer, source, target, "t")
         await streamer.caught_up(60)
         source.execute("update t set v = 'b'; insert into p values (1)")

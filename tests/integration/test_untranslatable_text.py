@@ -12,13 +12,14 @@ from streamer.source.database_encoding import conversion_sql, read_characters
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, drop_database
 from tests.support.remedies import Operator, remedy_of
+from tests.support.runbooks import block
 from tests.support.streamer import MakeStreamer
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("without_spark")]
 
 ENCODINGS = ("WIN1252", "EUC_JP", "EUC_KR", "KOI8R", "EUC_TW", "EUC_JIS_2004", "LATIN2")
 TEXT = {"WIN1252": "na\u00efve \u20ac", "EUC_KR": "\ud55c\uae00 abc"}
-BAD = {"WIN1252": r"E'a\x81'", "EUC_KR": r"E'a\xc9\xa1'"}
+BYTES = {"WIN1252": r"\x81", "EUC_KR": r"\xc9\xa1"}
 SHOWN = {"WIN1252": "0x81", "EUC_KR": "0xc9 0xa1"}
 STREAMED = ("bad", "good", "kept")
 NAMED = '"größe"'
@@ -56,6 +57,7 @@ def rows(target: Database, table: str) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("transport", ["text", "binary"])
 @pytest.mark.follows("apply.rejection_advice:_ways")
+@pytest.mark.follows("runbooks:invalid-utf8#3")
 async def test_a_character_that_utf8_lacks_stops_its_table_only(
     source: Database,
     target: Database,
@@ -63,7 +65,7 @@ async def test_a_character_that_utf8_lacks_stops_its_table_only(
     encoding: str,
     transport: str,
 ) -> None:
-    good, bad = TEXT[encoding], BAD[encoding]
+    good, bad = TEXT[encoding], f"E'a{BYTES[encoding]}'"
     for table in (*STREAMED, "copied", "fine"):
         source.execute(f"create table {table} (id int primary key, w text, v text)")
     if encoding == "WIN1252":
@@ -114,14 +116,17 @@ async def test_a_character_that_utf8_lacks_stops_its_table_only(
         await streamer.eventually(is_retried, 60)
         assert target.value("select count(*) from streamer.quarantine") == 1, "and refused again"
         for table in ("bad", "copied", "kept"):
-            source.execute(f"update {table} set v = 'd' where id = 7")
+            names = {"customer": table, "name": "v", r"\x81": BYTES[encoding]}
+            source.execute(block("invalid-utf8#3", names))
         remedy = await remedy_of(streamer, "public.bad", "replace the character at the source")
         await Operator(streamer.path, source, target).follow(remedy)
         for table in ("copied", "kept"):
             await request(address, "resync", f"public.{table}", database="shop", sid=None)
         await streamer.caught_up(60)
-        for table in ("bad", "kept", "copied", "fine"):
-            assert rows(target, table) == whole
+        mended = [whole[0], (7, "a", "a?"), whole[2]]
+        for table in ("bad", "kept", "copied"):
+            assert rows(target, table) == mended
+        assert rows(target, "fine") == whole
 
 
 def test_every_character_is_converted_as_postgresql_does(target: Database) -> None:

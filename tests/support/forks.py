@@ -46,6 +46,7 @@ class ForkedProcess:
         environment: dict[str, str],
         stdout: Path,
         stderr: Path,
+        directory: Path = ROOT,
     ) -> None:
         self.returncode: int | None = None
         self._exit = stderr.with_name(f"{stderr.name}.exit-{time.monotonic_ns()}")
@@ -56,6 +57,7 @@ class ForkedProcess:
             stdout=str(stdout),
             stderr=str(stderr),
             exit=str(self._exit),
+            directory=str(directory),
         )["pid"]
 
     def poll(self) -> int | None:
@@ -170,6 +172,7 @@ def _become(request: dict[str, Any]) -> None:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, number)
         os.close(file)
+    os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None

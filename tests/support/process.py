@@ -99,22 +99,30 @@ SPARK_PYTHON: Final = f"-m {WORKER_SETTINGS['spark.python.daemon.module']}"
 def command(
     config: Path, *arguments: str, seconds: float = 60
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command of the program to its end."""
-    return run("streamer", "--config", str(config), *arguments, seconds=seconds)
+    """Run a command of the program to its end, in the directory of *config*."""
+    config = config.resolve()
+    return run(
+        "streamer", "--config", str(config), *arguments, seconds=seconds, directory=config.parent
+    )
 
 
 def run(
-    program: str, *arguments: str, environment: dict[str, str] | None = None, seconds: float = 60
+    program: str,
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    seconds: float = 60,
+    directory: Path = ROOT,
 ) -> "subprocess.CompletedProcess[str]":
     """Run a program to its end."""
-    with tempfile.TemporaryDirectory() as directory:
-        stdout, stderr = Path(directory, "stdout"), Path(directory, "stderr")
+    with tempfile.TemporaryDirectory() as streams:
+        stdout, stderr = Path(streams, "stdout"), Path(streams, "stderr")
         process = ForkedProcess(
             program,
             list(arguments),
             environment=os.environ | (environment or {}),
             stdout=stdout,
             stderr=stderr,
+            directory=directory,
         )
         try:
             code = process.wait(seconds)

@@ -1,7 +1,8 @@
 """The catalogue of remedies: the places that make steps for operators, and the tests that follow.
 
-A place is a function of the program that makes a command or SQL of `streamer.remedies`. A test that
-runs the steps in the situation in which the program prints them has the marker ``follows``.
+A place is a function of the program that makes a command or SQL of `streamer.remedies`, or a block
+of a runbook. A test that runs the steps in the situation in which an operator reads them has the
+marker ``follows``.
 """
 
 import ast
@@ -58,7 +59,10 @@ def _calls(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def read_followed() -> dict[str, list[str]]:
-    """Return the tests with a marker ``follows``, by the places that it names."""
+    """Return the tests with a marker ``follows``, by the places that it names.
+
+    A block of a runbook counts only in a module that uses the text of the block.
+    """
     followed: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -67,7 +71,9 @@ def read_followed() -> dict[str, list[str]]:
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 for place in _marked(node):
-                    followed.setdefault(place, []).append(f"{path.name}::{node.name}")
+                    page, _, name = place.partition(":")
+                    if page != "runbooks" or f'"{name}"' in text:
+                        followed.setdefault(place, []).append(f"{path.name}::{node.name}")
     return followed
 
 
@@ -105,7 +111,7 @@ async def remedy_of(
 
 
 class Operator:
-    """Runs the steps of remedies as they are printed, with a file of that name for FILE."""
+    """Runs the steps of remedies as they are printed, beside a file with the name FILE."""
 
     def __init__(self, config: Path, source: Database, target: Database) -> None:
         self._config = config
@@ -136,8 +142,6 @@ class Operator:
             return ""
         assert isinstance(step, Command)
         program, *arguments = shlex.split(step.line)
-        file = str(self._config.parent / "FILE")
-        arguments = [file if each == "FILE" else each for each in arguments]
         if arguments == ["check"]:
             return await self._run_fixes(table)
 

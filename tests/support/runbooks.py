@@ -1,0 +1,65 @@
+"""The blocks of the runbooks, and their commands as an operator types them.
+
+The place ``runbooks:PAGE#N`` is the block with number N of a page. A test that runs this block in the
+situation of the page has the marker ``follows`` with the place. *names* of a test stand in place of
+names of the page, such as ``orders``.
+"""
+
+import re
+import shlex
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.support.process import ROOT, Process, command
+
+NO_NAMES: Final[Mapping[str, str]] = {}
+_BLOCK: Final = re.compile(r"^ *```.*?\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+
+
+def read_blocks() -> dict[str, str]:
+    """Return the text of each block by its place."""
+    return {
+        f"runbooks:{path.stem}#{number}": textwrap.dedent(text)
+        for path in sorted((ROOT / "docs" / "runbooks").glob("*.md"))
+        for number, text in enumerate(_BLOCK.findall(path.read_text(encoding="utf-8")), 1)
+    }
+
+
+def block(place: str, names: Mapping[str, str] = NO_NAMES) -> str:
+    """Return the text of a block with *names*."""
+    text = read_blocks()[f"runbooks:{place}"]
+    for name, own in names.items():
+        parts = re.split(rf"(?<!\w){re.escape(name)}(?!\w)", text)
+        assert len(parts) > 1, f"{place} does not name {name}"
+        text = own.join(parts)
+    return text
+
+
+def run_block(
+    config: Path, place: str, names: Mapping[str, str] = NO_NAMES, *, code: int = 0
+) -> str:
+    """Run the commands of a block beside *config*, and return their output.
+
+    *code*: the exit code of the last command.
+    """
+    output = ""
+    *first, last = block(place, names).splitlines()
+    for line, expected in [*((line, 0) for line in first), (last, code)]:
+        words, _, file = line.partition(" > ")
+        program, *arguments = shlex.split(words)
+        assert program == "streamer", line
+        result = command(config, *arguments)
+        assert result.returncode == expected, f"{line}\n{result.stdout}{result.stderr}"
+        output += result.stdout
+        if file:
+            (config.parent / file).write_text(result.stdout)
+    return output
+
+
+def start_block(config: Path, place: str, names: Mapping[str, str] = NO_NAMES) -> Process:
+    """Start the program by the line `streamer run …` of a block."""
+    program, action, *arguments = shlex.split(block(place, names))
+    assert (program, action) == ("streamer", "run"), place
+    return Process(config, *arguments, spark=False)
