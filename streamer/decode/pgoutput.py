@@ -257,6 +257,19 @@ class _Cursor:
     def content(self) -> bytes:
         return self._take(self.int32())
 
+    def skip(self, size: int) -> bytes:
+        return self._take(size)
+
+    def row(self) -> list[bytes]:
+        """The columns of a TupleData, each with its kind and length."""
+        columns = []
+        for _ in range(self.int16()):
+            start = self._position
+            if self.int8() in b"tb":
+                self._take(self.int32())
+            columns.append(self._data[start : self._position])
+        return columns
+
     def finish(self) -> None:
         if self._position != len(self._data):
             raise self.error("trailing bytes after")
@@ -383,9 +396,31 @@ _CARRY_XID: Final = frozenset({RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE,
 ROW_KINDS: Final = frozenset({INSERT, UPDATE, DELETE})
 
 
-def as_update(payload: bytes) -> bytes:
-    """Return an INSERT as an UPDATE of the same row, and any other message as it is.
+def as_upserts(payload: bytes, relation: Relation) -> list[bytes]:
+    """Return the changes that lead to the row of a message, also where the target has that row.
 
-    Both have the new row behind the OID; an UPDATE that keeps the key has no old one.
+    An INSERT becomes an UPDATE: both have the new row behind the OID. An UPDATE of a key becomes a
+    DELETE of the old key, and an UPDATE of the row with the new one. Any other message stays.
     """
-    return b"U" + payload[1:] if payload[0] == INSERT else payload
+    if payload[0] == INSERT:
+        return [b"U" + payload[1:]]
+    if payload[0] != UPDATE or payload[5] != KEY_TUPLE:
+        return [payload]
+    cursor = _Cursor(payload, None)
+    oid, marker, old = cursor.skip(4), cursor.skip(1), cursor.row()
+    new_marker, new = cursor.skip(1), cursor.row()
+    cursor.finish()
+    if not len(relation.columns) == len(old) == len(new):
+        raise cursor.error("another number of columns in")
+    keys = [number for number, column in enumerate(relation.columns) if column.is_key]
+    for number in keys:
+        # The source sends the old key also where a large value of the key stays.
+        if new[number] == b"u":
+            new[number] = old[number]
+    if all(new[number] == old[number] for number in keys):
+        return [payload]
+    count = len(new).to_bytes(2, "big")
+    return [
+        b"".join([b"D", oid, marker, count, *old]),
+        b"".join([b"U", oid, new_marker, count, *new]),
+    ]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from streamer.apply.hashed_columns import hashed_changes
 from streamer.apply.lane_transaction import LaneBlock, LaneTransaction
-from streamer.decode.pgoutput import DDL_PREFIX, EXECUTE_PREFIX, Redefinition, as_update
+from streamer.decode.pgoutput import DDL_PREFIX, EXECUTE_PREFIX, Redefinition, as_upserts
 from streamer.decode.transactions import Changes, TransactionBlock
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.definition_message import (
@@ -258,9 +258,12 @@ class Dispatcher:
             reached = ScriptsReached(transaction.xid, transaction.final_lsn, scripts)
             yield reached
             self._made = transaction.xid if reached.is_made else None
-        if transaction.xid == self._made:  # the target may have inserted these rows, too
+        if transaction.xid == self._made:  # the target may have these rows already
             for changes in piece.changes:
-                changes.payloads = list(map(as_update, changes.payloads))
+                relation = changes.relation
+                changes.payloads = [
+                    new for payload in changes.payloads for new in as_upserts(payload, relation)
+                ]
         parts: dict[Lane, LaneTransaction] = {}
         for changes in self._with_definitions(piece):
             self._add(parts, changes, piece)
