@@ -263,12 +263,25 @@ case when pg_catalog.length(query) <= {query_max} and query !~ ';\s*\S'
 """
 
 # The texts that have the command for sure, in which its columns occur; null if none has. A name may
-# be written with escapes, and messages of the context may be in another language.
+# be written with escapes, and messages of the context may be in another language. The context names
+# functions of language SQL without their text. One that the transaction has replaced may still run.
 _WORDS_SQL: Final = r"""
-case when pg_catalog.length(query) <= {query_max} and query || context ~* '\yalter\y'
-          and context !~ '(^|\n)SQL function' and query || context !~* 'u&"'
-          and pg_catalog.current_setting('lc_messages') ~* '^(c|posix|en_|$)'
-     then pg_catalog.lower(query || context) end
+(select case when pg_catalog.length(query) <= {query_max} and t.words ~ '\yalter\y'
+                  and t.words !~ 'u&"'
+                  and pg_catalog.current_setting('lc_messages') ~* '^(c|posix|en_|$)'
+             then t.words end
+   from (select pg_catalog.lower(query || context || coalesce(
+                    pg_catalog.string_agg(b.text, ' '), '')) as words,
+                pg_catalog.count(*) = pg_catalog.count(b.text) as has_all
+           from pg_catalog.regexp_matches(
+                    context, '(?:^|\n)SQL function (?:"([^\n]*)" statement)?', 'g') m (names)
+           left join lateral (
+               select pg_catalog.string_agg(p.prosrc, ' ') as text
+                 from pg_catalog.pg_proc p
+                 join pg_catalog.pg_language l on l.oid = p.prolang and l.lanname = 'sql'
+                where p.proname = m.names[1]
+               having not pg_catalog.bool_or({own})) b on true) t
+  where t.has_all)
 """
 
 _PUBLISHED_SQL: Final = """
@@ -638,7 +651,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
         ]
     begin = _BEGIN_SQL.format(schema=schema, place=PLACE).strip()
     lock = _LOCK_SQL.format(schema=schema, place=PLACE)
-    ran, words = (sql.format(query_max=_QUERY_MAX).strip() for sql in (_RAN_SQL, _WORDS_SQL))
+    ran = _RAN_SQL.format(query_max=_QUERY_MAX).strip()
     common = {
         "schema": schema,
         "secret": SECRET,
@@ -648,12 +661,11 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
         "begin": begin,
         "lock": lock,
         "ran": ran,
-        "words": words,
         "emit": emit.strip(),
     }
     triggered = partial(_trigger_function, source, version, common)
     statements += [_state_function(schema), _DESCRIBE_SQL.format(**common).strip()]
-    statements.append(_messages_function(schema, ran, words))
+    statements.append(_messages_function(schema, ran))
     tables = [*_OF_TABLES, *(["REINDEX"] if version >= _REINDEX_MIN else [])]
     for name, event, tags, create in (
         ("rewritten", "table_rewrite", (), _REWRITE_SQL.format(**common)),
@@ -699,11 +711,11 @@ def _state_function(schema: str) -> str:
     ).strip()
 
 
-def _messages_function(schema: str, ran: str, words: str) -> str:
+def _messages_function(schema: str, ran: str) -> str:
     return _MESSAGES_SQL.format(
         schema=schema,
         ran=ran,
-        words=words,
+        words=_WORDS_SQL.format(query_max=_QUERY_MAX, own=_own("p.xmin")).strip(),
         own_inherits=_own("i.xmin"),
         own_class=_own("c.xmin"),
         own_attribute=_own("a.xmin"),

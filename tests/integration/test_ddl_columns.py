@@ -69,6 +69,16 @@ USING = "alter table t alter b type text using upper(b)"
         (f"select 1; {USING}",),
         (f"do $$ begin {USING}; end $$",),
         ("begin", "alter table t alter amount set not null", USING, "commit"),
+        (f"create function m() returns void language sql as $$ {USING} $$", "select m()"),
+        (
+            f"create function m() returns void language sql as $$ {USING} $$",
+            "begin",
+            "savepoint a; alter table t alter amount set not null; rollback to a",
+            "alter table t alter amount set default 1",
+            "alter table t alter amount set not null",
+            "do $$ begin perform m(); end $$",
+            "commit",
+        ),
     ],
 )
 async def test_computed_values_of_one_column_concern_no_other(
