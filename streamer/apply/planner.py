@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Final, TypeVar
 
@@ -18,6 +19,7 @@ from streamer.apply.hashed_columns import check_input_types
 from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.make_plan import AddedColumn, make_plan, missing_columns, missing_error
+from streamer.apply.missing_types import refuse_types_of_extensions
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.stored_change import Definition
 from streamer.apply.refuse_same_rows import refuse_same_rows
@@ -36,6 +38,7 @@ from streamer.errors import (
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import base_type
 from streamer.mapping.options import OnColumnAdded, TableType
 from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import RelationMapping, SourceLabel
@@ -44,6 +47,7 @@ from streamer.progress.definition_changes import read_definition
 from streamer.remedies import Remedy, at_target, run
 from streamer.source.catalog import SourceRelation
 from streamer.source.columns import ColumnNow
+from streamer.source.user_defined_types import SourceType
 from streamer.target.add_columns import (
     AskSource,
     add_columns,
@@ -69,6 +73,9 @@ AskRelations = Callable[
 
 AskPresent = Callable[[str, str | None, RelationName], Awaitable[DefinitionMessage | None]]
 """Asks the source of a database and sid for the present definition of a table with capture."""
+
+AskTypesOf = Callable[[str, str | None, Sequence[str]], Awaitable[Sequence[SourceType]]]
+"""Asks the source of a database and sid about types by their names."""
 
 AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
 """Asks the source of a database and sid about a rule's expressions."""
@@ -96,6 +103,7 @@ class Planner:
         self,
         address: TargetAddress,
         ask_source: AskSource,
+        ask_types: AskTypesOf,
         ask_expressions: AskExpressions,
         ask_columns: AskColumns,
         ask_relations: AskRelations,
@@ -106,6 +114,7 @@ class Planner:
         self._ask_columns = ask_columns
         self._address = address
         self._ask_source = ask_source
+        self._ask_types = ask_types
         self._ask_expressions = ask_expressions
         self._kept = KeptConnection(address, "streamer planner")
         self._lock = asyncio.Lock()
@@ -278,6 +287,12 @@ class Planner:
             if not adds or any(column.renamed_from is not None for column in added.values()):
                 raise missing_error(mapped.mapping, target.name, missing, types, added)
             if all(name in types for name in names):
+                async with self._target(mapped.source.claim) as connection:
+                    await refuse_types_of_extensions(
+                        connection,
+                        {base_type(types[name]) for name in names},
+                        partial(self.describe_types, mapped),
+                    )
                 fills = {
                     there: column.fill
                     for name, there in missing
@@ -429,6 +444,12 @@ class Planner:
                 ),
             )
         return now
+
+    async def describe_types(
+        self, mapped: MappedRelation, names: Sequence[str]
+    ) -> Sequence[SourceType]:
+        """Return types of the source of *mapped* by their names. Raises SourceError."""
+        return await self._ask_types(mapped.source.database, mapped.source.sid, names)
 
     async def present(
         self, mapped: MappedRelation, relations: Sequence[Relation]

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.lane import MappedRelation
+from streamer.apply.missing_types import AskTypes, refuse_types_of_extensions
 from streamer.apply.object_changes import (
     Objects,
     Tables,
@@ -39,7 +40,7 @@ from streamer.mapping.definition import (
     columns_after,
 )
 from streamer.mapping.definition_message import DefinitionMessage
-from streamer.mapping.objects import ObjectChange, TypeChange
+from streamer.mapping.objects import ObjectChange, TypeChange, base_type
 from streamer.mapping.options import DdlKind, OnDdl
 from streamer.mapping.partitions import PartitionChange
 from streamer.mapping.rules import SourceMapping
@@ -77,6 +78,8 @@ log = structlog.get_logger()
 
 _KEEPS_VALUES: Final = frozenset({DdlKind.CREATE_TYPE, DdlKind.ADD_ENUM_VALUE})
 """Changes after which a type takes all values that it took before."""
+_BRINGS_TYPES: Final = frozenset({DdlKind.ADD_COLUMN, DdlKind.CHANGE_TYPE, DdlKind.WIDEN_TYPE})
+"""Changes after which a column has another type than before."""
 _LEAVES_TYPES: Final = frozenset({DdlKind.CHANGE_TYPE, DdlKind.DROP_COLUMN})
 """Changes after which a column may no longer use a type."""
 
@@ -113,7 +116,7 @@ class TableChange:
 
     *definition*: at the source, after *message*. *tables*: of the source. *at*: the source's time
     of the change. *told*: words for the cause, as in an error; None for the statement that the
-    message has.
+    message has. *ask_types*: asks the source.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class TableChange:
         message: DefinitionMessage,
         definition: SourceDefinition,
         at: str,
+        ask_types: AskTypes,
         told: str | None = None,
     ) -> None:
         self._target = target
@@ -136,6 +140,7 @@ class TableChange:
         self._message = message
         self._definition = definition
         self._at = at
+        self._ask_types = ask_types
         self._brings_rows = False
         ran = message.query.strip() or message.tag
         self._told = told or f"the source ran: {ran}"
@@ -234,6 +239,9 @@ class TableChange:
                 tried = None if known is None else known.reason
                 raise _undecided(stops, doubts, tried)
             is_edited = decision is not None and decision.statements is not None
+            await refuse_types_of_extensions(
+                self._target, translation.needed_types, self._ask_types
+            )
             # The last of several tenants drops the former column, with its indexes and constraints.
             may_lose = target.has_sid and any(c.kind is DdlKind.RENAME_COLUMN for c in changes)
             names = await self._objects.read_names(target) if may_lose else frozenset()
@@ -356,6 +364,7 @@ class TableChange:
         left_out = [c for c in ignored if isinstance(c, ColumnChange)]
         translation.statements += columns.ignore(left_out).statements
         translation.statements[:0] = typed.statements
+        translation.needed_types = self._needed_types(made)
         if self._brings_rows:
             translation.doubts += typed.doubts
         for name, reason in typed.rewritten.items():
@@ -372,6 +381,18 @@ class TableChange:
         if parts := [c for c in made if isinstance(c, PartitionChange)]:
             translation.statements += await self._partitions(target, parts)
         return translation
+
+    def _needed_types(self, changes: Sequence[AnyChange]) -> set[str]:
+        """Return the types that *changes* need and do not create."""
+        needed: set[str] = set()
+        for change in changes:
+            if isinstance(change, TypeChange):
+                needed |= change.after.parts
+            elif isinstance(change, ColumnChange) and change.kind in _BRINGS_TYPES:
+                column = change.after
+                if column is not None and self._mapped.mapping.target_column(column.name):
+                    needed.add(base_type(column.type))
+        return needed - {type_.quoted for type_ in self._definition.types or ()}
 
     async def _partitions(
         self, target: TargetRelation, changes: Sequence[PartitionChange]

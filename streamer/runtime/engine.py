@@ -185,6 +185,7 @@ class Engine:
         planner = Planner(
             self._address,
             questions.name_types,
+            questions.describe_types,
             questions.describe_expressions,
             questions.read_columns,
             questions.read_relations,

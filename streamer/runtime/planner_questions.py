@@ -12,7 +12,7 @@ from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.ddl_capture import read_present
 from streamer.source.expressions import read_expressions
 from streamer.source.kept_connections import KeptConnections
-from streamer.source.user_defined_types import read_type_names
+from streamer.source.user_defined_types import SourceType, read_named_types, read_type_names
 from streamer.source.wait_limits import set_lock_timeout
 from streamer.target.add_columns import TypeKey
 
@@ -37,6 +37,15 @@ class SourceQuestions:
             return {}
         async with self._sources.connection(source) as plain:
             return await read_type_names(plain, keys)
+
+    async def describe_types(
+        self, database: str, sid: str | None, names: Sequence[str]
+    ) -> list[SourceType]:
+        """Return types by their names, and their parts. Raises SourceError."""
+        if (source := self._find(database, sid)) is None:
+            return []
+        async with self._sources.connection(source) as plain:
+            return await read_named_types(plain, names, plain.info.server_version)
 
     async def describe_expressions(
         self, database: str, sid: str | None, mapping: RelationMapping

@@ -1,6 +1,6 @@
 """Types that a source's tables use and that PostgreSQL does not bring along."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,6 +103,19 @@ async def read_types(connection: Connection, oids: set[int], version: int) -> li
     for oid in sorted(rows):
         visit(oid)
     return ordered
+
+
+async def read_named_types(
+    connection: Connection, names: Sequence[str], version: int
+) -> list[SourceType]:
+    """Return types by *names*, which ``format_type`` wrote, and all their parts."""
+    rows = await fetch_all(
+        connection,
+        "select distinct pg_catalog.to_regtype(name)::oid::int8 as oid"
+        " from unnest(%s::text[]) name where pg_catalog.to_regtype(name) is not null",
+        list(names),
+    )
+    return await read_types(connection, {row["oid"] for row in rows}, version)
 
 
 async def read_type_names(

@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import structlog
@@ -43,6 +44,7 @@ from streamer.progress.definition_changes import (
 from streamer.source.catalog import SourceRelation, flush_wal, read_relations
 from streamer.source.connection import Connection
 from streamer.source.ddl_capture import read_present
+from streamer.source.user_defined_types import read_named_types
 from streamer.sync.context import SyncEvents
 from streamer.sync.create_tables import published_relation
 from streamer.target.catalog import read_partitions, read_relation
@@ -218,6 +220,7 @@ class ChangedDefinitions:
                     message,
                     definition,
                     at=str(datetime.now(UTC)),
+                    ask_types=partial(read_named_types, source, version=source.info.server_version),
                     told="the source changed the table, and a copy of it is due",
                 )
                 await change.make(changes, brings_rows=True)

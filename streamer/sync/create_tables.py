@@ -13,11 +13,12 @@ one open version. A key that is deferrable at the source is deferrable here too.
 Building statements is pure; `create_tables` runs them.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from streamer.apply.make_plan import two_sids
+from streamer.apply.missing_types import refuse_missing
 from streamer.decode.pgoutput import Column, Relation
 from streamer.definitions.generated import generation_expression
 from streamer.definitions.table_objects import create_partitions_sql, obstacle_to_partitions
@@ -208,11 +209,6 @@ class NewTable:
         return create_table_sql(self.relation, self.mapping, self.sid, self.computed_types)
 
 
-def missing_type(name: RelationName, hint: str | Remedy | None) -> TargetSchemaError:
-    """Say that the target has no type of that name, which streamer cannot create."""
-    return TargetSchemaError(f'the target has no type "{name}"', hint=hint)
-
-
 async def create_tables(
     connection: TargetConnection, tables: Sequence[NewTable], types: list[SourceType]
 ) -> set[RelationName]:
@@ -368,38 +364,11 @@ async def _statements(
     rows = await connection.fetch("select nspname as name from pg_catalog.pg_namespace")
     namespaces = {row["name"] for row in rows}
     for kind in missing:
-        if kind.create_sql is None:
-            rows = await connection.fetch("select extname as name from pg_catalog.pg_extension")
-            hint = kind.extension and Remedy.of(
-                "run there: ",
-                at_target(
-                    *extension_sql(kind, namespaces, {row["name"] for row in rows}),
-                    f"grant usage on schema {quote_identifier(kind.name.namespace)} to {role}",
-                ),
-            )
-            raise missing_type(kind.name, hint or None)
+        await refuse_missing(connection, kind)
     needed = {table.mapping.target.namespace for table in tables}
     needed |= {kind.name.namespace for kind in missing}
     return [
         *(f"create schema {quote_identifier(name)}" for name in sorted(needed - namespaces)),
         *(kind.create_sql for kind in missing if kind.create_sql is not None),
         *(statement for table in tables for statement in table.statements),
-    ]
-
-
-def extension_sql(
-    kind: SourceType, namespaces: Collection[str], installed: Collection[str]
-) -> list[str]:
-    """Return the statements that bring *kind* by its extension, in the schema of the source.
-
-    *namespaces*, *installed*: the schemas and extensions of the target.
-    """
-    quoted = quote_identifier(kind.extension or "")
-    namespace = quote_identifier(kind.name.namespace)
-    is_there = kind.name.namespace in namespaces
-    return [
-        *([] if is_there else [f"create schema if not exists {namespace}"]),
-        f"alter extension {quoted} set schema {namespace}"
-        if kind.extension in installed
-        else f"create extension {quoted} schema {namespace}",
     ]

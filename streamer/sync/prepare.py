@@ -16,6 +16,7 @@ that are in the way, or a failure, concern one table. So the caller then prepare
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -23,6 +24,7 @@ import structlog
 from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.lane import MappedRelation
 from streamer.apply.make_plan import make_plan, missing_columns, missing_target
+from streamer.apply.missing_types import refuse_types_of_extensions
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.refuse_same_rows import refuse_same_rows
 from streamer.backoff import Backoff
@@ -31,6 +33,7 @@ from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.chunks import ChunkedCopy, beyond, in_bytes
 from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.objects import base_type
 from streamer.mapping.options import Initial, MetadataKind, OnColumnAdded, TableType
 from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import RelationMapping, SourceMapping
@@ -41,7 +44,7 @@ from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_condition, describe_expressions
 from streamer.source.rewritten_tables import Storage
-from streamer.source.user_defined_types import read_types
+from streamer.source.user_defined_types import read_named_types, read_types
 from streamer.sync.changed_definitions import ChangedDefinitions
 from streamer.sync.copy_obstacles import (
     OCCUPIED_WORDS,
@@ -312,7 +315,7 @@ class Preparation:
             )
             await _check_scope(source, copy)
             if not mapped.is_to_declare:
-                await self._check_fits(target, copy, facts[mapped])
+                await self._check_fits(source, target, copy, facts[mapped])
             copy.resync = _findable(copy)
             copies.append(copy)
         if self._changed is not None and not pairs[0][0].is_to_declare:
@@ -364,7 +367,11 @@ class Preparation:
         failpoint("sync.table_created")
 
     async def _check_fits(
-        self, target: TargetConnection, copy: TableCopy, facts: ExpressionFacts
+        self,
+        source: Connection,
+        target: TargetConnection,
+        copy: TableCopy,
+        facts: ExpressionFacts,
     ) -> None:
         """Refuse now the definitions that the stream would refuse later; add columns as it
         would.
@@ -380,7 +387,10 @@ class Preparation:
         types = {column.name: column.type for column in relation.columns}
         missing = missing_columns(published, mapping, copy.target)
         if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
-            columns = [(name, mapping.type_of(name, types[source])) for source, name in missing]
+            columns = [(there, mapping.type_of(there, types[name])) for name, there in missing]
+            needed = {base_type(types[name]) for name, _ in missing}
+            ask = partial(read_named_types, source, version=self._server.version)
+            await refuse_types_of_extensions(target, needed, ask)
             await add_columns(self._address, mapping.target, columns)
             copy.target = await read_relation(target, mapping.target) or copy.target
         elif missing and copy.resync.force:

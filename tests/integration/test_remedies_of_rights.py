@@ -77,7 +77,47 @@ async def test_rights_at_the_source_let_each_table_go_on(
         source.execute(f"reassign owned by {reader}_group to postgres; drop role {reader}_group")
 
 
-@pytest.mark.follows("sync.create_tables:_statements")
+@pytest.mark.parametrize("capture", ["capture", "off"])
+@pytest.mark.follows("apply.missing_types:refuse_missing")
+async def test_a_new_column_waits_for_the_extension_of_its_type(
+    source: Database, target: Database, stream: MakeStreamer, capture: str
+) -> None:
+    available = "select name from pg_available_extensions where name in ('vector', 'citext')"
+    extension = source.value(available)
+    value = "[1]" if extension == "vector" else "Text"
+    tables = ["plain", "composed", "retyped", "narrow"]
+    for db in (source, target):
+        db.execute("create schema ext")
+        for table in tables:
+            db.execute(f"create table {table} (id int primary key, v text)")
+    source.execute(f"create extension {extension} schema ext")
+    if capture == "off":
+        tables = ["plain"]
+    group = f"ddl: {capture}\non_ddl: {{change_type: apply}}"
+    rules = "\n".join(f"{t}: {{initial: none, on_column_added: add}}" for t in tables)
+    async with stream(rules, group=group) as streamer:
+        operator = Operator(streamer.path, source, target)
+        await streamer.caught_up()
+        kind = f"ext.{extension}"
+        source.execute(
+            f"alter table plain add n {kind}; insert into plain values (1, '', '{value}')"
+        )
+        if capture == "capture":
+            source.execute(f"create type pair as (one {kind}, two {kind}[])")
+            source.execute("alter table composed add p pair; insert into composed values (1, '')")
+            source.execute(f"alter table retyped alter v type {kind} using '{value}'::text::{kind}")
+            source.execute(f"create domain strict as {kind} not null")
+            source.execute("alter table narrow alter v type strict using v::text::strict")
+        for table in tables:
+            remedy = await remedy_of(streamer, f"public.{table}", f'no type "{kind}"')
+            assert "create extension" in str(remedy)
+        await operator.follow(remedy, choose=0)
+        await streamer.caught_up(SECONDS)
+        for table in tables:
+            assert_same(source, target, table)
+
+
+@pytest.mark.follows("apply.missing_types:refuse_missing")
 @pytest.mark.follows("sync.hand_over:_with_resume")
 @pytest.mark.follows("sync.create_tables:create_tables")
 @pytest.mark.follows("target.add_columns:add_columns")

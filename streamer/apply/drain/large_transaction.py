@@ -85,7 +85,7 @@ class LargeShare:
     async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
         writer, spool = self._writer, self._spool
         touched: dict[MappedRelation, Counts] = {}
-        definitions = self._definitions = Definitions(writer, self._lane.owner)
+        definitions = self._definitions = Definitions(writer, self._lane.owner, self._planner)
         (piece, *_) = first
         transaction = piece.transaction
         window: LaneWindow | None = None

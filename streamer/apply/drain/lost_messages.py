@@ -8,6 +8,7 @@ that the row needs, in front of the row, and tries the row again.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
@@ -121,6 +122,7 @@ async def _explain(
         message,
         definition,
         at=str(to_datetime(first.commit_time)),
+        ask_types=partial(planner.describe_types, mapped),
         told="no message of the source tells of this change, and a row needs it",
     )
     try:

@@ -10,9 +10,11 @@ drainer tries again every few seconds.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from streamer.apply.lane import LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.planner import Planner
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.table_change import TableChange, Waiting, store_waiting
 from streamer.decode.pgoutput import Redefinition, to_datetime
@@ -44,8 +46,9 @@ def _part(piece: LaneTransaction, numbers: Sequence[int]) -> LaneTransaction:
 class Definitions:
     """Applies the messages about definitions in one target transaction."""
 
-    def __init__(self, writer: QuarantineWriter, owner: LaneOwner) -> None:
+    def __init__(self, writer: QuarantineWriter, owner: LaneOwner, planner: Planner) -> None:
         self._writer = writer
+        self._planner = planner
         self._owner = owner
         self._counts: dict[MappedRelation, int] = {}
         self._waiting: Waiting | None = None
@@ -109,7 +112,15 @@ class Definitions:
         if known is None or not known.is_whole or changes:
             owner = self._owner
             change = TableChange(
-                self._target, owner.source, owner, mapped, place, message, definition, at=at
+                self._target,
+                owner.source,
+                owner,
+                mapped,
+                place,
+                message,
+                definition,
+                at=at,
+                ask_types=partial(self._planner.describe_types, mapped),
             )
             try:
                 await change.make(changes)

@@ -50,6 +50,8 @@ class Translation:
     filled: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     objects: ObjectTranslation | None = None
+    needed_types: set[str] = field(default_factory=set)
+    """Types that the statements use and do not create."""
     unfinished: list[DefinedColumn] = field(default_factory=list)
     """New columns that get NOT NULL and their sequence when their rows have values."""
     doubts: list[tuple[AnyChange, str]] = field(default_factory=list)

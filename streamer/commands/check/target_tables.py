@@ -14,6 +14,7 @@ from streamer.apply.make_plan import (
     missing_remedy,
     missing_target,
 )
+from streamer.apply.missing_types import extension_sql, missing_type
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.planner import judge_added
 from streamer.commands.check.conversion import type_risk
@@ -55,8 +56,6 @@ from streamer.sync.copy_obstacles import OCCUPIED_WORDS, occupied_error
 from streamer.sync.create_tables import (
     check_can_be_made,
     create_table_sql,
-    extension_sql,
-    missing_type,
     published_relation,
 )
 from streamer.target.catalog import TargetColumn, TargetRelation
