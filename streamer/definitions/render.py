@@ -146,8 +146,12 @@ class Renderer:
         return rename_columns(text, names)
 
     def default(self, column: ColumnDefinition) -> Planned | None:
-        """Render the default of a column with its sequence, or its identity; None for neither."""
-        if column.generated or not (column.default or column.identity):
+        """Render the default of a column with its sequence, or its identity; None for neither.
+
+        The versions of a history come from streamer alone, so its columns need no default.
+        """
+        is_history = self._place.mapping.type is TableType.HISTORY
+        if is_history or column.generated or not (column.default or column.identity):
             return None
         name = self._place.column(column.name)
         if name is None or self._place.mapping.is_computed(name):

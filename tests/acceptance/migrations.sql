@@ -276,7 +276,7 @@ alter table tickets rename column due to opened;
 alter table tickets rename column swapping to due;
 update tickets set due = due + 1 where id % 3 = 1;
 
---- change_column: another collation [stops tickets change_type]
+--- change_column: another collation
 alter table tickets alter column title type text collate "C";
 
 --- AlterField: a primary key of another column [alone]

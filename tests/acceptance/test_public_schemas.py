@@ -19,6 +19,7 @@ RULE = '"*.*": {target: "{schema}.{table}"}'
 NAMES = {
     "pagila": ("public",),
     "northwind": ("public",),
+    "gitlab": ("public",),
     "adventureworks": ("person", "humanresources", "production", "purchasing", "sales"),
 }
 

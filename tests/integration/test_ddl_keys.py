@@ -1,6 +1,7 @@
 """`ddl: capture`: keys that migrations replace, and sequences that columns get, pass on or lose."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -229,3 +230,30 @@ async def test_a_history_and_a_clone_take_another_key_between_rows(
         await streamer.eventually(has_key)
         failed = target.execute("select * from streamer.definition where state <> 'made'")
         assert failed == []
+
+
+@pytest.mark.parametrize("index", ["h_uid", "h_key"], ids=["renamed", "of_that_name"])
+async def test_a_history_takes_a_key_that_an_index_becomes(
+    source: Database, target: Database, stream: MakeStreamer, index: str
+) -> None:
+    """The index of a history is not unique, so it cannot become the key."""
+    source.execute("create table h (id int primary key, uid int not null, v text)")
+    source.execute("insert into h values (1, 10, 'a')")
+    async with stream("h: {type: history}", group=GROUP) as streamer:
+        await streamer.caught_up()
+
+        async def is_made(condition: str) -> bool:
+            return bool(
+                await asyncio.to_thread(target.value, f"select exists (select from {condition})")
+            )
+
+        await asyncio.to_thread(source.execute, f"create unique index {index} on h (uid)")
+        await streamer.eventually(partial(is_made, f"pg_indexes where indexname = '{index}'"))
+        await asyncio.to_thread(
+            source.execute,
+            "alter table h drop constraint h_pkey,"
+            f" add constraint h_key primary key using index {index};"
+            "update h set v = 'b' where uid = 10",
+        )
+        key = "pg_constraint where conname = 'h_key' and contype = 'p' and cardinality(conkey) = 2"
+        await streamer.eventually(partial(is_made, key))

@@ -341,6 +341,30 @@ def test_a_sequence_passes_to_another_column_in_any_order() -> None:
     assert drawing([SERIAL, other], [ID, taken]).statements == [drop, *moved[1:]]
 
 
+def test_the_sequence_of_a_shared_table_follows_the_last_source() -> None:
+    wide = replace(SERIAL, sequence={**OWNED, "type": "bigint"})
+    facts = GeneratedFacts(sequences={"id": DRAWN}, drawing=frozenset({"id"}))
+
+    def shared(other: DefinedColumn, after: DefinedColumn) -> list[str]:
+        there = target(ID, DefinedColumn(99, "sid", "text", not_null=True))
+        others, tables = (table(other),), (table(SERIAL), table(after))
+        return translation(
+            *tables, WHOLE, sid="a", others=others, there=there, facts=facts
+        ).statements
+
+    theirs = {**OWNED, "oid": 70}
+    assert shared(replace(SERIAL, sequence=theirs), wide) == []
+    assert shared(replace(wide, sequence={**theirs, "type": "bigint"}), wide) == [
+        f'alter sequence "public"."t_id_seq" as bigint {OPTIONS} no cycle'
+    ]
+    dropped = replace(SERIAL, default=None, default_mark=None, sequence=None)
+    assert shared(replace(SERIAL, sequence=theirs), dropped) == []
+    assert shared(dropped, dropped) == [
+        'alter column "id" drop default',
+        'drop sequence "public"."t_id_seq"',
+    ]
+
+
 LOUD = DefinedColumn(3, "loud", "text", default="upper(name)", default_mark="1", generated="s")
 LOUDER = replace(LOUD, default="(upper(name) || '!')", default_mark="2")
 SET = """alter column "loud" set expression as ((upper("title") || '!'))"""

@@ -182,3 +182,10 @@ def test_a_temporal_key_is_named_with_the_reason_why_the_target_has_a_plain_one(
     assert planned.source_sql.endswith(sql)
     plain = plan(place(), definition=replace(DEFINITION, constraints=(replace(key, period=False),)))
     assert "t_pkey" not in plain
+
+
+def test_a_history_has_no_default_and_no_sequence() -> None:
+    serial = ColumnDefinition("id", "integer", True, default="nextval('t_id_seq'::regclass)")
+    table = TableDefinition(T, (serial, replace(serial, name="other", default="1")))
+    renderer = Renderer(table, place(type=TableType.HISTORY, has_sid=False), lambda _: None)
+    assert renderer.plan(Create.ALL) == []

@@ -8,6 +8,7 @@ others, so they are left out there.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from streamer.apply.sql.generated import GeneratedFacts, clause_of, set_expression
 from streamer.apply.sql.object_changes import ObjectTranslation
@@ -519,9 +520,14 @@ class DefinitionTranslator:
     def _set_default(
         self, name: str, before: DefinedColumn, column: DefinedColumn, found: Translation
     ) -> list[str]:
-        if self._is_shared or self._is_history or column.generated:
+        if self._is_history or column.generated:
             return []
         alter = f"{self._alter} alter column {quote_identifier(name)}"
+        if self._is_shared:
+            followed: list[str] = []
+            if not self._still_draws(name, before):
+                self._follow_sequence(alter, name, before, column, followed)
+            return followed
         statements = self._set_identity(alter, name, before, column, found)
         there = self._follow_sequence(alter, name, before, column, statements)
         if (before.default_mark, before.generated) == (column.default_mark, column.generated):
@@ -540,6 +546,16 @@ class DefinitionTranslator:
         if column.draws and is_all:
             found.unfinished.append(column)
         return statements
+
+    def _still_draws(self, name: str, before: DefinedColumn) -> bool:
+        """Whether another source of the table has the sequence that a column had *before*."""
+        theirs = (
+            own.sequence
+            for other in self._others
+            for own in other.columns
+            if self._mapping.target_column(own.name) == name
+        )
+        return any(_like(sequence, before.sequence) for sequence in theirs)
 
     def _follow_sequence(
         self,
@@ -586,6 +602,13 @@ class DefinitionTranslator:
             return [f"{alter} drop identity"]
         wanted = identity_of(column.identity, is_key=name in self._target.primary_key)
         return [] if wanted == there else [f"{alter} set generated {IDENTITIES[wanted]}"]
+
+
+def _like(sequence: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Whether sequences of two sources are equal, apart from their OIDs."""
+    if sequence is None or other is None:
+        return False
+    return {**sequence, "oid": 0} == {**other, "oid": 0}
 
 
 def _is_sorted_anew(change: ColumnChange) -> bool:

@@ -142,6 +142,10 @@ class ObjectTranslator:
             found.reasons.append(f'"{new.name}" waits until every source of the table has it')
             return
         if new.kind == "p":
+            if self._is_history and (index := self._index(new)) is not None:
+                # It was unique at the source and became the key. Here it is not unique.
+                found.statements.append(f"drop index {self._quoted(index.name)}")
+                del self._indexes[index.name]
             if not (self._row_keys if self._is_history else self._primary_key):
                 found.planned += self._renderer.primary_key()
             return
