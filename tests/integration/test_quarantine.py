@@ -372,42 +372,6 @@ async def test_history_append_keyless_and_whole_rows(shared: Shared) -> None:
     assert target.value(overlapping) == 0
 
 
-KEYLESS_HISTORY = """
-create table t (id int, v int, kvsz_start timestamptz not null, kvsz_end timestamptz not null,
-                kvsz_deleted bool not null)
-"""
-
-
-@pytest.mark.parametrize("transport", ["text", "binary"])
-@streams(
-    "t: {initial: none, type: history}",
-    source="create table t (id int, v int)",
-    target=f"{KEYLESS_HISTORY}; {CHECK}",
-    settings=QUARANTINE,
-    group="transport: <transport>",
-)
-async def test_a_truncate_ends_versions_without_a_key_in_quarantine(
-    shared: Shared, transport: str
-) -> None:
-    source, target = shared.source, shared.target
-    await shared.caught_up()
-    await apply(
-        shared,
-        source,
-        "insert into t values (1, 1), (2, -2)",
-        "begin; insert into t values (3, -3); truncate t; insert into t values (4, -4); commit",
-        "insert into t values (5, 5)",
-    )
-    target.execute(MEND)
-    await ask(shared, target, "retry")
-    assert await rows(target) == []
-    versions = target.execute("select id, kvsz_deleted, kvsz_end::text from t order by id")
-    end = target.value("select kvsz_end::text from t where id = 1")
-    assert "9999" not in str(end)
-    assert [row for row in versions if row[1]] == [(id, True, end) for id in (1, 2, 3)]
-    assert [row[0] for row in versions if "9999" in str(row[2])] == [4, 5]
-
-
 @streams(
     T,
     source=DDL,

@@ -146,8 +146,8 @@ class BlockedKeys:
         """Record a TRUNCATE at this place in the order."""
         if plan.ignores_truncate:
             return
-        if plan.type is TableType.HISTORY:
-            self.pending.append(Emptied(transaction))
+        if plan.type is TableType.HISTORY or plan.marks:
+            self.pending.append(Emptied(transaction, plan.marks))
             return
         self.pending.clear()
         self.added.clear()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from streamer.apply.binary import TEXTUAL
@@ -9,7 +10,12 @@ from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.plan import ApplyPlan, PlanColumn
 from streamer.apply.quarantine.blocked_keys import KeyColumns, Keys, values_of_change
 from streamer.apply.quarantine.equal_keys import EqualKeys
-from streamer.apply.quarantine.stored_change import Quarantined, binary_text, quarantined
+from streamer.apply.quarantine.stored_change import (
+    EndedTransaction,
+    Quarantined,
+    binary_text,
+    quarantined,
+)
 from streamer.apply.sql.copydata import constant
 from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX
 from streamer.apply.target_transaction import TargetTransaction
@@ -33,6 +39,12 @@ class Item:
     change: OrderedChange
     text: OrderedChange
     keys: Keys
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When a TRUNCATE ended the versions that the change writes."""
+        of = self.transaction
+        return of.ended_at if isinstance(of, EndedTransaction) else None
 
     def quarantined(self, plan: ApplyPlan, error: str, code: str | None) -> Quarantined:
         """Return the row in quarantine that keeps this change, rejected with *error*."""

@@ -18,10 +18,14 @@ from streamer.apply.plan import ApplyPlan
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.blocked_keys import KeyColumns, values_of_stored
 from streamer.apply.quarantine.equal_keys import EqualKeys
-from streamer.apply.quarantine.stored_change import Definition, from_json, payload
+from streamer.apply.quarantine.stored_change import (
+    Definition,
+    EndedTransaction,
+    from_json,
+    payload,
+)
 from streamer.apply.quarantine.table import READ_ROWS
 from streamer.apply.quarantine.writer import QuarantineWriter
-from streamer.apply.sql.staged_rows import EndedTransaction
 from streamer.decode.pgoutput import from_datetime
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import Retry, StreamerError

@@ -5,7 +5,9 @@ of their keys. A value that the staging table refuses ends its COPY, which begin
 change.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from streamer.apply.conflict_notes import Noted
@@ -76,11 +78,14 @@ class SegmentWriter:
         """
         statements = mapped.statements(plan).in_order
         size = statements.rows_max if isinstance(statements, SplitStatements) else len(items)
-        for start in range(0, len(items), max(1, size)):
-            some = items[start : start + size]
-            segment = _ItemRun(plan, blocked, some, is_diverted, is_immediate)
-            async with self._writer.planned_for(mapped, plan):
-                await self._write_some(mapped, statements, segment)
+        for ended_at, of_time in groupby(items, attrgetter("ended_at")):
+            acting = replace(statements, ended_at=ended_at)
+            ended = list(of_time)
+            for start in range(0, len(ended), max(1, size)):
+                some = ended[start : start + size]
+                segment = _ItemRun(plan, blocked, some, is_diverted, is_immediate)
+                async with self._writer.planned_for(mapped, plan):
+                    await self._write_some(mapped, acting, segment)
 
     async def _write_some(
         self, mapped: MappedRelation, statements: Statements, segment: _ItemRun

@@ -9,7 +9,8 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, Self
 
 from streamer.apply.fold import OrderedChange
 from streamer.apply.plan import ApplyPlan, Identity
@@ -102,12 +103,27 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """For a TRUNCATE of a history table: rows in quarantine end then, as those in the table do.
+    """A TRUNCATE of a table that keeps removed rows.
 
-    A row with a key gets a delete, and one without takes the time itself.
+    In a history table, it ends the versions that earlier changes in quarantine write. If the table
+    ``marks`` removed rows, each row in quarantine gets a delete.
     """
 
     transaction: Transaction
+    marks: bool
+
+
+@dataclass(slots=True)
+class EndedTransaction(Transaction):
+    """That of a change in quarantine whose versions a TRUNCATE has ended at ``ended_at``."""
+
+    ended_at: datetime
+
+    @classmethod
+    def of(cls, transaction: Transaction, ended_at: datetime) -> Self:
+        return cls(
+            transaction.xid, transaction.final_lsn, transaction.commit_time, ended_at=ended_at
+        )
 
 
 def quarantined(

@@ -29,17 +29,17 @@ from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text
      c (operation, key, old, new, definition, lsn, commit_time, xid, error, code, n)
 order by c.n
 """
-_EMPTY_SQL: Final = """
+_MARK_SQL: Final = """
 insert into streamer.quarantine
        (relation_id, operation, key, old, new, definition, lsn, commit_time, xid, error, code)
-select distinct on (q.key::text) q.relation_id, 'delete', q.key, q.key, null, q.definition,
-       $2::text::pg_lsn, $3, $4, $5, null
-from streamer.quarantine q where q.relation_id = $1 and q.key is not null
-order by q.key::text, q.id desc
+select $1, 'delete', q.key, q.key, null, q.definition, $2::text::pg_lsn, $3, $4, $5, null
+from (select distinct on (key::text) operation, key, definition from streamer.quarantine
+      where relation_id = $1 order by key::text, id desc) q
+where q.operation <> 'delete'
 """
 _END_SQL: Final = """
 update streamer.quarantine set ended_at = $2
-where relation_id = $1 and key is null and ended_at is null
+where relation_id = $1 and ended_at is null
 """
 _READ_SQL: Final = """
 select id, old::text as old, new::text as new from streamer.quarantine
@@ -130,13 +130,12 @@ class QuarantineTable:
         await self._transaction.target.execute(_INSERT_SQL, mapped.relation_id, *columns)
 
     async def _empty(self, mapped: MappedRelation, emptied: Emptied) -> int:
-        ended_at = to_datetime(emptied.transaction.commit_time)
-        await self._transaction.target.execute(_END_SQL, mapped.relation_id, ended_at)
-        return await self._transaction.target.execute(
-            _EMPTY_SQL,
-            mapped.relation_id,
-            str(emptied.transaction.final_lsn),
-            ended_at,
-            emptied.transaction.xid,
-            TRUNCATED,
+        """Return the number of new changes in quarantine."""
+        execute, at = self._transaction.target.execute, emptied.transaction
+        ended_at = to_datetime(at.commit_time)
+        if not emptied.marks:
+            await execute(_END_SQL, mapped.relation_id, ended_at)
+            return 0
+        return await execute(
+            _MARK_SQL, mapped.relation_id, str(at.final_lsn), ended_at, at.xid, TRUNCATED
         )

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import ClassVar, Final
 
 from streamer.apply.plan import Identity, PlanColumn
@@ -13,7 +14,6 @@ from streamer.apply.sql.statements import (
     NOTED,
     OP_DELETE,
     OP_INSERT,
-    OP_INSERT_ENDED,
     OP_TRUNCATE_RESTART,
     OP_UPDATE,
     REFUSED,
@@ -28,7 +28,34 @@ from streamer.target.conventions import HISTORY_BEGIN, HISTORY_OPEN
 
 @dataclass(frozen=True)
 class Statements(SetStatements):
-    """The statements for one plan."""
+    """The statements for one plan.
+
+    ``ended_at``: when a TRUNCATE ended the versions that the staged changes of a history table act
+    on. The changes come out of quarantine, where they were at that time.
+    """
+
+    ended_at: datetime | None = None
+
+    @property
+    def _end(self) -> str:
+        """SQL of ``kvsz_end`` of the versions that changes act on."""
+        if self.ended_at is None:
+            return HISTORY_OPEN
+        return f"{quote_literal(self.ended_at.isoformat())}::timestamptz"
+
+    @property
+    def _is_current(self) -> str:
+        """SQL that finds the versions that changes act on."""
+        if self.ended_at is None:
+            return f"t.kvsz_end = {HISTORY_OPEN}"
+        return f"t.kvsz_end = greatest(t.kvsz_start, {self._end}) and t.kvsz_deleted"
+
+    def _times(self, begin: str) -> dict[str, str]:
+        """Return the values of a version that begins at *begin*, by column."""
+        if self.ended_at is None:
+            return {"kvsz_start": begin, "kvsz_end": HISTORY_OPEN, "kvsz_deleted": "false"}
+        end = f"greatest({begin}, {self._end})"
+        return {"kvsz_start": begin, "kvsz_end": end, "kvsz_deleted": "true"}
 
     def ordered(self, *, partial: bool, notes: bool = True, cascades: bool = False) -> str:
         """Return a block that applies the staged changes one by one, in order of ``seq``.
@@ -165,7 +192,7 @@ end"""
 
     def _change(self, partial: bool) -> str:
         return f"""
-        if s.op in ({OP_INSERT}, {OP_INSERT_ENDED}) then
+        if s.op = {OP_INSERT} then
             {self._refuse_partial(partial)}{self._ordered_insert()}
         elsif s.op = {OP_UPDATE} then
             {self._ordered_update(partial)}
@@ -206,7 +233,7 @@ end"""
     def _search(self) -> str:
         """Find the row to change into streamer_relid and streamer_ctid."""
         is_history = self.plan.type is TableType.HISTORY
-        still_open = f" and t.kvsz_end = {HISTORY_OPEN}" if is_history else self._is_unmarked
+        still_open = f" and {self._is_current}" if is_history else self._is_unmarked
         if self.plan.identity is Identity.KEY:
             find = self._lock_first(f"{self._matches_old_key}{still_open}")
             return f"{find}{self._refuse_several(still_open)}"
@@ -299,12 +326,15 @@ end loop;"""
             return ""
         return (
             f"update {self.rows} t set kvsz_end = greatest(t.kvsz_start, s.at) "
-            f"where {self._matches_version_key()} and t.kvsz_end = {HISTORY_OPEN};\n"
+            f"where {self._matches_version_key()} and {self._is_current};\n"
         )
 
-    _LAST_END: ClassVar[str] = f"max(t.kvsz_end) filter (where t.kvsz_end <> {HISTORY_OPEN})"
-    """Where the last closed version of a key ends. A source's clock may have been set back, and a
-    copy closes versions at a time that is near the right one."""
+    @property
+    def _last_end(self) -> str:
+        """Where the last closed version of a key ends. A source's clock may have been set back, and
+        a copy closes versions at a time that is near the right one.
+        """
+        return f"max(t.kvsz_end) filter (where t.kvsz_end < {self._end})"
 
     def _matches_version_key(self) -> str:
         return self._matches((c, f"s.{self.new(c)}") for c in self.plan.version_key)
@@ -316,14 +346,14 @@ end loop;"""
             same_key = self._matches_version_key()
             prelude = (
                 f"select case when count(*) = 0 then {HISTORY_BEGIN} else "
-                f"greatest({since}, {self._LAST_END}) end "
+                f"greatest({since}, {self._last_end}) end "
                 f"from {self.rows} t where {same_key} into streamer_since;\n"
             )
             # Only a key with a deferred check may occur twice, and then the target checks it.
             if self.plan.identity is Identity.KEY:
                 prelude += (
                     f"if exists (select from {self.rows} t where {same_key} "
-                    f"and t.kvsz_end = {HISTORY_OPEN}) then raise exception using "
+                    f"and {self._is_current}) then raise exception using "
                     "errcode = 'unique_violation', "
                     "message = 'an open version of this key is already there', "
                     f"detail = 'Key ' || {self._key_text('s', self.new)}; end if;\n"
@@ -331,13 +361,7 @@ end loop;"""
             begin = "streamer_since"
         elif first:
             begin = HISTORY_BEGIN
-        extra = {"kvsz_start": begin, "kvsz_end": HISTORY_OPEN, "kvsz_deleted": "false"}
-        if self.plan.identity is Identity.NONE:
-            ended = f"s.op = {OP_INSERT_ENDED}"
-            end = f"greatest({begin}, s.mask::timestamptz)"
-            extra["kvsz_end"] = f"case when {ended} then {end} else {HISTORY_OPEN} end"
-            extra["kvsz_deleted"] = ended
-        return prelude + self._insert_row(values, extra) + ";"
+        return prelude + self._insert_row(values, self._times(begin)) + ";"
 
     def _ordered_update(self, partial: bool) -> str:
         if self.plan.identity is Identity.NONE:
@@ -433,7 +457,7 @@ end loop;"""
             deleted = f"not ({self._same_key()})"
             # The new key may have versions of its own, and this one must not overlap them.
             later = (
-                f"\nif {deleted} then select greatest(streamer_since, {self._LAST_END}) "
+                f"\nif {deleted} then select greatest(streamer_since, {self._last_end}) "
                 f"from {rows} t where {self._matches_version_key()} into streamer_since; end if;"
             )
         close = (
@@ -442,7 +466,7 @@ end loop;"""
             f"where {self._AT_FOUND} returning t.kvsz_end, t.tableoid, t.ctid "
             "into streamer_since, streamer_relid, streamer_ctid;"
         )
-        extra = {"kvsz_start": "streamer_since", "kvsz_end": HISTORY_OPEN, "kvsz_deleted": "false"}
+        extra = self._times("streamer_since")
         names = ", ".join(map(quote_identifier, [*self.insert_columns, *extra]))
         sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
         written = ", ".join([*sid, *self._values(partial, "t"), *extra.values()])
@@ -508,7 +532,7 @@ end loop;"""
         if self.plan.type is TableType.HISTORY:
             return (
                 f"update {self.rows} t set kvsz_end = greatest(t.kvsz_start, s.at), "
-                f"kvsz_deleted = true where t.kvsz_end = {HISTORY_OPEN}{self._sid_matches('t')};"
+                f"kvsz_deleted = true where {self._is_current}{self._sid_matches('t')};"
             )
         truncate = self.truncate
         if (deleted_at := self.plan.mapping.rule.deleted_at) is not None:

@@ -4,10 +4,9 @@ Pure.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from itertools import chain, islice
-from typing import Final, Self
+from typing import Final
 
 from streamer.apply.fold import OrderedChange, read_changes
 from streamer.apply.plan import ApplyPlan, Identity
@@ -18,7 +17,6 @@ from streamer.apply.sql.ordered_statements import Statements
 from streamer.apply.sql.statements import (
     OP_DELETE,
     OP_INSERT,
-    OP_INSERT_ENDED,
     OP_TRUNCATE,
     OP_TRUNCATE_RESTART,
     OP_UPDATE,
@@ -40,19 +38,6 @@ from streamer.postgres.binary_values import binary_text
 _SHOWN_MAX: Final = 100
 """Characters of a key's value in a message."""
 _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
-
-
-@dataclass(slots=True)
-class EndedTransaction(Transaction):
-    """That of a version in quarantine which a TRUNCATE has ended since, at ``ended_at``."""
-
-    ended_at: datetime
-
-    @classmethod
-    def of(cls, transaction: Transaction, ended_at: datetime) -> Self:
-        return cls(
-            transaction.xid, transaction.final_lsn, transaction.commit_time, ended_at=ended_at
-        )
 
 
 @dataclass
@@ -80,9 +65,6 @@ class OrderedRun:
         null = constant(None, binary=binary)
         op = _OPS.get(change.kind, OP_TRUNCATE_RESTART if change.restarts else OP_TRUNCATE)
         mask = null
-        if isinstance(transaction, EndedTransaction):
-            op = OP_INSERT_ENDED
-            mask = constant(transaction.ended_at.isoformat(), binary=binary)
         new_positions, old_positions = self._positions
         new = [null] * len(new_positions)
         if change.new is not None:

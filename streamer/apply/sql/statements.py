@@ -24,17 +24,15 @@ OP_UPDATE: Final = 2
 OP_INSERT: Final = 3
 OP_TRUNCATE: Final = 4
 OP_TRUNCATE_RESTART: Final = 5
-OP_INSERT_ENDED: Final = 6
-"""In exact order, a version of a history table that has ended; the mask has the time."""
-OP_CLEAR: Final = 7
+OP_CLEAR: Final = 6
 """In sets, keys whose rows make room for new ones."""
-OP_PROBED_DELETE: Final = 8
-OP_PROBED_UPDATE: Final = 9
+OP_PROBED_DELETE: Final = 7
+OP_PROBED_UPDATE: Final = 8
 """In sets, rows whose keys are looked for before they are changed."""
-OP_UPDATED: Final = 10
-OP_UPDATED_PARTLY: Final = 11
+OP_UPDATED: Final = 9
+OP_UPDATED_PARTLY: Final = 10
 """In sets, rows that lack unchanged values."""
-OP_MOVED: Final = 12
+OP_MOVED: Final = 11
 """In sets, rows whose key changes."""
 
 REFUSED: Final = "streamer_refused"
