@@ -5,8 +5,8 @@ shows the source at the point. So each range is read once on each side, and equa
 rows: no row is read twice. The servers compute the sums; this process sends statements and compares
 numbers, `sync.jobs` ranges at a time.
 
-Where both sides do not sort keys alike, one statement on each side reads the table. Rows fall into
-buckets by a hash of the key's text; without a key, by a hash of the whole row's. Rows outside the
+Where both sides do not sort keys alike, statements read ranges of pages. Rows fall into buckets by
+a hash of the key's text; without a key, by a hash of the whole row's. Rows outside the
 buckets that differ have equal texts on both sides, each as often. So the exchange of the others
 makes the tables equal, even if a type calls two texts of a key equal.
 
@@ -15,10 +15,10 @@ A session of another program that writes to the target meanwhile can hide a diff
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import structlog
 
@@ -35,9 +35,8 @@ from streamer.compare.ranges import (
     count_parts,
     join_buckets,
     split_range,
-    whole_rate,
 )
-from streamer.compare.tables import ComparedTable
+from streamer.compare.tables import ComparedTable, Pages, Sums, add, cut_pages
 from streamer.errors import MappingError, TargetSchemaError
 from streamer.mapping.resync import FoundRows
 from streamer.postgres.key_ranges import KeyRange, join_ranges
@@ -78,12 +77,17 @@ async def find_differences(
         if table is None:
             return None
         began = time.monotonic()
-        if table.is_ordered:
-            with translating(context.label):
+        ranges: list[KeyRange] = []
+        parts: list[_Part] = []
+        with translating(context.label):
+            if table.is_ordered:
                 ranges = await cut_table(reader.source, table, rows, share)
-            readers = [reader]
-            while len(readers) < min(jobs, len(ranges)):
-                readers.append(await _Reader.open(context, snapshot, sessions, share))
+            else:
+                parts = await reader.cut(table, rows)
+        readers = [reader]
+        while len(readers) < min(jobs, max(len(ranges), len(parts))):
+            readers.append(await _Reader.open(context, snapshot, sessions, share))
+        if table.is_ordered:
             count = len(ranges)
             with translating(context.label):
                 joined = join_ranges(await _narrow(table, readers, ranges))
@@ -96,7 +100,9 @@ async def find_differences(
         else:
             count = table.buckets
             with translating(context.label):
-                numbers = await reader.differing_buckets(table, whole_rate(rate, count))
+                numbers = await _differing_buckets(table, readers, parts)
+            if numbers is None:
+                return None
             differing = len(numbers)
             found = _of_buckets(table, numbers)
         log.info(
@@ -188,17 +194,50 @@ async def _read_all(
                 rows = max(here[0], there[0])
                 found.append(_Differing(unit, rows, source_has_more=here[0] >= there[0]))
 
-    tasks = [
-        asyncio.create_task(read(reader), name=f"range reader {number}")
-        for number, reader in enumerate(readers)
-    ]
+    await _run_together(map(read, readers))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Pages of a table of one side, and the ``files`` of the table when it was cut."""
+
+    of_source: bool
+    pages: Pages
+    files: str
+
+
+async def _differing_buckets(
+    table: ComparedTable, readers: Sequence["_Reader"], parts: list[_Part]
+) -> set[int] | None:
+    """Read *parts*, several at a time; return the buckets whose rows differ. None if a table was
+    written anew meanwhile, because its rows are on other pages since.
+    """
+    waiting = sorted(parts, key=lambda part: part.pages.first, reverse=True)
+    sums: dict[bool, Sums] = {True: {}, False: {}}
+
+    async def read(reader: "_Reader") -> None:
+        while waiting:
+            part = waiting.pop()
+            add(sums[part.of_source], await reader.sums(table, part))
+
+    await _run_together(map(read, readers))
+    for part in (parts[0], parts[-1]):
+        if (await readers[0].size(table, of_source=part.of_source))["files"] != part.files:
+            return None
+    here, there = sums[True], sums[False]
+    return {bucket for bucket in here.keys() | there if here.get(bucket) != there.get(bucket)}
+
+
+async def _run_together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run *work* at a time, and end all of it with the first failure."""
+    tasks = [asyncio.create_task(each, name=f"range reader {n}") for n, each in enumerate(work)]
     try:
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    return found
 
 
 class _Reader:
@@ -237,20 +276,39 @@ class _Reader:
             await asyncio.sleep(max(0.0, here[0] / self._rate - (time.monotonic() - began)))
         return here, there
 
-    async def differing_buckets(self, table: ComparedTable, rate: float | None) -> set[int]:
-        """Read the whole table on both sides; return the buckets whose rows differ."""
-        looks = [
-            f"select d.* from ({table.digest_sql(side, KeyRange(), rate)}) d (b, n, h1, h2)"
-            for side in (table.source, table.target)
-        ]
-        if rate is not None:  # each worker of a parallel plan would have the rate for itself
-            await self.source.execute("set local max_parallel_workers_per_gather = 0")
-            await self.target.execute("set max_parallel_workers_per_gather = 0")
-        sides = await asyncio.gather(
-            fetch_all(self.source, looks[0].encode()), self.target.fetch(looks[1])
+    async def cut(self, table: ComparedTable, rows: int) -> list[_Part]:
+        """Cut the pages of both sides; those of the source come first."""
+        parts: list[_Part] = []
+        for of_source in (True, False):
+            size = await self.size(table, of_source=of_source)
+            rate = self._rate if of_source else None
+            pages = cut_pages(size["pages"], size["bytes"], size["version"], rows, rate)
+            parts += [_Part(of_source, each, size["files"]) for each in pages]
+        return parts
+
+    async def size(self, table: ComparedTable, *, of_source: bool) -> Mapping[str, Any]:
+        side = table.source if of_source else table.target
+        (row,) = await self._fetch(table.size_sql(side), of_source=of_source)
+        return row
+
+    async def sums(self, table: ComparedTable, part: _Part) -> Sums:
+        """Return the number of rows and two sums over their hashes, by bucket."""
+        began = time.monotonic()
+        side = table.source if part.of_source else table.target
+        sql = table.digest_sql(side, KeyRange(), pages=part.pages)
+        rows = await self._fetch(
+            f"select d.* from ({sql}) d (b, n, h1, h2)", of_source=part.of_source
         )
-        here, there = ({r["b"]: (r["n"], r["h1"], r["h2"]) for r in side} for side in sides)
-        return {bucket for bucket in here.keys() | there if here.get(bucket) != there.get(bucket)}
+        found = {row["b"]: (row["n"], int(row["h1"]), int(row["h2"])) for row in rows}
+        if self._rate is not None and part.of_source:
+            number = sum(n for n, _, _ in found.values())
+            await asyncio.sleep(max(0.0, number / self._rate - (time.monotonic() - began)))
+        return found
+
+    async def _fetch(self, sql: str, *, of_source: bool) -> Sequence[Mapping[str, Any]]:
+        if of_source:
+            return await fetch_all(self.source, sql.encode())
+        return await self.target.fetch(sql)
 
     async def _of_source(self, sql: str) -> tuple[int, str, str]:
         cursor = await self.source.execute(f"select d.* from ({sql}) d (b, n, h1, h2)".encode())
@@ -263,6 +321,4 @@ class _Reader:
 
     async def keys(self, sql: str, *, of_source: bool) -> list[tuple[str, ...]]:
         """Return the keys that *sql* finds."""
-        rows = await fetch_all(self.source, sql.encode()) if of_source else []
-        found = rows if of_source else await self.target.fetch(sql)
-        return [tuple(row["k"]) for row in found]
+        return [tuple(row["k"]) for row in await self._fetch(sql, of_source=of_source)]

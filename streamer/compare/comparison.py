@@ -20,7 +20,13 @@ import structlog
 from streamer.compare.change_marks import tables_sql
 from streamer.compare.compared_tables import TableFacts, build_table
 from streamer.compare.hashes import PROBE_SQL, HashKind, choose_hash
-from streamer.compare.ranges import count_buckets, count_ranges, sampled_percent, split_range
+from streamer.compare.ranges import (
+    count_buckets,
+    count_page_readers,
+    count_ranges,
+    sampled_percent,
+    split_range,
+)
 from streamer.compare.readings import ComparisonEnds, Unit
 from streamer.compare.table_definitions import read_differences
 from streamer.compare.tables import ComparedTable
@@ -389,8 +395,9 @@ class Comparison:
                 done=len(record.ranges) - len(left),
             )
         size_bytes = sum(one.size_bytes for one in found)
+        by_pages = [one.size_bytes for one in found if one.table and not one.table.is_ordered]
         async with passwords_kept(self._target_url, *self._source_urls):
-            results = await self._run_job(tables, record, left, size_bytes)
+            results = await self._run_job(tables, record, left, size_bytes, by_pages)
         by_id = {one.record.relation_id: one.result for one in found}
         for one in found:
             assert one.table is not None
@@ -451,8 +458,10 @@ class Comparison:
         record: ComparisonRecord,
         left: list[RangeRecord],
         size_bytes: int,
+        by_pages: list[int],
     ) -> list[dict[str, Any]]:
         options = self._options
+        page_readers, more = count_page_readers(by_pages, options.jobs)
         ends = ComparisonEnds(await login_of_target(self._target_url), self._sources)
         units = [Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper)).to_row() for r in left]
         report = options.report
@@ -464,7 +473,10 @@ class Comparison:
                 "ends": ends.to_json(),
                 "size_bytes": size_bytes,
                 "jobs": options.jobs,
-                "rows_per_second": task_rate(options.rows_per_second, options.jobs, len(units)),
+                "page_readers": page_readers,
+                "rows_per_second": task_rate(
+                    options.rows_per_second, options.jobs + more, len(units) + more
+                ),
                 "comparison_id": record.comparison_id,
                 "seconds": options.seconds,
                 "values": options.with_values or options.sql is not None,

@@ -278,7 +278,11 @@ class _UnitReader:
         name = "streamer verify" if job.get("is_background") else "streamer compare"
         self._servers = Servers(self._ends, name)
         self._ranges = RangeReader(
-            self._tables, self._servers, job["rows_per_second"], job["comparison_id"]
+            self._tables,
+            self._servers,
+            job["rows_per_second"],
+            job["comparison_id"],
+            job["page_readers"],
         )
         self._judging = KeyJudging(self._servers, seconds=job["seconds"], with_values=job["values"])
 

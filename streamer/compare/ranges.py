@@ -83,6 +83,17 @@ def count_page_parts(
     return max(1, min(wanted, pages, RANGES_MAX))
 
 
+def count_page_readers(sizes_bytes: Iterable[int], jobs: int) -> tuple[int, int]:
+    """Return how many statements at a time read a table page by page. The second number is that of
+    all such statements beyond one for each table.
+
+    *sizes_bytes*: of the tables that are read page by page.
+    """
+    large = sum(size > PAGES_BYTES for size in sizes_bytes)
+    count = max(1, jobs // max(1, large))
+    return count, large * (count - 1)
+
+
 def count_parts(rows: int) -> int:
     """Return the number of parts for a range of *rows* that differs."""
     return max(2, min(-(-rows // FETCH_ROWS), PARTS_MAX))

@@ -12,13 +12,15 @@ snapshot shows position and rows.
 import heapq
 import itertools
 import json
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import psycopg
 
@@ -32,13 +34,11 @@ from streamer.compare.judge import (
 )
 from streamer.compare.ranges import (
     BUCKET_ROWS,
-    TID_RANGES_MIN,
-    count_page_parts,
     count_parts,
     split_range,
     whole_rate,
 )
-from streamer.compare.tables import ALL_PAGES, ComparedTable, Pages
+from streamer.compare.tables import ALL_PAGES, ComparedTable, Pages, Sums, add, cut_pages
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.owned_directory import read_private
@@ -57,6 +57,7 @@ from streamer.source.wal_end import (
 from streamer.sync.copy_parts import Pace, PassingError, connect
 
 Connection = psycopg.Connection[Any]
+T = TypeVar("T")
 
 BATCH_KEYS: Final = 2000
 """How many keys a task judges at a time."""
@@ -118,6 +119,7 @@ class Servers:
         self._stack = ExitStack()
         self._sources: dict[int, Connection] = {}
         self._target: Connection | None = None
+        self._more: list[Servers] = []
 
     def __enter__(self) -> Self:
         return self
@@ -128,8 +130,16 @@ class Servers:
     def close(self) -> None:
         self._stack.close()
 
+    def more(self, count: int) -> "list[Servers]":
+        """Return *count* other sets of connections, which end with these."""
+        while len(self._more) < count:
+            self._more.append(self._stack.enter_context(Servers(self._ends, self._name)))
+        return self._more[:count]
+
     def cancel(self) -> None:
         """Cancel the statements that run. Another thread may call this."""
+        for servers in self._more:
+            servers.cancel()
         for opened in (*self._sources.values(), self._target):
             if opened is not None:
                 with suppress(psycopg.Error):
@@ -234,14 +244,9 @@ def _page_parts(
         yield ALL_PAGES
         return
     _, pages, size, version, _ = _read_size(table, side, connection)
-    lists = version < TID_RANGES_MIN
-    count = count_page_parts(pages, size, table.buckets * BUCKET_ROWS, rate, lists_places=lists)
-    if count == 1:
-        yield ALL_PAGES
-        return
-    for number in range(count):
-        first, end = number * pages // count, (number + 1) * pages // count
-        yield Pages(first, end if lists or number < count - 1 else None, lists)
+    parts = cut_pages(pages, size, version, table.buckets * BUCKET_ROWS, rate)
+    yield from parts
+    lists = parts[-1].lists_places
     while lists and (now := _read_size(table, side, connection)[1]) > pages:
         yield Pages(pages, now, lists)
         pages = now
@@ -249,6 +254,24 @@ def _page_parts(
 
 Digests = dict[int, tuple[int, str, str]]
 """Rows and the two sums, by bucket."""
+
+
+class _Shared(Iterator[T]):
+    """Items that several threads take, each item once."""
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items = items
+        self._lock = threading.Lock()
+
+    def __next__(self) -> T:
+        with self._lock:
+            return next(self._items)
+
+    def stop(self) -> None:
+        """Leave the remaining items alone."""
+        with self._lock:
+            self._items = iter(())
+
 
 DigestRow = tuple[int, int, list[str] | None, list[str] | None, int, int, int, str, str, str | None]
 """A unit's relation, number and bounds; bucket, side, rows and two sums; or an error."""
@@ -263,12 +286,15 @@ class RangeReader:
         servers: Servers,
         rows_per_second: float | None,
         comparison_id: int,
+        page_readers: int = 1,
     ) -> None:
+        """*page_readers*: how many statements read a table page by page at a time."""
         self._tables = tables
         self._servers = servers
         self._rows_per_second = rows_per_second
         self._pace = Pace(rows_per_second)
         self._comparison_id = comparison_id
+        self._page_readers = page_readers
 
     def digest(self, unit: Unit, *, is_first: bool) -> Iterator[DigestRow]:
         """Yield the digests of a range on both sides. An equal first range goes into the ledger."""
@@ -292,13 +318,43 @@ class RangeReader:
     def _digest_side(self, table: ComparedTable, unit: Unit, side: int) -> Digests:
         connection = self._servers.of(table, side)
         limit = self._rows_per_second if side == SOURCE else None
-        found: dict[int, tuple[int, int, int]] = {}
-        files = None
-        for pages in _page_parts(table, side, connection, limit):
+        parts = _page_parts(table, side, connection, limit)
+        first = next(parts)
+        if first == ALL_PAGES:
+            found = self._add_up(table, unit, side, iter([first]))
+        else:
+            files = _read_size(table, side, connection)[-1]
+            found = self._add_up_pages(table, unit, side, _Shared(itertools.chain([first], parts)))
+            if _read_size(table, side, connection)[-1] != files:
+                raise PassingError(
+                    f'the pages of "{table.source_name}" were written anew meanwhile'
+                )
+        return {bucket: (n, str(one), str(two)) for bucket, (n, one, two) in found.items()}
+
+    def _add_up_pages(
+        self, table: ComparedTable, unit: Unit, side: int, parts: "_Shared[Pages]"
+    ) -> Sums:
+        """Let several threads read *parts*, each with connections of its own."""
+        others = self._servers.more(self._page_readers - 1)
+        rate, of = self._rows_per_second, self._comparison_id
+        readers = [self, *(RangeReader(self._tables, each, rate, of) for each in others)]
+        with ThreadPoolExecutor(len(readers)) as pool:
+            running = [pool.submit(each._add_up, table, unit, side, parts) for each in readers]
+            found: Sums = {}
+            try:
+                for each in running:
+                    add(found, each.result())
+            finally:
+                parts.stop()
+        return found
+
+    def _add_up(self, table: ComparedTable, unit: Unit, side: int, parts: Iterator[Pages]) -> Sums:
+        connection = self._servers.of(table, side)
+        limit = self._rows_per_second if side == SOURCE else None
+        found: Sums = {}
+        for pages in parts:
             rate = None
-            if pages != ALL_PAGES:
-                files = files or _read_size(table, side, connection)[-1]
-            elif not table.is_ordered:
+            if pages == ALL_PAGES and not table.is_ordered:
                 rate = whole_rate(limit, table.buckets)
             if side == SOURCE:
                 self._pace.begin(is_throttled=self._is_throttled(table))
@@ -308,14 +364,10 @@ class RangeReader:
                 if rate is not None:  # each worker of a parallel plan would have the rate to itself
                     connection.execute("set local max_parallel_workers_per_gather = 0")
                 rows = connection.execute(sql.encode()).fetchall()
-            for bucket, count, first, second in rows:
-                sums = found.get(bucket, (0, 0, 0))
-                found[bucket] = (sums[0] + count, sums[1] + int(first), sums[2] + int(second))
+            add(found, {b: (n, int(one), int(two)) for b, n, one, two in rows})
             if side == SOURCE:
                 self._pace.wait(sum(row[1] for row in rows), time.monotonic() - began)
-        if files is not None and _read_size(table, side, connection)[-1] != files:
-            raise PassingError(f'the pages of "{table.source_name}" were written anew meanwhile')
-        return {bucket: (n, str(one), str(two)) for bucket, (n, one, two) in found.items()}
+        return found
 
     def _is_throttled(self, table: ComparedTable) -> bool:
         row = self._servers.target.execute(

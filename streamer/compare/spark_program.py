@@ -194,6 +194,7 @@ class _Comparison:
                 ends=self._ends,
                 rows_per_second=self._job["rows_per_second"],
                 comparison_id=self._job["comparison_id"],
+                page_readers=self._job["page_readers"],
                 is_first=is_first,
             )
         )

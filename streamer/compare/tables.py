@@ -8,6 +8,7 @@ Both servers write rows with the columns of the target, in the same order
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, Self
 
 from streamer.compare.hashes import (
@@ -18,10 +19,9 @@ from streamer.compare.hashes import (
     prepared_sql,
     value_sql,
 )
+from streamer.compare.ranges import TID_RANGES_MIN, count_page_parts
 from streamer.postgres.key_ranges import KeyRange, range_sql
 from streamer.postgres.quoting import quote_literal
-
-#  KeyRange, range_sql
 
 
 class Pages(NamedTuple):
@@ -37,6 +37,36 @@ class Pages(NamedTuple):
 
 
 ALL_PAGES: Final = Pages()
+
+
+def cut_pages(
+    pages: int, size_bytes: int, version: int, rows: int, rate: float | None
+) -> list[Pages]:
+    """Cut the *pages* of a table for statements of bounded time. The last part is open: the table
+    may grow meanwhile.
+
+    *size_bytes*: with the values outside of its pages. *version*: of the server. *rows*: of the
+    table, about; *rate*: those per second.
+    """
+    lists = version < TID_RANGES_MIN
+    count = count_page_parts(pages, size_bytes, rows, rate, lists_places=lists)
+    if count == 1:
+        return [ALL_PAGES]
+    bounds = [number * pages // count for number in range(count + 1)]
+    parts = [Pages(first, end, lists) for first, end in pairwise(bounds)]
+    return parts if lists else [*parts[:-1], parts[-1]._replace(end=None)]
+
+
+Sums = dict[int, tuple[int, int, int]]
+"""The number of rows and two sums over their hashes, by bucket."""
+
+
+def add(found: Sums, more: Sums) -> None:
+    """Add to *found* the sums of other rows."""
+    for bucket, (count, first, second) in more.items():
+        n, one, two = found.get(bucket, (0, 0, 0))
+        found[bucket] = n + count, one + first, two + second
+
 
 _PLACE: Final = "t.tableoid::text || ' ' || t.ctid::text || ' ' || t.xmin::text as place"
 

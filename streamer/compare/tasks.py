@@ -34,11 +34,12 @@ def digest_units(
     ends: Ends,
     rows_per_second: float | None,
     comparison_id: int,
+    page_readers: int,
     *,
     is_first: bool,
 ) -> Iterator[DigestRow]:
     with Servers(ComparisonEnds.read(ends)) as servers:
-        reader = RangeReader(tables, servers, rows_per_second, comparison_id)
+        reader = RangeReader(tables, servers, rows_per_second, comparison_id, page_readers)
         for row in rows:
             yield from reader.digest(Unit.from_row(row), is_first=is_first)
 

@@ -21,11 +21,12 @@ from structlog.testing import capture_logs
 from streamer.commands import compare as compare_command
 from streamer.commands import requests
 from streamer.commands.embedded import Server
-from streamer.compare import comparison, local_program, ranges, readings, spark_program
+from streamer.compare import comparison, local_program, ranges, spark_program
+from streamer.compare import tables as tables_module
 from streamer.compare.comparison import ComparisonScope, TableResult
 from streamer.compare.local_launcher import LocalProcess
 from streamer.compare.readings import DigestRow, RangeReader, Unit
-from streamer.compare.tables import ALL_PAGES, ComparedTable
+from streamer.compare.tables import ALL_PAGES, ComparedTable, cut_pages
 from streamer.errors import MappingError
 from streamer.mapping.resync import Mode, Resync
 from streamer.source import distant_keys
@@ -645,7 +646,7 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
     monkeypatch.setattr(distant_keys, "INDEXED_BYTES_MAX", 0)
     monkeypatch.setattr(ranges, "PAGES_BYTES", 65_536)
     monkeypatch.setattr(ranges, "LISTED_BYTES", 65_536)
-    monkeypatch.setattr(readings, "TID_RANGES_MIN", version)
+    monkeypatch.setattr(tables_module, "TID_RANGES_MIN", version)
     jobs: list[dict[str, Any]] = []
     read: list[tuple[str, Any]] = []
     statements: list[str] = []
@@ -655,8 +656,13 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
         jobs.append(job)
         return run(job)
 
+    both_read = threading.Barrier(2)
+    numbers = itertools.count()
+
     def note(self: ComparedTable, *arguments: Any, pages: Any = ALL_PAGES) -> str:
         read.append((self.source_name, pages))
+        if self.source_name == "public.heap" and next(numbers) < 2:
+            both_read.wait(30)  # for the other one of two sessions
         statements.append(digest_sql(self, *arguments, pages=pages))
         return statements[-1]
 
@@ -665,7 +671,7 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
     names = ("narrow", "heap", "scattered")
     async with stream("\n".join(f"{name}: {{initial: none}}" for name in names)) as streamer:
         await streamer.caught_up()
-        found = await compare(streamer)
+        found = await compare(streamer, jobs=4)
     assert {n: (r.rows_source, r.missing, r.different) for n, r in found.items()} == {
         "narrow": (300_000, 0, 0),
         "heap": (3000, 1, 0),
@@ -689,3 +695,30 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
     if version == 99_00_00:
         listed = next(statement for statement in statements if "ctid = any" in statement)
         assert "Tid Scan" in str(source.execute(f"explain {listed}"))
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_spark_reads_a_table_without_ranges_page_by_page(
+    stream: MakeStreamer,
+    compare: Compare,
+    source: Database,
+    target: Database,
+    spark_context: SparkContext,
+) -> None:
+    """Workers have the bounds of the program, so the table has wide values outside of its pages."""
+    for db in (source, target):
+        db.execute(
+            "create table heap (n int, filler char(3000), wide text);"
+            "alter table heap alter filler set storage plain, alter wide set storage external;"
+            "insert into heap select g, '', repeat('v', 1000000) from generate_series(1, 140) g"
+        )
+    target.execute("delete from heap where n = 139; update heap set wide = 'w' where n = 3")
+    size = int(str(source.value("select pg_table_size('heap')")))
+    assert len(cut_pages(70, size, 14_00_00, 140, None)) == 3
+    async with stream("heap: {initial: none}") as streamer:
+        await streamer.caught_up()
+        found = (await compare(streamer, spark=spark_context))["heap"]
+    assert (found.rows_source, found.rows_target) == (140, 139)
+    assert (found.missing, found.extra) == (2, 1)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from streamer.commands.requests import request
+from streamer.compare import at_point, ranges, tables
+from streamer.compare.tables import ALL_PAGES, ComparedTable, Pages
 from streamer.postgres.secret import Secret
 from streamer.sync import hand_over
 from streamer.sync.snapshot import HeldSnapshot
@@ -184,6 +186,45 @@ async def test_rows_without_a_key_and_names_of_all_kinds(
         assert_same(source, target, HOSTILE, own)
         assert target.value(f"select count(*) from {HOSTILE} where sid = 'us'") == 1
         assert (target.execute(kept) == before) == (mode == "diff")
+
+
+@pytest.mark.parametrize("version", [14_00_00, 99_00_00])
+@streams(
+    "t:",
+    source="create table t (id int, v text);"
+    " insert into t select g % 2900, repeat('v', 100) from generate_series(1, 3000) g",
+)
+async def test_several_sessions_read_the_pages_of_a_table_without_ranges(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    read: list[tuple[int, Pages]] = []
+    digest_sql, sums = ComparedTable.digest_sql, at_point._Reader.sums
+    both_read = asyncio.Barrier(2)
+
+    def note(self: ComparedTable, *arguments: Any, pages: Pages = ALL_PAGES) -> str:
+        read.append((arguments[0] is self.source, pages))
+        return digest_sql(self, *arguments, pages=pages)
+
+    async def meet(self: Any, *arguments: Any) -> Any:
+        if len(read) < 2:
+            await asyncio.wait_for(both_read.wait(), 30)
+        return await sums(self, *arguments)
+
+    monkeypatch.setattr(ranges, "PAGES_BYTES", 65_536)
+    monkeypatch.setattr(ranges, "LISTED_BYTES", 65_536)
+    monkeypatch.setattr(tables, "TID_RANGES_MIN", version)
+    monkeypatch.setattr(ComparedTable, "digest_sql", note)
+    monkeypatch.setattr(at_point._Reader, "sums", meet)
+    target.execute("delete from t where id = 2000; update t set v = 'x' where id = 7")
+    before = set(target.execute("select id, xmin::text, ctid::text from t"))
+    await resync(shared, mode="diff")
+    assert_same(source, target, "t")
+    for side in (True, False):
+        assert len({pages for of_source, pages in read if of_source is side} - {ALL_PAGES}) > 2
+    after = set(target.execute("select id, xmin::text, ctid::text from t"))
+    assert len(after - before) < 100
 
 
 @streams(

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.commands.check.copies import copy_lines
+from streamer.commands.check import copies
 from streamer.mapping.chunks import ChunkedCopy, in_bytes
 from streamer.mapping.names import RelationName
 from streamer.source.catalog import SourceRelation
 from streamer.source.chunk_columns import chunk_columns
 from streamer.sync.chunks import chunk_bytes
-from tests.unit.build import source_column, source_relation
+from tests.unit.build import relation_mapping, source_column, source_relation
 
 COLUMNS = (
     source_column("tenant", "integer"),
@@ -90,6 +90,11 @@ def test_a_key_whose_neighbours_are_in_distant_pages_makes_no_chunks() -> None:
     )
 
 
+def test_check_names_it_whatever_its_size_is() -> None:
+    planned = copies._planned(table("id"), relation_mapping(), 10 * GIB, (), is_distant=True)
+    assert (planned.in_one_piece, planned.is_distant) == (None, True)
+
+
 def test_text_that_is_ordered_by_bytes_makes_chunks() -> None:
     found = chunk_columns(table("name", "id"), NAMES, {"name"})
     assert found == (("name", "text"), ("id", "uuid"))
@@ -117,12 +122,14 @@ def test_chunks_grow_so_that_a_table_of_any_size_has_few(size: int, total: int) 
 
 def test_the_order_of_copies_names_large_tables_and_why_one_is_not_in_chunks() -> None:
     tables = [
-        {"source": "a", "in_chunks": False, "in_one_piece": None},
-        {"source": "b", "in_chunks": True, "in_one_piece": None},
-        {"source": "c", "in_chunks": False, "in_one_piece": "it has no key"},
+        {"source": "a", "in_chunks": False, "in_one_piece": None, "is_distant": False},
+        {"source": "b", "in_chunks": True, "in_one_piece": None, "is_distant": False},
+        {"source": "c", "in_chunks": False, "in_one_piece": "it has no key", "is_distant": False},
+        {"source": "d", "in_chunks": False, "in_one_piece": None, "is_distant": True},
     ]
-    copies = [{"label": "shop", "size_bytes": 1, "seconds": 1, "tables": tables}]
-    assert list(copy_lines(copies, 4))[2:] == [
+    planned = [{"label": "shop", "size_bytes": 1, "seconds": 1, "tables": tables}]
+    assert list(copies.copy_lines(planned, 4))[2:] == [
         "     b: in chunks (sync.resumable_above)",
         "     c: not in chunks, because it has no key",
+        "     d: compared page by page, because neighbours of its key are far apart",
     ]

@@ -1,5 +1,7 @@
 """Ranges of keys and their SQL."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,6 +9,7 @@ from streamer.compare.hashes import HashKind, choose_hash
 from streamer.compare.ranges import (
     BUCKET_ROWS,
     BUCKETS_MAX,
+    PAGES_BYTES,
     PARTITION_ROWS,
     PARTS_MAX,
     RANGE_ROWS,
@@ -14,6 +17,7 @@ from streamer.compare.ranges import (
     WHOLE_SECONDS_MAX,
     count_buckets,
     count_page_parts,
+    count_page_readers,
     count_partitions,
     count_parts,
     count_ranges,
@@ -22,6 +26,7 @@ from streamer.compare.ranges import (
     split_range,
     whole_rate,
 )
+from streamer.compare.tables import cut_pages
 from streamer.postgres.key_ranges import KeyRange, join_ranges, range_sql
 
 
@@ -111,3 +116,19 @@ def test_parts_of_pages_are_bounded(pages: int, size: int, rows: int, rate: floa
     count = count_page_parts(pages, size, rows, rate)
     assert 1 <= count <= max(1, min(pages, RANGES_MAX))
     assert count_page_parts(pages, size, rows, None) <= count
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**12), st.sampled_from([13_00_00, 14_00_00]))
+def test_parts_of_pages_leave_no_page_out(pages: int, size: int, version: int) -> None:
+    parts = cut_pages(pages, size, version, 0, None)
+    assert parts[0].first == 0
+    assert all(one.end == other.first for one, other in pairwise(parts))
+    assert parts[-1].end in (None, pages)
+
+
+@given(st.lists(st.sampled_from([1, PAGES_BYTES, 10 * PAGES_BYTES])), st.integers(1, 64))
+def test_page_readers_at_most_double_the_statements(sizes: list[int], jobs: int) -> None:
+    count, more = count_page_readers(sizes, jobs)
+    assert count >= 1
+    assert 0 <= more < jobs
+    assert count == jobs or sum(size > PAGES_BYTES for size in sizes) > 1

@@ -28,6 +28,8 @@ class PlannedTable:
     """Its copy continues at the next chunk if it is interrupted."""
     in_one_piece: str | None = None
     """Why it does not, although the table is larger than `sync.resumable_above`."""
+    is_distant: bool = False
+    """The table is large, and neighbours of its key are in distant pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ def _planned(
         relation.row_count_estimate,
         relation.size_bytes,
         mapping.rule.priority,
+        is_distant=is_distant,
     )
     if relation.size_bytes <= resumable_above:
         return planned
@@ -145,3 +148,6 @@ def copy_lines(copies: Sequence[Mapping[str, Any]], sources_at_once: int) -> Ite
             elif table["in_one_piece"]:
                 reason = table["in_one_piece"]
                 yield f"     {table['source']}: not in chunks, because {reason}"
+            elif table["is_distant"]:
+                reason = "neighbours of its key are far apart"
+                yield f"     {table['source']}: compared page by page, because {reason}"
