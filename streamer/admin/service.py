@@ -11,7 +11,7 @@ In static mode the same is there for reading: the YAML's sources in a store in m
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -598,7 +598,7 @@ class AdminService:
             rows, total = await self.reads.get(("quarantine", choice, limit), TARGET, read)
         except MappingError:  # streamer streams no such table, so it has none in quarantine
             rows, total = [], 0
-        return {"items": [_redacted(row.to_json()) for row in rows], "total": total}
+        return {"items": [_redacted(asdict(row)) for row in rows], "total": total}
 
     async def conflicts(self, scope: Scope, limit: int) -> Row:
         """Return the newest conflicts. Raises TargetError, InvalidError."""
@@ -610,7 +610,7 @@ class AdminService:
             )
         except MappingError as exc:
             raise InvalidError(exc.message, hint=exc.hint) from None
-        return {"items": [_redacted(each.to_json()) for each in found]}
+        return {"items": [_redacted(asdict(each)) for each in found]}
 
     async def ask_quarantine(self, action: str, choice: Choice, actor: str) -> list[Row]:
         """Ask for retry or drop; return of which tables, and how many changes. Raises

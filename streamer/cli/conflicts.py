@@ -3,10 +3,9 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from streamer.cli.options import DatabaseOption, JsonOption, SidOption
-from streamer.cli.terminal import load, print_json, run_to_end
+from streamer.cli.terminal import load, run_to_end, show
 from streamer.commands import conflicts as conflicts_command
 from streamer.commands.scope import Scope
 from streamer.target.connection import TargetAddress
@@ -32,9 +31,4 @@ def conflicts(
     address = TargetAddress.parse(settings.target.url)
     scope = Scope(tuple(tables or ()), database, sid)
     found = run_to_end(conflicts_command.read_conflicts(address, scope, limit))
-    if as_json:
-        print_json({"conflicts": [conflict.to_json() for conflict in found]})
-    elif found:
-        conflicts_command.render(found, Console())
-    else:
-        typer.echo("no conflicts")
+    show(conflicts_command.LISTING, found, as_json=as_json)

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from streamer.cli.options import DatabaseOption, JsonOption, SidOption, TableArgument, example
-from streamer.cli.terminal import fail, load, print_json, run_to_end
+from streamer.cli.terminal import fail, load, print_json, run_to_end, show
 from streamer.commands import ddl as ddl_command
 from streamer.target.connection import TargetAddress
 
@@ -31,12 +30,7 @@ def list_ddl(
     settings, _ = load()
     address = TargetAddress.parse(settings.target.url)
     records = run_to_end(ddl_command.read_records(address, database, sid, with_done=with_done))
-    if as_json:
-        print_json({"ddl": [record.to_json() for record in records]})
-    elif records:
-        ddl_command.render(records, Console())
-    else:
-        typer.echo("no change to a definition waits for a decision")
+    show(ddl_command.LISTING, records, as_json=as_json)
 
 
 def _decide(

@@ -1,12 +1,12 @@
 """Commands about the mapping: of the process that runs, or of the file."""
 
 import asyncio
+import operator
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.cells import cell_len, set_cell_size
 
 from streamer.cli.options import (
     MAPPING,
@@ -16,7 +16,8 @@ from streamer.cli.options import (
     UrlOption,
     example,
 )
-from streamer.cli.terminal import GLOBALS, fail, print_json, run_to_end
+from streamer.cli.terminal import GLOBALS, fail, print_json, run_to_end, show
+from streamer.commands.listing import Listing, ListingColumn
 from streamer.config import static
 from streamer.config.yaml_file import read_text
 from streamer.mapping.rules import Mapping, SourceLabel
@@ -49,20 +50,8 @@ def _ask(url: str | None, work: "Callable[[MappingClient], Coroutine[Any, Any, T
     return run_to_end(ask())
 
 
-def _print_rows(
-    rows: list[dict[str, Any]], columns: list[str], *, as_json: bool, if_empty: str
-) -> None:
-    if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        typer.echo(if_empty)
-        return
-    cells = [columns, *([str(row[c] or "") for c in columns] for row in rows)]
-    widths = [max(cell_len(line[n]) for line in cells) for n in range(len(columns))]
-    for line in cells:
-        padded = (set_cell_size(cell, widths[n]) for n, cell in enumerate(line))
-        typer.echo("  ".join(padded).rstrip())
+def _fields(*names: str) -> list[ListingColumn[dict[str, Any]]]:
+    return [ListingColumn(name, operator.itemgetter(name)) for name in names]
 
 
 def _from_stdin(text: str | None, what: str) -> str | None:
@@ -93,13 +82,12 @@ def _said(what: str, *, as_json: bool, row: Any = None) -> None:
 def list_sources(url: UrlOption = None, as_json: JsonOption = False) -> None:
     """List the source databases of the draft."""
     rows = _ask(url, lambda client: client.rows("url", {}))
-    _print_rows(
-        rows,
-        ["id", "database", "sid", "url"],
-        as_json=as_json,
-        if_empty="no source databases; add one with streamer sources add DATABASE URL, or import a "
-        "configuration file with streamer import FILE",
+    nothing = (
+        "no source databases; add one with streamer sources add DATABASE URL, or import a "
+        "configuration file with streamer import FILE"
     )
+    listing = Listing(None, _fields("id", "database", "sid", "url"), nothing)
+    show(listing, rows, as_json=as_json)
 
 
 @sources.command(
@@ -194,12 +182,9 @@ def list_tables(
     """List the tables of the draft."""
     filters = {} if database is None else {"database": database}
     rows = _ask(url, lambda client: client.rows("table", filters))
-    _print_rows(
-        rows,
-        ["id", "database", "schema", "name", "target", "type"],
-        as_json=as_json,
-        if_empty="no tables; add one, or a pattern, with streamer tables add DATABASE TABLE",
-    )
+    nothing = "no tables; add one, or a pattern, with streamer tables add DATABASE TABLE"
+    columns = _fields("id", "database", "schema", "name", "target", "type")
+    show(Listing(None, columns, nothing), rows, as_json=as_json)
 
 
 @tables.command("add", epilog=example("streamer tables add shop orders --type history"))

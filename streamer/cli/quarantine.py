@@ -3,10 +3,9 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from streamer.cli.options import DatabaseOption, JsonOption, SidOption, example
-from streamer.cli.terminal import fail, load, print_json, run_to_end
+from streamer.cli.terminal import fail, load, print_json, run_to_end, show
 from streamer.commands import quarantine as quarantine_command
 from streamer.target.connection import TargetAddress
 
@@ -40,12 +39,7 @@ def list_quarantine(
     choice = quarantine_command.Choice(table, database, sid)
     address = TargetAddress.parse(settings.target.url)
     rows = run_to_end(quarantine_command.read_rows(address, choice, limit))
-    if as_json:
-        print_json({"rows": [row.to_json() for row in rows]})
-    elif rows:
-        quarantine_command.render_rows(rows, Console())
-    else:
-        typer.echo("no changes are in quarantine")
+    show(quarantine_command.LISTING, rows, as_json=as_json)
 
 
 def _ask_quarantine(action: str, choice: quarantine_command.Choice, as_json: bool) -> None:

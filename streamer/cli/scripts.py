@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from streamer.cli.options import DatabaseOption, JsonOption, SidOption
-from streamer.cli.terminal import fail, load, print_json, run_to_end
+from streamer.cli.terminal import fail, load, print_json, run_to_end, show
 from streamer.commands import execute as execute_command
 from streamer.config.settings import Settings
 from streamer.errors import StreamerError
@@ -137,14 +135,4 @@ def _print_change(action: str, script_id: str, as_json: bool) -> None:
 
 def _list(address: TargetAddress, sources: list[SourceMapping], as_json: bool) -> None:
     results = run_to_end(execute_command.list_scripts(address, sources))
-    if as_json:
-        print_json({"scripts": [result.to_json() for result in results]})
-        return
-    table = Table(box=None, pad_edge=False)
-    for name in ("source", "id", "on", "state", "lsn", "error"):
-        table.add_column(name)
-    for result in results:
-        fields = result.to_json()
-        names = ("id", "on", "state", "lsn", "error")
-        table.add_row(result.label, *(str(fields[name] or "") for name in names))
-    Console(markup=False).print(table)
+    show(execute_command.LISTING, results, as_json=as_json)

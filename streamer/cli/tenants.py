@@ -5,10 +5,9 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 
 from streamer.cli.options import DatabaseOption, JsonOption, SidOption, UrlOption, example
-from streamer.cli.terminal import GLOBALS, fail, load, print_json, run_to_end
+from streamer.cli.terminal import GLOBALS, fail, load, print_json, run_to_end, show
 from streamer.commands.requests import command_actor
 from streamer.commands.scope import Scope
 from streamer.commands.tenants import listing
@@ -39,12 +38,7 @@ def list_tenants(database: DatabaseOption = None, as_json: JsonOption = False) -
     settings, mapping = load()
     address = TargetAddress.parse(settings.target.url)
     found = run_to_end(listing.read_tenants(address, mapping, database))
-    if as_json:
-        print_json({"tenants": [tenant.to_json() for tenant in found]})
-    elif found:
-        listing.render(found, Console())
-    else:
-        typer.echo("no tenants")
+    show(listing.LISTING, found, as_json=as_json)
 
 
 @tenants.command(
@@ -257,6 +251,6 @@ def drift(
     if as_json:
         print_json(found.to_json())
     else:
-        drift_command.render(found, Console(), everything=everything)
+        drift_command.render(found, everything=everything)
     if not found.is_equal:
         raise typer.Exit(1)

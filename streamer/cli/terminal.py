@@ -3,13 +3,14 @@
 import asyncio
 import json
 import traceback
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import typer
 
+from streamer.commands.listing import Listing, print_rows
 from streamer.commands.status import MappingState
 from streamer.config import static
 from streamer.errors import StreamerError
@@ -88,7 +89,22 @@ def with_mapping_database(
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, default=str))
+    typer.echo(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """Return a record as its fields, and any other value as text."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def show(listing: Listing[T], rows: Sequence[T], *, as_json: bool) -> None:
+    """Print the rows of a command, for people or as JSON."""
+    if as_json:
+        print_json(rows if listing.name is None else {listing.name: rows})
+    else:
+        print_rows(listing, rows)
 
 
 def _settings_and_mapping() -> tuple[Any, Mapping]:

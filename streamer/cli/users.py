@@ -5,12 +5,14 @@ the change within a second.
 """
 
 import sys
+from operator import itemgetter
 from typing import Annotated, Final
 
 import typer
 
 from streamer.cli.options import JsonOption, example
-from streamer.cli.terminal import GLOBALS, fail, print_json, with_mapping_database
+from streamer.cli.terminal import GLOBALS, fail, show, with_mapping_database
+from streamer.commands.listing import Listing, ListingColumn
 from streamer.config import static
 from streamer.config.settings import Role, Settings
 
@@ -93,10 +95,6 @@ def list_users(as_json: JsonOption = False) -> None:
     if settings.mapping_database is not None and settings.mapping_database.exists():
         stored = with_mapping_database(settings, lambda store: store.users())
         rows += [{"name": u["name"], "role": u["role"], "from": "database"} for u in stored]
-    if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        typer.echo("no users; add one with streamer users add NAME --role admin")
-    for row in rows:
-        typer.echo(f"{row['name']}  {row['role']}  {row['from']}")
+    columns = [ListingColumn(name, itemgetter(name)) for name in ("name", "role", "from")]
+    nothing = "no users; add one with streamer users add NAME --role admin"
+    show(Listing(None, columns, nothing), rows, as_json=as_json)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -17,8 +17,8 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
 
+from streamer.commands.listing import ListingColumn, print_lines, table_lines
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
 from streamer.compare.runner import ComparisonRunner
 from streamer.config.settings import Settings
@@ -136,48 +136,35 @@ async def compare(
 
 def print_results(results: Iterable[TableResult], console: Console) -> None:
     """Print a line for each table, and the first keys that differ."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("source", "table"):
-        table.add_column(name)
-    for name in ("rows", "in target", "missing", "extra", "different"):
-        table.add_column(name, justify="right")
-    table.add_column("result")
     results = list(results)
-    for result in results:
-        counts = (result.rows_source, result.rows_target)
-        found = (result.missing, result.extra, result.different)
-        table.add_row(
-            SourceLabel(result.database, result.sid),
-            result.source,
-            *(f"{count:,}" for count in (*counts, *found)),
-            describe(result),
-        )
-    console.print(table)
+    print_lines(table_lines(_COLUMNS, results), console)
     for result in results:
         for entry in result.sample[:_SAMPLE_SHOWN]:
             key = ", ".join(f"{name}={value}" for name, value in entry["key"].items())
             columns = f" in {', '.join(entry['columns'])}" if entry["columns"] else ""
-            label = SourceLabel(result.database, result.sid)
-            console.print(
-                f"{label} {result.source} ({key}): {entry['kind']}{columns}", markup=False
-            )
-            for side in ("source", "target"):
-                for row in entry.get(side, ()):
-                    text = json.dumps(row, ensure_ascii=False)
-                    console.print(f"  {side}: {text}", markup=False, soft_wrap=True)
+            lines = [f"{_label(result)} {result.source} ({key}): {entry['kind']}{columns}"]
+            lines += [
+                f"  {side}: {json.dumps(row, ensure_ascii=False)}"
+                for side in ("source", "target")
+                for row in entry.get(side, ())
+            ]
+            print_lines(lines, console)
     print_definitions(results, console)
 
 
 def print_definitions(results: Iterable[TableResult], console: Console) -> None:
     """Print whether definitions are equal, and how they differ."""
     compared = [result for result in results if result.definitions is not None]
-    differing = [result for result in compared if result.definitions]
-    for result in differing:
-        label = SourceLabel(result.database, result.sid)
-        for difference in result.definitions or ():
-            console.print(f"{label} {result.source}: {difference}", markup=False, soft_wrap=True)
-    if compared and not differing:
-        console.print("definitions: equal")
+    lines = [
+        f"{_label(result)} {result.source}: {difference}"
+        for result in compared
+        for difference in result.definitions or ()
+    ]
+    print_lines(lines or (["definitions: equal"] if compared else []), console)
+
+
+def _label(result: TableResult) -> str:
+    return SourceLabel(result.database, result.sid)
 
 
 def describe(result: TableResult) -> str:
@@ -191,6 +178,18 @@ def describe(result: TableResult) -> str:
     if result.continued_from is not None:
         return f"equal, counting what the comparison of {result.continued_from} had read"
     return "equal"
+
+
+_COLUMNS: Final[Sequence[ListingColumn[TableResult]]] = (
+    ListingColumn("source", _label),
+    ListingColumn("table", lambda result: result.source),
+    ListingColumn("rows", lambda result: f"{result.rows_source:,}", is_number=True),
+    ListingColumn("in target", lambda result: f"{result.rows_target:,}", is_number=True),
+    ListingColumn("missing", lambda result: f"{result.missing:,}", is_number=True),
+    ListingColumn("extra", lambda result: f"{result.extra:,}", is_number=True),
+    ListingColumn("different", lambda result: f"{result.different:,}", is_number=True),
+    ListingColumn("result", describe),
+)
 
 
 def summarize(results: Iterable[TableResult], *, strict: bool = False) -> str | None:

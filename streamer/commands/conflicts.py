@@ -1,13 +1,10 @@
 """``streamer conflicts``: reads the log of conflicts, which workers and drainers write."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
+from streamer.commands.listing import Listing, ListingColumn
 from streamer.commands.scope import Scope
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import read_relation_records
@@ -45,9 +42,6 @@ class ConflictRecord:
     xid: int
     existing: dict[str, Any] | None
     noted_at: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 async def read_conflicts(address: TargetAddress, scope: Scope, limit: int) -> list[ConflictRecord]:
@@ -100,25 +94,6 @@ def _parsed(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
-def render(conflicts: Sequence[ConflictRecord], console: Console) -> None:
-    """Print conflicts as a table."""
-    table = Table(expand=False)
-    for column in ("table", "conflict", "row", "change", "position", "target's row", "noted"):
-        table.add_column(column, overflow="fold")
-    for each in conflicts:
-        name = each.table if each.sid is None else f"{each.sid} {each.table}"
-        table.add_row(
-            name,
-            f"{each.kind}, {each.resolution}",
-            words(each.key),
-            f"{each.operation}, committed {each.commit_time}",
-            f"{each.lsn}, xid {each.xid}",
-            words(each.existing),
-            each.noted_at,
-        )
-    console.print(table)
-
-
 def words(values: dict[str, Any] | None) -> str:
     """Return names and values on one line."""
     return " ".join(
@@ -126,3 +101,18 @@ def words(values: dict[str, Any] | None) -> str:
         for name, value in (values or {}).items()
         if value is not None
     )
+
+
+LISTING: Final[Listing[ConflictRecord]] = Listing(
+    "conflicts",
+    (
+        ListingColumn("table", lambda c: c.table if c.sid is None else f"{c.sid} {c.table}"),
+        ListingColumn("conflict", lambda c: f"{c.kind}, {c.resolution}"),
+        ListingColumn("row", lambda c: words(c.key)),
+        ListingColumn("change", lambda c: f"{c.operation}, committed {c.commit_time}"),
+        ListingColumn("position", lambda c: f"{c.lsn}, xid {c.xid}"),
+        ListingColumn("target's row", lambda c: words(c.existing)),
+        ListingColumn("noted", lambda c: c.noted_at),
+    ),
+    "no conflicts",
+)

@@ -4,14 +4,14 @@ A running process acts on a decision within seconds; a stopped one at its next s
 """
 
 from collections.abc import Sequence
+from typing import Final
 
-from rich.console import Console
-from rich.table import Table
-
+from streamer.commands.listing import Listing, ListingColumn
 from streamer.commands.requests import command_actor
 from streamer.errors import MappingError
 from streamer.hints import command
 from streamer.mapping.names import parse_name, parse_relation
+from streamer.mapping.rules import SourceLabel
 from streamer.progress.definition_changes import DdlRecord, decide, read_ddl
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import installed
@@ -60,18 +60,16 @@ async def store_decision(
     return decided
 
 
-def render(records: Sequence[DdlRecord], console: Console) -> None:
-    """Print the records as a table."""
-    table = Table("id", "source", "table", "state", "changes", "at the target", "reason")
-    for record in records:
-        label = record.database if record.sid is None else f"{record.database}:{record.sid}"
-        table.add_row(
-            str(record.id),
-            label,
-            record.table,
-            record.state,
-            "\n".join(record.changes),
-            "\n".join(record.statements),
-            record.reason or "",
-        )
-    console.print(table)
+LISTING: Final[Listing[DdlRecord]] = Listing(
+    "ddl",
+    (
+        ListingColumn("id", lambda record: record.id, is_number=True),
+        ListingColumn("source", lambda record: SourceLabel(record.database, record.sid)),
+        ListingColumn("table", lambda record: record.table),
+        ListingColumn("state", lambda record: record.state),
+        ListingColumn("changes", lambda record: "; ".join(record.changes)),
+        ListingColumn("at the target", lambda record: "; ".join(record.statements)),
+        ListingColumn("reason", lambda record: record.reason),
+    ),
+    "no change to a definition waits for a decision",
+)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from streamer.commands.listing import Listing, ListingColumn
 from streamer.errors import MappingError, ScriptError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING
@@ -83,6 +84,20 @@ class ScriptResult:
             "lsn": None if record.lsn is None else str(record.lsn),
             "error": record.error,
         }
+
+
+LISTING: Final[Listing[ScriptResult]] = Listing(
+    "scripts",
+    (
+        ListingColumn("source", lambda result: result.label),
+        ListingColumn("id", lambda result: result.record.id),
+        ListingColumn("on", lambda result: result.record.side.value),
+        ListingColumn("state", lambda result: result.record.state.value),
+        ListingColumn("lsn", lambda result: result.record.lsn),
+        ListingColumn("error", lambda result: result.record.error),
+    ),
+    "no scripts",
+)
 
 
 def choose(

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
 from streamer.apply.quarantine.stored_change import Values, from_json
+from streamer.commands.listing import Listing, ListingColumn
 from streamer.commands.requests import command_actor
 from streamer.errors import MappingError
 from streamer.mapping.names import parse_name, parse_relation
@@ -60,9 +58,6 @@ class QuarantinedRow:
     code: str | None
     quarantined_at: str
     retried_at: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 async def _relations(
@@ -171,19 +166,23 @@ async def _by_relation(
     return by_relation
 
 
-def render_rows(rows: list[QuarantinedRow], console: Console) -> None:
-    """Print changes with their effect and the reason of their rejection."""
-    table = Table(expand=False)
-    for column in ("id", "table", "operation", "row", "committed", "error"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        name = row.table if row.sid is None else f"{row.sid} {row.table}"
-        shown = " ".join(_shown(row.key if row.key is not None else row.new))
-        table.add_row(str(row.id), name, row.operation, shown, row.commit_time, row.error)
-    console.print(table)
-
-
 def _shown(values: Values | None) -> Iterator[str]:
     for name, value in (values or {}).items():
         text = json.dumps(value, ensure_ascii=False)
         yield f"{name}={text if len(text) <= 60 else text[:57] + '…'}"
+
+
+LISTING: Final[Listing[QuarantinedRow]] = Listing(
+    "rows",
+    (
+        ListingColumn("id", lambda row: row.id, is_number=True),
+        ListingColumn(
+            "table", lambda row: row.table if row.sid is None else f"{row.sid} {row.table}"
+        ),
+        ListingColumn("operation", lambda row: row.operation),
+        ListingColumn("row", lambda row: " ".join(_shown(row.new if row.key is None else row.key))),
+        ListingColumn("committed", lambda row: row.commit_time),
+        ListingColumn("error", lambda row: row.error),
+    ),
+    "no changes are in quarantine",
+)

@@ -13,7 +13,6 @@ import termios
 import tty
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from streamer.commands.listing import ListingColumn, print_lines, table_lines
 from streamer.commands.problems import find_problems, in_order_of_need, summarize
 from streamer.commands.screen import lag_style, until_interrupted
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
@@ -44,7 +44,6 @@ STATE_STYLES = {
     "paused": "yellow",
     "waiting": "yellow",
 }
-_GAP: Final = 2
 _NAMED_MAX: Final = 10
 """Sources that the summary names; the list of problems has the others."""
 
@@ -76,7 +75,9 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
     if problems:
         lines += [Text(), Text("Problems:", "bold"), *problems]
     for status in ordered:
-        lines += [Text(), _heading(status), *_table_lines(status, width)]
+        lines += [Text(), _heading(status)]
+        if tables := in_order_of_need(status.tables):
+            lines += table_lines(_COLUMNS, tables, width)
     return lines
 
 
@@ -155,62 +156,17 @@ def _heading(status: SourceStatus) -> Text:
     return title
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    title: str
-    show: Callable[[TableStatus], Text]
-    leaves: int
-    """A narrow terminal loses the columns with the highest number first; those with 0 always
-    stay.
-    """
-
-
-_COLUMNS: Final = (
-    _Column("table", lambda row: Text(row.source), 0),
-    _Column("state", lambda row: _state(row.state), 0),
-    _Column("held", lambda row: Text(_held(row)), 1),
-    _Column("target", lambda row: Text(row.target), 4),
-    _Column("type", lambda row: Text(row.type), 3),
-    _Column("copied", lambda row: Text(_copied(row)), 2),
-    _Column("position", lambda row: Text(row.end_lsn), 5),
-    _Column("transport", lambda row: Text(row.transport or ""), 6),
-    _Column("verified (UTC)", lambda row: Text(_verified(row)), 7),
+_COLUMNS: Final[Sequence[ListingColumn[TableStatus]]] = (
+    ListingColumn("table", lambda row: row.source),
+    ListingColumn("state", lambda row: _state(row.state)),
+    ListingColumn("held", lambda row: _held(row), 1),
+    ListingColumn("target", lambda row: row.target, 4),
+    ListingColumn("type", lambda row: row.type, 3),
+    ListingColumn("copied", lambda row: _copied(row), 2),
+    ListingColumn("position", lambda row: row.end_lsn, 5),
+    ListingColumn("transport", lambda row: row.transport, 6),
+    ListingColumn("verified (UTC)", lambda row: (row.verified_at or "")[:16].replace("T", " "), 7),
 )
-
-
-def _verified(row: TableStatus) -> str:
-    return (row.verified_at or "")[:16].replace("T", " ")
-
-
-def _table_lines(status: SourceStatus, width: int | None) -> list[Text]:
-    rows = in_order_of_need(status.tables)
-    if not rows:
-        return []
-    columns = [
-        [Text(column.title, "bold"), *(column.show(row) for row in rows)] for column in _COLUMNS
-    ]
-    # A column without a value says nothing.
-    shown = [n for n, cells in enumerate(columns) if any(cell.plain for cell in cells[1:])]
-    widths = {n: max(cell.cell_len for cell in columns[n]) for n in shown}
-
-    def needed() -> int:
-        return sum(widths[n] + _GAP for n in shown)
-
-    while width is not None and needed() > width:
-        last = max(shown, key=lambda n: _COLUMNS[n].leaves)
-        if _COLUMNS[last].leaves == 0:
-            break  # names alone are wider: the line is longer than the terminal
-        shown.remove(last)
-    lines = []
-    for number in range(len(rows) + 1):
-        line = Text()
-        for n in shown:
-            cell = columns[n][number]
-            line.append(" " * _GAP).append_text(cell)
-            if n != shown[-1]:
-                line.append(" " * (widths[n] - cell.cell_len))
-        lines.append(line)
-    return lines
 
 
 def as_json_object(report: StatusReport) -> dict[str, Any]:
@@ -221,8 +177,7 @@ def as_json_object(report: StatusReport) -> dict[str, Any]:
 def print_status(report: StatusReport, console: Console, *, is_wide: bool) -> None:
     """Print the status; in a pipe, or where *is_wide*, with all columns."""
     width = console.width if console.is_terminal and not is_wide else None
-    for line in render_lines(report, width):
-        console.print(line, soft_wrap=True, highlight=False)
+    print_lines(render_lines(report, width), console)
 
 
 def _backlog(backlog: dict[str, Any]) -> Text:
@@ -303,7 +258,7 @@ async def _watch_lines(
             found = as_json_object(report) | {"error": report.target.error}
             console.file.write(json.dumps(found, default=str) + "\n")
         else:
-            console.print(_clock(), soft_wrap=True, highlight=False)
+            print_lines([_clock()], console)
             print_status(report, console, is_wide=True)
         console.file.flush()
         await asyncio.sleep(interval)

@@ -7,8 +7,8 @@ the statements it ran at the target, or before it stops for an operator's decisi
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition
@@ -62,9 +62,6 @@ class DdlRecord:
     reason: str | None
     lsn: str
     at: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _READ_SQL: Final = """

@@ -12,9 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
+from streamer.commands.listing import ListingColumn, print_lines, table_lines
 from streamer.commands.scope import Scope
 from streamer.definitions.model import TableDefinition
 from streamer.definitions.read import definition_of, definitions_sql
@@ -297,42 +295,36 @@ def _target_items(
         yield (KEY, ""), ", ".join(key)
 
 
-def render(report: DriftReport, console: Console, *, everything: bool) -> None:
+def render(report: DriftReport, *, everything: bool) -> None:
     """Print the matrix: the items that differ, or all of them."""
-    table = Table(expand=False)
-    for column in ("table", "item", "most tenants", "target", "who deviates"):
-        table.add_column(column, overflow="fold")
-    count = 0
-    for item in report.items:
-        if everything or not item.is_equal:
-            count += 1
-            common = "absent" if item.common is None else item.common
-            here = item.target or ("absent" if item.target_deviates else "")
-            who = "; ".join(deviations(item))
-            name = f"{item.kind} {item.name}".strip()
-            table.add_row(item.table, name, common, here, who)
-    if count:
-        console.print(table)
-    for item in report.items:
-        if item.remedy is not None:
-            text = f"no tenant still has column {item.name} of {item.target_table}; {item.remedy}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if any(item.remedy is not None for item in report.items):
-        text = (
+    items = [item for item in report.items if everything or not item.is_equal]
+    if items:
+        print_lines(table_lines(_COLUMNS, items))
+    lines = [
+        f"no tenant still has column {item.name} of {item.target_table}; {item.remedy}"
+        for item in report.items
+        if item.remedy is not None
+    ]
+    if lines:
+        lines.append(
             "then `streamer compare --definitions` names indexes and constraints that were "
             "dropped with it"
         )
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
     for label, number in report.deviating.items():
-        console.print(
-            f"{label} deviates in {number} item{'' if number == 1 else 's'}",
-            markup=False,
-            highlight=False,
-        )
-    for label, reason in report.unreachable.items():
-        console.print(f"{label}: not compared: {reason}", markup=False, highlight=False)
+        lines.append(f"{label} deviates in {number} item{'' if number == 1 else 's'}")
+    lines += [f"{label}: not compared: {why}" for label, why in report.unreachable.items()]
     if report.is_equal:
-        console.print(f"{len(report.tenants)} tenants have the same definitions as the target")
+        lines.append(f"{len(report.tenants)} tenants have the same definitions as the target")
+    print_lines(lines)
+
+
+_COLUMNS: Final[Sequence[ListingColumn[Drift]]] = (
+    ListingColumn("table", lambda item: item.table),
+    ListingColumn("item", lambda item: f"{item.kind} {item.name}".strip()),
+    ListingColumn("most tenants", lambda item: "absent" if item.common is None else item.common),
+    ListingColumn("target", lambda item: item.target or ("absent" if item.target_deviates else "")),
+    ListingColumn("who deviates", lambda item: "; ".join(deviations(item))),
+)
 
 
 def deviations(item: Drift) -> list[str]:

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
+from streamer.commands.listing import Listing, ListingColumn
 from streamer.mapping.rules import Mapping, SourceLabel, find_source
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.purges import PurgeRecord, read_purges
@@ -120,17 +118,6 @@ def _left(
     ]
 
 
-def render(tenants: Sequence[Tenant], console: Console) -> None:
-    """Print tenants as a table."""
-    table = Table(expand=False)
-    for column in ("tenant", "state", "tables", "process", "note"):
-        table.add_column(column, overflow="fold")
-    for tenant in tenants:
-        ready = f"{tenant.tables_ready} of {tenant.tables} ready" if tenant.tables else ""
-        table.add_row(tenant.label, tenant.state, ready, tenant.process or "", note_of(tenant))
-    console.print(table)
-
-
 def note_of(tenant: Tenant) -> str:
     """Return the remark about a tenant: its error, or the rows that it left."""
     if tenant.error:
@@ -139,3 +126,20 @@ def note_of(tenant: Tenant) -> str:
         return ""
     begun = f"; {tenant.rows_purged:,} rows deleted so far" if tenant.state == PURGING else ""
     return f"its rows may still be in the target{begun}"
+
+
+def _ready(tenant: Tenant) -> str:
+    return f"{tenant.tables_ready} of {tenant.tables} ready" if tenant.tables else ""
+
+
+LISTING: Final[Listing[Tenant]] = Listing(
+    "tenants",
+    (
+        ListingColumn("tenant", lambda tenant: tenant.label),
+        ListingColumn("state", lambda tenant: tenant.state),
+        ListingColumn("tables", _ready),
+        ListingColumn("process", lambda tenant: tenant.process),
+        ListingColumn("note", note_of),
+    ),
+    "no tenants",
+)
