@@ -215,7 +215,7 @@ class Pipeline:
             tables.relations,
             session.coordinator,
             tables.tracker,
-            session.watch.publish,
+            session.watch.cases.publish,
         )
         follower = SequenceFollower(
             self._source,

@@ -39,8 +39,8 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         )
         is_captured = source.ddl is DdlCapture.CAPTURE  # tables may have exchanged their names
         if is_captured or any(mapped.mapping.source not in found for mapped in relations):
-            await session.watch.look(plain)
-        if session.watch.renamed:
+            await session.watch.cases.settle(plain)
+        if session.watch.cases.has_renamed:
             return False  # the next start lets them follow
         wanted = {mapping.source: mapping for mapping in mappings}
         gone = [m for m in relations if not _stays(m, wanted.get(m.mapping.source), found)]
@@ -55,7 +55,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
             failpoint("join.registered")
         try:
             publishing.change(source)
-            await session.watch.begin(plain)
+            await session.watch.cases.begin(plain)
             if added:
                 failpoint("join.published")
         except StreamerError:
@@ -85,7 +85,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         refilled = [wanted[m.mapping.source] for m in gone if m.mapping.source in wanted]
         if refilled:
             added += await session.register(refilled, found)
-        await session.watch.begin(plain)  # removed tables are published no more
+        await session.watch.cases.begin(plain)  # removed tables are published no more
     session.begin_copies(added)
     return True
 

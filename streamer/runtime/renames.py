@@ -13,7 +13,7 @@ Others follow as well, and then their copy begins again. A relation of which the
 yet leaves a target table alone that is taken, or that other sources have.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,8 +28,9 @@ from streamer.mapping.rules import BOOKKEEPING, RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, forget_relation
+from streamer.runtime.reconcile import renamed
 from streamer.source.connection import Connection
-from streamer.source.publication import Publication, read_publications
+from streamer.source.publication import read_publications
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.deferred_indexes import restore_indexes
 
@@ -70,22 +71,6 @@ class Unfollowed:
 
     refused: dict[int, Obstacle] = field(default_factory=dict)
     names: set[RelationName] = field(default_factory=set)
-
-
-def renamed(
-    marks: Mapping[RelationName, str | None], publications: Iterable[Publication]
-) -> dict[RelationName, RelationName]:
-    """Return the new names of tables, by the former ones, which other tables may have now. Pure.
-
-    *marks*: the fingerprints of memberships (`membership_fingerprint`), by the former names.
-    """
-    members = {
-        f"{publication.mark}/{member.mark}": name
-        for publication in publications
-        for name, member in publication.members.items()
-    }
-    known = {former: members[mark] for former, mark in marks.items() if mark in members}
-    return {former: now for former, now in known.items() if now != former}
 
 
 def settle(

@@ -47,6 +47,7 @@ from streamer.runtime.services import Health, Services
 from streamer.runtime.slot_check import SlotCheck
 from streamer.runtime.source_guard import SourceWatch
 from streamer.runtime.stored_position import StoredPosition
+from streamer.runtime.table_cases import TableCases
 from streamer.runtime.table_events import TableEvents
 from streamer.runtime.timeline_watch import TimelineWatch
 from streamer.runtime.transport import ChosenTransport, choose_transport
@@ -183,7 +184,7 @@ class Session:
                 continue
             if mapped.is_to_declare:
                 mapped.end_lsn = self.tracker.newest_lsn
-            if self.relations.awaits_copy(mapped) and self.watch.may_be_copied(mapped):
+            if self.relations.awaits_copy(mapped) and self.watch.cases.may_be_copied(mapped):
                 self.coordinator.request(mapped, is_first=is_start)
 
     async def use_snapshot(self) -> None:
@@ -386,19 +387,8 @@ class _Opening:
         publishing = Publishing(
             source, server, bookkeeping, relations, captures=ddl_token is not None
         )
-        watch = SourceWatch(
-            source,
-            server,
-            bookkeeping,
-            relations,
-            publishing,
-            self._attempt.health,
-            self._tables.lag,
-            self._source_id,
-            target_namespace=self._services.target_namespace,
-            appeared=self._services.tables_appeared,
-            unfollowed=unfollowed.refused,
-        )
+        cases = TableCases(server, self._services, self._tables, publishing, unfollowed.refused)
+        watch = SourceWatch(server, self._services, self._tables, cases, self._attempt.health)
         relations.set_groups(await relations.read_groups(mappings))
         await _register(
             self._services,
@@ -425,7 +415,7 @@ class _Opening:
             source, server, bookkeeping, record, relations, guard, journal, branch
         )
         await slot_check.check()
-        await watch.begin(plain)
+        await cases.begin(plain)
         await mark_publications(plain, source, installation)
         if ddl_token is not None and uses_table(source, server.version):
             await publish_messages(plain, source)
@@ -533,14 +523,13 @@ class _Opening:
             tables.relations,
             tables.tracker,
             history_check,
-            replaced=settled.watch.replaced,
+            replaced=settled.watch.cases.replaced,
             with_origins=source.forward_origins,
             stop_lsn=self._attempt.stop_lsn,
             ddl_token=settled.ddl_token,
         )
-        settled.watch.follow(
+        settled.watch.cases.follow(
             coordinator,
-            lambda: tables.tracker.newest_lsn,
             lambda mapped: remove_relation(mapped, services, tables, dispatcher),
         )
         position = StoredPosition(

@@ -304,7 +304,7 @@ def test_10_killed(site: Site) -> None:
         site.sees("1 source streams", "", in_views=("page",))
 
 
-@pytest.mark.follows("runtime.publications:Publishing._resync_command")
+@pytest.mark.follows("runtime.reconcile:_resync_command")
 @pytest.mark.follows("runbooks:table-gone#2")
 def test_11_table_removed_from_the_publication(site: Site) -> None:
     site.source.execute("create table other (id int primary key)")

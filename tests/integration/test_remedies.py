@@ -192,7 +192,7 @@ async def test_each_command_of_a_definition_that_waits_lets_the_table_go_on(
         assert target.execute("table skipped") == [(1, "v", None)]
 
 
-@pytest.mark.follows("runtime.publications:Publishing._judge_identities")
+@pytest.mark.follows("runtime.reconcile:_identity_lost")
 @pytest.mark.follows("report.problems:_TableRules._of_definitions")
 @pytest.mark.follows("sync.prepare:_choose_mode")
 async def test_commands_for_lost_identities_bring_updates_back_or_do_without(

@@ -216,7 +216,7 @@ def test_a_publication_that_names_a_table_keeps_it_logged(source: Database) -> N
     source.execute("alter table other set unlogged; alter table other set logged")
 
 
-@pytest.mark.follows("runtime.publications:Publishing._check_there")
+@pytest.mark.follows("runtime.reconcile:_require_publications")
 async def test_a_locked_partition_keeps_nobody_from_guarding(
     source: Database,
     target: Database,

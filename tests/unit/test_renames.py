@@ -9,15 +9,8 @@ from streamer.mapping.options import ON_DDL_DEFAULT, DdlKind, OnDdl
 from streamer.mapping.renames import Obstacle, follow
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.runtime.renames import (
-    Following,
-    Renamed,
-    groups,
-    rename_all_sql,
-    rename_sql,
-    renamed,
-    settle,
-)
+from streamer.runtime.reconcile import renamed
+from streamer.runtime.renames import Following, Renamed, groups, rename_all_sql, rename_sql, settle
 from streamer.source.publication import Member, Publication, publication_changes
 
 FORMER = RelationName("public", "a_1")

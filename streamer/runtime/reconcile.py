@@ -1,0 +1,625 @@
+"""Decides what becomes of each table, from facts of the source and of the bookkeeping. Pure.
+
+`run` executes the plan (`streamer.runtime.publications`), and `check` prints it. The plan has a
+case for each table that does not continue as before:
+
+- *keep*, without a case: no change is missing. A plain table may change its key: the stream shows
+  the new key in order.
+- *copy*: the table can become ready again, but only after a copy. The table gained a replica
+  identity, or identities of partitions changed, whose order is unknown. Or the application dropped
+  and re-created the table during its copy, or its column list lacked a column.
+- *copy at a point*: the same for a table that keeps its past. The target takes the table's changes
+  up to that copy's point.
+- *stop*: changes are missing, or will be. The table waits in state ``error`` for an operator. A
+  table whose updates can no longer be published leaves the publication of updates, so that the
+  application's own statements work.
+- *block*: streamer cannot publish a table that is not ready anyway. Its copy begins as soon as
+  streamer can.
+- *renamed*: the source's table has another name, and the source captures renames.
+- *dropped*: the source's table is gone, and its relation need not stop.
+- *replaced*: the source's table is gone, and another table has the name. The relation stays as it
+  is until the target has the last changes of the former table.
+"""
+
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from streamer.error_reports import ErrorReport
+from streamer.errors import (
+    IdentityLostError,
+    SourceDivergedError,
+    StreamerError,
+    TableGoneError,
+    UnpublishedError,
+)
+from streamer.mapping.names import RelationName
+from streamer.mapping.options import OnTableDropped
+from streamer.mapping.resync import after_loss, has_own_past
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.remedies import Command, Remedy, resync_source, run
+from streamer.source.column_lists import NO_LISTS, ColumnLists, column_lists, unlisted
+from streamer.source.publication import (
+    Publication,
+    PublicationFault,
+    concerns,
+    interrupted_error,
+    membership_fingerprint,
+    publication_faults,
+    unlogged_error,
+)
+from streamer.source.replica_identity import NONE, RelationIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """The facts of a source, all of one moment, because tables may exchange their names."""
+
+    publications: Mapping[str, Publication]
+    identities: Mapping[RelationName, RelationIdentity]
+    """Of the mapped tables, and of renamed tables under their new names."""
+    oids: Collection[int]
+    """Those OIDs of missing and replaced tables that tables still have."""
+    version: int
+    captures: bool = False
+    """The source reports changes of definitions in its stream."""
+
+    def root(self, name: RelationName) -> int | None:
+        """Return the OID of the table of that name."""
+        identity = self.identities.get(name)
+        return None if identity is None else identity.root.oid
+
+
+@dataclass(frozen=True, slots=True)
+class LastPublished:
+    """The stored facts of a table as streamer last saw the table published."""
+
+    mark: str | None = None
+    """The fingerprint of the membership. None accepts any fingerprint."""
+    identity: str | None = None
+    oid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A mapped table, as the bookkeeping and the running process have it."""
+
+    mapping: RelationMapping
+    last: LastPublished = field(default_factory=LastPublished)
+    oid: int | None = None
+    """The OID of the source's table that the target has, or that its copy reads."""
+    seen_oid: int | None = None
+    """The OID of the table that had the name when streamer last read the catalogs."""
+    is_in_sync: bool = False
+    """The table needs no further copy."""
+    is_set_aside: bool = False
+    """The table has stopped, and waits for an operator's request."""
+    is_being_copied: bool = False
+    is_renewed: bool = False
+    """The table is not in sync, and streamer has published the table for its next copy."""
+    has_past: bool = False
+    """The target has a past of the table that a copy of all rows would break off."""
+    has_returned: bool = False
+    """The mapping has the table again: streamer itself took the table out of the publication."""
+    is_bare: bool = False
+    """Nothing of the table is at the target, and a pattern brought the table."""
+
+    @property
+    def name(self) -> RelationName:
+        return self.mapping.source
+
+
+class Fate(enum.StrEnum):
+    """What becomes of a table, see the module."""
+
+    COPY = "copy"
+    COPY_AT_POINT = "copy at a point"
+    STOP = "stop"
+    BLOCK = "block"
+    RENAMED = "renamed"
+    DROPPED = "dropped"
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The consequence for one table."""
+
+    fate: Fate
+    reason: str = ""
+    """Why a copy is due, for the log."""
+    error: ErrorReport | None = None
+    """Why the table stops, or why its copy cannot begin yet."""
+    columns: tuple[str, ...] | None = None
+    """The target's columns to bring at a point; None brings all of them."""
+    name: RelationName | None = None
+    """The new name of a renamed table."""
+    successor: RelationName | None = None
+    """The relation under which the table streamed that replaced another table."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationPlan:
+    """The consequences for tables, and the wanted members of our publications."""
+
+    cases: Mapping[RelationName, Case]
+    tables: tuple[TableState, ...]
+    """The tables that have their names, as of this plan."""
+    identities: Mapping[RelationName, RelationIdentity]
+    """The replica identities of `tables`."""
+    members: tuple[RelationIdentity, ...] = ()
+    """The tables to publish."""
+    kept: frozenset[str] = frozenset()
+    """The fingerprints of members that stay under any name."""
+    fresh: frozenset[RelationName] = frozenset()
+    """The tables that the publications get for a new copy."""
+    relisted: frozenset[RelationName] = frozenset()
+    """The tables whose column list has to change at once."""
+    lists: ColumnLists = NO_LISTS
+    oids: Mapping[RelationName, int] = field(default_factory=dict)
+    """The OIDs of tables whose OID the process does not know yet."""
+    memberships: Mapping[RelationName, LastPublished] = field(default_factory=dict)
+    """The facts to store, once the publications are as wanted."""
+    is_unsettled: bool = False
+    """Tables disappeared while streamer read the catalogs; the next plan is about them."""
+
+    @property
+    def unmarked(self) -> frozenset[RelationName]:
+        """The tables whose fingerprint streamer itself changes with their column list."""
+        return frozenset(name for name in self.relisted if not self.has(Fate.COPY, name))
+
+    def has(self, fate: Fate, name: RelationName) -> bool:
+        """Whether *name* has a case of that kind."""
+        case = self.cases.get(name)
+        return case is not None and case.fate is fate
+
+
+def needs_copy(before: str | None, identity: RelationIdentity) -> bool:
+    """Whether a relation whose replica identity was *before* needs a copy.
+
+    Without an identity only inserts were published. Identities of partitions change one by one, and
+    in between the stream brings old rows that fit neither.
+    """
+    if before is None or before == identity.published or not identity.is_usable:
+        return False
+    return before == NONE or identity.is_partitioned
+
+
+def renamed(
+    marks: Mapping[RelationName, str | None], publications: Iterable[Publication]
+) -> dict[RelationName, RelationName]:
+    """Return the new names of tables, by the former ones, which other tables may have now.
+
+    *marks*: the fingerprints of memberships (`membership_fingerprint`), by the former names.
+    """
+    members = {
+        f"{publication.mark}/{member.mark}": name
+        for publication in publications
+        for name, member in publication.members.items()
+    }
+    moves = {former: members[mark] for former, mark in marks.items() if mark in members}
+    return {former: now for former, now in moves.items() if now != former}
+
+
+# ---- before the publications change ------------------------------------------------------------
+
+
+def reconcile(
+    state: SourceState, tables: Iterable[TableState], source: SourceMapping
+) -> PublicationPlan:
+    """Return the plan for *tables*, as far as it does not depend on changed publications.
+
+    Raises SourceDivergedError when a publication that was in use is gone.
+    """
+    tables = list(tables)
+    _require_publications(state, tables, source)
+    oids = _find_oids(state, tables)
+    tables = [replace(table, oid=oids.get(table.name, table.oid)) for table in tables]
+    away = _find_away(state, tables)
+    staying = [table for table in tables if table.name not in away]
+    identities = {
+        table.name: state.identities[table.name]
+        for table in staying
+        if table.name in state.identities
+    }
+    publications = state.publications.values()
+    mappings = [table.mapping for table in staying]
+    lists = column_lists(mappings, identities.values(), publications, state.version)
+    cases, relisted = dict(away), set()
+    for table in staying:
+        identity = identities.get(table.name)
+        case = _judge_membership(table, state, identity, source)
+        if identity is not None:
+            lacking = _find_unlisted(table, case, identity, publications, lists)
+            if lacking is not None:
+                relisted.add(table.name)
+            if lacking and case is None:
+                case = _copy_unlisted(table, lacking)
+            case = _judge_lost_identity(table, case, identity, source)
+        if case is not None:
+            cases[table.name] = case
+    plan = PublicationPlan(
+        cases,
+        tuple(staying),
+        identities,
+        relisted=frozenset(relisted),
+        lists=lists,
+        oids=oids,
+        is_unsettled=any(case.successor is not None for case in away.values()),
+    )
+    return replace(
+        plan,
+        members=_members(plan, state),
+        kept=frozenset(
+            mark
+            for table in tables
+            if state.captures
+            and (mark := table.last.mark) is not None
+            and table.name not in plan.unmarked
+        ),
+        fresh=frozenset(
+            table.name
+            for table in staying
+            if not (table.is_in_sync or table.is_set_aside or table.is_renewed)
+        ),
+    )
+
+
+def _members(plan: PublicationPlan, state: SourceState) -> tuple[RelationIdentity, ...]:
+    """Return the tables to publish: those that stay, and renamed ones under their new names.
+
+    A session that took a table out of a publication does not find the table back at once.
+    """
+    left = {
+        table.name
+        for table in plan.tables
+        if (table.is_set_aside or plan.has(Fate.STOP, table.name))
+        and not any(publication.has(table.name) for publication in state.publications.values())
+    }
+    names = [name for name in plan.identities if name not in left]
+    names += [
+        case.name
+        for case in plan.cases.values()
+        if case.name is not None
+        and case.name in state.identities
+        and case.name not in plan.identities
+    ]
+    return tuple(state.identities[name] for name in names)
+
+
+def _require_publications(
+    state: SourceState, tables: Iterable[TableState], source: SourceMapping
+) -> None:
+    """Refuse to stream without a publication: the slot needs it to decode the rest."""
+    oids = {publication.oid for publication in state.publications.values()}
+    lost = [
+        table
+        for table in tables
+        if table.is_in_sync
+        and table.last.mark is not None
+        and table.last.mark.partition(".")[0] not in oids
+    ]
+    if lost:
+        raise SourceDivergedError(
+            f'publications of source "{source.label}" were dropped by another session, '
+            "so changes may be missing",
+            hint=resync_source(
+                [table.name for table in lost],
+                *after_loss(table.mapping.type for table in lost),
+                database=source.database,
+                sid=source.sid,
+            ),
+        )
+
+
+def _find_oids(state: SourceState, tables: Iterable[TableState]) -> dict[RelationName, int]:
+    """Return the OIDs of published tables, which the stream may bring by other names."""
+    members = {
+        f"{publication.mark}/{member.mark}": member.relid
+        for publication in state.publications.values()
+        for member in publication.members.values()
+    }
+    oids = {}
+    for table in tables:
+        last = table.last
+        oid = last.oid if table.is_in_sync else None
+        if last.mark is not None:
+            oid = members.get(last.mark, oid)
+        if table.oid is None and oid is not None:
+            oids[table.name] = oid
+    return oids
+
+
+def _find_away(state: SourceState, tables: Sequence[TableState]) -> dict[RelationName, Case]:
+    """Return the cases of tables that are gone, or that have other names."""
+    marks = {table.name: table.last.mark for table in tables}
+    moves = renamed(marks, state.publications.values()) if state.captures else {}
+    cases = {former: Case(Fate.RENAMED, name=now) for former, now in moves.items()}
+    for table in tables:
+        if table.name in moves:
+            continue
+        if table.name not in state.identities:
+            if table.is_bare or _is_let_go(table, state):
+                cases[table.name] = Case(Fate.DROPPED)
+        elif _is_replaced(table, state):
+            cases[table.name] = Case(Fate.REPLACED)
+    for former, now in moves.items():
+        if now in cases and cases[now].fate is Fate.REPLACED:
+            # The relation of that name copies the table, or stops.
+            cases[now] = Case(Fate.REPLACED, successor=former)
+            cases[former] = Case(Fate.DROPPED)
+    return cases
+
+
+def _is_let_go(table: TableState, state: SourceState) -> bool:
+    """Whether `on_table_dropped` lets a missing table go: neither its OID nor its membership is
+    left. A renamed table has both.
+    """
+    if table.mapping.rule.on_table_dropped is OnTableDropped.STOP or table.oid in state.oids:
+        return False
+    members = {m.mark for p in state.publications.values() for m in p.members.values()}
+    return (table.last.mark or "").partition("/")[2] not in members
+
+
+def _is_replaced(table: TableState, state: SourceState) -> bool:
+    """Whether the table of a relation in sync was dropped, and another table has its name."""
+    return (
+        table.is_in_sync
+        and not table.has_returned
+        and not table.is_being_copied
+        and table.oid not in (None, state.root(table.name))
+        and table.oid not in state.oids
+    )
+
+
+def _judge_membership(
+    table: TableState,
+    state: SourceState,
+    identity: RelationIdentity | None,
+    source: SourceMapping,
+) -> Case | None:
+    """Return the case of a relation in sync of which changes may be missing."""
+    error: StreamerError
+    if not table.is_in_sync:
+        return None
+    if identity is None:
+        error = TableGoneError(
+            f'table "{table.name}" is no longer in the source: a session dropped '
+            "or renamed it; if it is gone for good, give it `on_table_dropped: keep`"
+        )
+    else:
+        mark = membership_fingerprint(state.publications.values(), identity)
+        if table.last.mark in (None, mark) or needs_copy(table.last.identity, identity):
+            return None
+        error = interrupted_error(table.name)
+    if table.has_returned:
+        return Case(Fate.COPY, "it was not published while the mapping lacked it")
+    if _is_of_former_table(table, identity) and not table.has_past:
+        return Case(Fate.COPY, "the application replaced it during its copy")
+    return stop(table.mapping, error, source)
+
+
+def _is_of_former_table(table: TableState, identity: RelationIdentity | None) -> bool:
+    """Whether another table got the name of *table* during its copy.
+
+    The copy may be over by now, and may have read the other table.
+    """
+    if identity is None:
+        return table.is_being_copied
+    if table.seen_oid in (None, identity.root.oid):
+        return False
+    return table.is_being_copied or table.oid == identity.root.oid
+
+
+def _find_unlisted(
+    table: TableState,
+    case: Case | None,
+    identity: RelationIdentity,
+    publications: Iterable[Publication],
+    lists: ColumnLists,
+) -> frozenset[str] | None:
+    """Return the columns that a column list lacks; None if no list has to change at once.
+
+    A list that lacks columns asks for a copy, and a copy that runs is of no use: the stream brought
+    changes without the columns.
+    """
+    if table.is_set_aside or (case is not None and case.fate is Fate.STOP):
+        return None
+    if not (table.is_in_sync or table.is_renewed or table.is_being_copied):
+        return None  # its copy begins later
+    return unlisted(table.mapping, identity, publications, lists)
+
+
+def _copy_unlisted(table: TableState, lacking: frozenset[str]) -> Case:
+    names = ", ".join(f'"{name}"' for name in sorted(lacking))
+    columns = table.mapping.columns_from(lacking)
+    return _copy(table, f"its publication did not send column {names}", columns)
+
+
+def _copy(table: TableState, reason: str, columns: Iterable[str] | None = None) -> Case:
+    """Have *table* copied, or only *columns* of the target if the table keeps its past."""
+    if table.has_past:
+        return Case(Fate.COPY_AT_POINT, reason, columns=None if columns is None else tuple(columns))
+    return Case(Fate.COPY, reason)
+
+
+def _judge_lost_identity(
+    table: TableState, case: Case | None, identity: RelationIdentity, source: SourceMapping
+) -> Case | None:
+    """Stop a table in sync whose updates can no longer be published."""
+    is_kept = case is None or case.fate is Fate.COPY_AT_POINT
+    has_lost = table.last.identity not in (None, NONE) and not identity.is_usable
+    if not (is_kept and has_lost and table.is_in_sync):
+        return case
+    return Case(Fate.STOP, error=ErrorReport.of(_identity_lost(table.mapping, identity, source)))
+
+
+def _identity_lost(
+    mapping: RelationMapping, identity: RelationIdentity, source: SourceMapping
+) -> IdentityLostError:
+    then = "` prints; streamer then copies the table again. To continue with inserts only, run: "
+    if has_own_past(mapping.type):
+        then = "` prints; then run: "
+    again = _resync_command(mapping, source)
+    return IdentityLostError(
+        f'table "{mapping.source}": {identity.obstacle}, so its updates and '
+        "deletes are no longer published",
+        hint=Remedy.of("run the statements that `", run("check"), then, again),
+    )
+
+
+# ---- once the publications have changed --------------------------------------------------------
+
+
+def conclude(
+    plan: PublicationPlan,
+    state: SourceState,
+    tables: Iterable[TableState],
+    refused: Mapping[RelationName, StreamerError],
+    source: SourceMapping,
+) -> PublicationPlan:
+    """Return *plan* with the cases and memberships that follow from the changed publications.
+
+    *tables*: those of the plan, as they are now. *refused*: why streamer could not publish a table.
+    """
+    settled = []
+    for table in tables:
+        before = plan.identities.get(table.name)
+        # A name that lost its table in between needs another plan: it may have another table.
+        if before is None or before.root.oid == state.root(table.name):
+            settled.append(table)
+    identities = [state.identities[t.name] for t in settled if t.name in state.identities]
+    filtered = {table.name for table in settled if table.mapping.rule.filter is not None}
+    faults = publication_faults(
+        source, state.publications, identities, filtered, state.version, plan.lists
+    )
+    refused = {**refused, **plan.lists.refused}
+    cases = dict(plan.cases)
+    oids, memberships = {}, {}
+    for table in settled:
+        identity = state.identities.get(table.name)
+        case = cases.get(table.name)
+        error = refused.get(table.name)
+        fault = _find_fault(table, state, identity, error, faults)
+        case = _judge_fault(table, case, fault, source)
+        if identity is not None:
+            case = _judge_identity(table, case, identity, source)
+            memberships[table.name] = _membership(plan, state, table, case, identity)
+            if _is_followed(table, case) and table.oid is None:
+                oids[table.name] = identity.root.oid
+        if case is not None:
+            cases[table.name] = case
+    return replace(
+        plan,
+        cases=cases,
+        oids=oids,
+        memberships=memberships,
+        is_unsettled=plan.is_unsettled or len(settled) < len(plan.tables),
+    )
+
+
+def _find_fault(
+    table: TableState,
+    state: SourceState,
+    identity: RelationIdentity | None,
+    refusal: StreamerError | None,
+    faults: Iterable[PublicationFault],
+) -> StreamerError | None:
+    """Return the reason why changes of *table* are not published, or not all of them."""
+    if identity is None:
+        return TableGoneError(
+            f'table "{table.name}" is not in the source',
+            hint="create it there, correct its name in `tables`, or take it out of there",
+        )
+    if (error := unlogged_error(identity) or refusal) is not None:
+        return error
+    for fault in faults:
+        if concerns(fault, state.publications[fault.publication], identity):
+            error = fault.error()
+    return error
+
+
+def _judge_fault(
+    table: TableState, case: Case | None, error: StreamerError | None, source: SourceMapping
+) -> Case | None:
+    if error is None or table.is_set_aside:
+        return case
+    if case is not None and case.fate is Fate.STOP:
+        # The error is the reason why the table may lack changes.
+        is_reason = isinstance(error, UnpublishedError)
+        return stop(table.mapping, error, source) if is_reason else case
+    if case is not None and case.fate is Fate.COPY:
+        return replace(case, error=ErrorReport.of(error))
+    if table.is_in_sync:
+        return stop(table.mapping, error, source)
+    return Case(Fate.BLOCK, error=ErrorReport.of(error))
+
+
+def _judge_identity(
+    table: TableState, case: Case | None, identity: RelationIdentity, source: SourceMapping
+) -> Case | None:
+    if case is not None and case.fate is not Fate.COPY_AT_POINT:
+        return case
+    before = table.last.identity
+    if table.is_in_sync:
+        if needs_copy(before, identity):
+            return _copy(table, "its replica identity has changed")
+        return _judge_lost_identity(table, case, identity, source)
+    if table.is_set_aside and before == NONE and identity.is_usable:
+        if has_own_past(table.mapping.type):
+            return case  # an operator decides on the gap
+        return Case(Fate.COPY, "it has a replica identity again")
+    return case
+
+
+def _is_followed(table: TableState, case: Case | None) -> bool:
+    """Whether the stream brings the changes of *table* from now on, or a copy precedes them."""
+    if case is not None and case.fate is Fate.STOP:
+        return False
+    return not table.is_set_aside or (case is not None and case.fate is Fate.COPY)
+
+
+def _membership(
+    plan: PublicationPlan,
+    state: SourceState,
+    table: TableState,
+    case: Case | None,
+    identity: RelationIdentity,
+) -> LastPublished:
+    """Return the facts to store of *table*.
+
+    A table that stops keeps its former facts, but for an identity that the table lost: to gain an
+    identity helps.
+    """
+    if _is_followed(table, case):
+        mark = membership_fingerprint(state.publications.values(), identity)
+        return LastPublished(mark, identity.published, identity.root.oid)
+    was_usable = table.name not in plan.identities or plan.identities[table.name].is_usable
+    if was_usable and identity.is_usable:
+        return table.last
+    return replace(table.last, identity=NONE)
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+
+def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) -> Case:
+    """Return the case of a table that lacks changes because of *error*."""
+    first = error.remedy or "see to it that it is there and published"
+    again = _resync_command(mapping, source)
+    remedy = Remedy.of(first, "; changes may be missing, so then run: ", again)
+    report = ErrorReport(f"{error.message}; {remedy}", error.code, remedy)
+    return Case(Fate.STOP, error=report)
+
+
+def stop_replaced(mapping: RelationMapping, source: SourceMapping) -> Case:
+    """Return the case of a table under whose name the stream brings another table."""
+    name = mapping.source
+    error = TableGoneError(f'another table of the source has the name "{name}" now')
+    return stop(mapping, error, source)
+
+
+def _resync_command(mapping: RelationMapping, source: SourceMapping) -> Command:
+    options = after_loss([mapping.type])
+    name = str(mapping.source)
+    return run("resync", name, *options, database=source.database, sid=source.sid)

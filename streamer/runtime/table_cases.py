@@ -1,0 +1,352 @@
+"""Executes the cases of a source's tables (`streamer.runtime.reconcile`) in the running process.
+
+The cases that a single look cannot finish stay open, one for each table:
+
+- *renamed*: until a new attempt lets the relation follow, or the table has its name back.
+- *dropped*: until the target has the last changes of the table.
+- *replaced*: the same. Then the relation copies the table that has the name now, or stops.
+- *block*: until streamer can publish the table. Its copy begins then.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from streamer.apply.lane import MappedRelation
+from streamer.error_reports import ErrorReport
+from streamer.lsn import EVERYTHING, Lsn
+from streamer.mapping.options import OnTableDropped
+from streamer.mapping.renames import Obstacle
+from streamer.mapping.resync import Resync
+from streamer.progress.dropped_tables import forget_dropped
+from streamer.progress.relations import demand_copy, fail_copy, read_bare, require_resync
+from streamer.runtime.obstacles import Obstacles
+from streamer.runtime.publications import Publishing, Settled
+from streamer.runtime.reconcile import Case, Fate, stop_replaced
+from streamer.runtime.renames import Following, Renamed, judge, rename_error
+from streamer.runtime.services import Services
+from streamer.runtime.table_events import TableEvents
+from streamer.source.catalog import SourceServer, flush_wal
+from streamer.source.connection import Connection, connection, fetch_one
+from streamer.source.timeline import check_same_server_plainly
+from streamer.sync.coordinator import SyncCoordinator
+from streamer.sync.states import State
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Open:
+    """A case that waits."""
+
+    case: Case
+    end_lsn: Lsn | None = None
+    """The end of the changes of a dropped or replaced table, once known."""
+    reported: ErrorReport | None = None
+    """The last reported reason why no copy of the table can begin."""
+
+
+class TableCases:
+    """The open cases of one attempt to stream a source, and the consequences of all cases."""
+
+    def __init__(
+        self,
+        server: SourceServer,
+        services: Services,
+        tables: TableEvents,
+        publishing: Publishing,
+        unfollowed: Mapping[int, Obstacle],
+    ) -> None:
+        """*unfollowed*: the obstacles of renamed tables, by relation id."""
+        self._server = server
+        self._services = services
+        self._tables = tables
+        self._relations = tables.relations
+        self._publishing = publishing
+        self._unfollowed = unfollowed
+        self._bookkeeping = services.bookkeeping
+        self._obstacles = Obstacles(tables.source, services.bookkeeping, tables.relations)
+        self._open: dict[MappedRelation, _Open] = {}
+        self._coordinator: SyncCoordinator | None = None
+        self._remove: Callable[[MappedRelation], Awaitable[None]] | None = None
+        self.is_unsettled = False
+        """A look has left tables that the next look has to judge."""
+
+    @property
+    def are_open(self) -> bool:
+        """Whether a look has left something for the next one."""
+        return self.is_unsettled or bool(self._open)
+
+    @property
+    def has_renamed(self) -> bool:
+        """Whether tables have other names at the source now; a new attempt lets them follow."""
+        return bool(self._of(Fate.RENAMED))
+
+    def may_be_copied(self, mapped: MappedRelation) -> bool:
+        """Whether *mapped*, which needs a copy, is published and needs no request for the copy."""
+        waiting = self._open.get(mapped)
+        if mapped.is_set_aside or (waiting is not None and waiting.case.fate is not Fate.REPLACED):
+            return False
+        # A pattern brought the new name of a table that is to follow.
+        moves = self._of(Fate.RENAMED).values()
+        return all(waiting.case.name != mapped.mapping.source for waiting in moves)
+
+    def follow(
+        self,
+        coordinator: SyncCoordinator,
+        remove: Callable[[MappedRelation], Awaitable[None]],
+    ) -> None:
+        """Let *coordinator* make the copies that become possible or necessary from now on.
+
+        *remove* takes a relation out of the stream.
+        """
+        self._remove = remove
+        self._coordinator = coordinator
+        self._publishing.is_being_copied = coordinator.is_at
+
+    async def begin(self, plain: Connection) -> None:
+        """Settle everything before the stream starts. Raises SourceContentionError too."""
+        settled = await self.settle(plain)
+        if settled.contention is not None:
+            raise settled.contention
+
+    async def publish(self, relations: Iterable[MappedRelation]) -> None:
+        """Publish *relations*, which need a copy; begin the copies of the published ones."""
+        for mapped in list(relations):
+            self._publishing.renew(mapped)
+            self._expect(mapped)
+        async with connection(self._tables.source) as plain:
+            await check_same_server_plainly(plain, self._server)
+            await self.settle(plain)
+
+    def replaced(self, mapped: MappedRelation) -> None:
+        """The stream brings another table under the name of *mapped*, and nothing of it counts."""
+        waiting = self._open.get(mapped)
+        if waiting is None or waiting.case.fate is Fate.BLOCK:
+            self._open[mapped] = _Open(Case(Fate.REPLACED))
+
+    def _expect(self, mapped: MappedRelation) -> None:
+        """Have the next look begin the copy of *mapped*, if streamer can publish the table."""
+        waiting = self._open.get(mapped)
+        is_over = waiting is not None and waiting.case.fate is Fate.REPLACED
+        if waiting is None or (is_over and mapped.skip_through_lsn == EVERYTHING):
+            self._open[mapped] = _Open(Case(Fate.BLOCK))
+
+    def _of(self, fate: Fate) -> dict[MappedRelation, _Open]:
+        return {m: waiting for m, waiting in self._open.items() if waiting.case.fate is fate}
+
+    # ---- tables that are gone ------------------------------------------------------------------
+
+    async def leave_replaced(self, plain: Connection) -> None:
+        """Copy the tables that took the place of others, or stop, once the target has all changes
+        of the former ones.
+        """
+        for mapped, waiting in self._of(Fate.REPLACED).items():
+            if mapped not in self._relations:
+                del self._open[mapped]
+                continue
+            dropped = [other.mapping.source for other in self._of(Fate.DROPPED)]
+            if not await self._has_all(mapped, waiting, plain) or waiting.case.successor in dropped:
+                continue
+            self.is_unsettled = True
+            is_in_sync = mapped.skip_through_lsn != EVERYTHING
+            if is_in_sync:  # not stopped, and no copy is requested
+                await self._go_over_to_successor(mapped)
+            self._open.pop(mapped, None)
+            if is_in_sync and not mapped.is_set_aside:
+                self._expect(mapped)
+
+    async def _go_over_to_successor(self, mapped: MappedRelation) -> None:
+        if mapped.mapping.rule.on_table_dropped is OnTableDropped.STOP:
+            error = stop_replaced(mapped.mapping, self._tables.source).error
+            assert error is not None
+            await require_resync(self._bookkeeping, mapped.relation_id, error)
+            self._stop(mapped, error)
+            return
+        mapped.resync = Resync()
+        await demand_copy(self._bookkeeping, mapped.relation_id, mapped.resync)
+        self._log_copy(mapped, "its table was dropped, and another one has the name")
+        await self._copy_again(mapped, may_begin=False)
+        mapped.relid = None  # the next look finds the table that the name has
+
+    def expect_missing(self) -> None:
+        """Request copies as soon as the source has the tables that they lacked."""
+        while self._relations.missing:
+            mapped = self._relations.missing.pop()
+            if mapped.skip_through_lsn == EVERYTHING:
+                mapped.relid = None  # the next look finds the table that the name has
+            self._expect(mapped)
+            self.is_unsettled = True
+
+    async def let_go(self, plain: Connection) -> None:
+        """Forget dropped tables as soon as the target has all their changes."""
+        for mapped, waiting in self._of(Fate.DROPPED).items():
+            if not await self._has_all(mapped, waiting, plain):
+                continue
+            assert self._coordinator is not None
+            assert self._remove is not None
+            rule, fields = mapped.mapping.rule, self._log_fields(mapped)
+            closes = rule.on_table_dropped is OnTableDropped.CLOSE
+            now = await fetch_one(plain, "select pg_catalog.clock_timestamp()::text as now")
+            is_bare = bool(await read_bare(self._bookkeeping, [mapped.relation_id]))
+            self._coordinator.give_up(mapped)
+            await self._remove(mapped)
+            self._open.pop(mapped, None)
+            await forget_dropped(
+                self._bookkeeping,
+                mapped.relation_id,
+                mapped.mapping.target,
+                mapped.source.sid,
+                ends_at=now["now"] if closes and not is_bare else None,
+            )
+            if is_bare:
+                log.info("table is gone before its first copy", **fields)
+                continue
+            log.warning(
+                "table was dropped at the source, and its target keeps the rows",
+                **fields,
+                on_table_dropped=rule.on_table_dropped.value,
+            )
+
+    async def _has_all(self, mapped: MappedRelation, waiting: _Open, plain: Connection) -> bool:
+        """Whether the target has the last changes of *mapped*, or cannot get them."""
+        if waiting.end_lsn is None:
+            waiting.end_lsn = await flush_wal(plain)
+        if mapped.skip_through_lsn == EVERYTHING:
+            return True
+        pending = self._relations.lane(mapped).pending.flush_lsn_max
+        is_dispatched = self._tables.tracker.newest_lsn >= waiting.end_lsn
+        return is_dispatched and (pending is None or pending >= waiting.end_lsn)
+
+    # ---- cases ---------------------------------------------------------------------------------
+
+    async def settle(self, plain: Connection) -> Settled:
+        """Settle everything now. Raises StreamerError."""
+        settled = await self._publishing.settle(plain)
+        self.is_unsettled = settled.is_unsettled
+        named = self._keep_open(settled.cases)
+        cases = {**settled.cases, **await self._judge_renames(named)}
+        for mapped, case in cases.items():
+            if case.fate is Fate.STOP and case.error is not None:
+                self._stop(mapped, case.error)
+        for mapped, case in cases.items():
+            if case.fate in (Fate.COPY, Fate.COPY_AT_POINT):
+                self._log_copy(mapped, case.reason)
+            if case.fate is Fate.COPY:
+                await self._copy_again(mapped, may_begin=case.error is None)
+        if settled.contention is not None:
+            log.warning("waiting", source=self._tables.source.label, reason=str(settled.contention))
+        else:
+            await self._block(cases)
+        return settled
+
+    def _keep_open(self, cases: Mapping[MappedRelation, Case]) -> list[MappedRelation]:
+        """Keep the cases that wait; return the tables that have their names back."""
+        named = []
+        for mapped, waiting in list(self._open.items()):
+            fate = cases[mapped].fate if mapped in cases else None
+            if waiting.case.fate in (Fate.RENAMED, Fate.DROPPED):
+                if waiting.case.fate is Fate.RENAMED and fate is not Fate.RENAMED:
+                    named.append(mapped)
+                if fate not in (Fate.RENAMED, Fate.DROPPED):
+                    del self._open[mapped]
+                    if mapped in self._relations:
+                        self._expect(mapped)
+        for mapped, case in cases.items():
+            if case.fate in (Fate.RENAMED, Fate.DROPPED, Fate.REPLACED):
+                if mapped not in self._of(case.fate):
+                    self._open[mapped] = _Open(case)
+                self._open[mapped].case = case
+        return named
+
+    async def _judge_renames(self, named: Iterable[MappedRelation]) -> dict[MappedRelation, Case]:
+        """Stop the renamed tables that cannot follow, and have a new attempt for the others.
+
+        *named*: tables that have their names back. Return the cases of tables that cannot follow
+        and whose changes streamer does not hold.
+        """
+        source = self._tables.source
+        for mapped in named:
+            if mapped.obstacle is not None and mapped in self._relations:
+                await self._obstacles.remove(mapped)
+        moves = {
+            mapped: Renamed(mapped.relation_id, mapped.mapping.source, mapped.mapping.target, name)
+            for mapped, waiting in self._of(Fate.RENAMED).items()
+            if (name := waiting.case.name) is not None
+        }
+        if not moves:
+            return {}
+        names = [mapped.mapping.source for mapped in self._relations]
+        namespace = self._services.target_namespace
+        steps = await judge(self._bookkeeping, source, list(moves.values()), names, namespace)
+        cases = {}
+        for mapped, move in moves.items():
+            step = self._unfollowed.get(move.relation_id, steps[move.relation_id])
+            if isinstance(step, Following):
+                self._services.tables_appeared(source.label)
+                continue
+            error = rename_error(move.former, move.now, step)
+            if mapped.skip_through_lsn != EVERYTHING:
+                await self._obstacles.stop(mapped, error)
+            elif not mapped.is_set_aside:
+                case = Case(Fate.RENAMED, name=move.now, error=ErrorReport.of(error))
+                cases[mapped] = case
+        return cases
+
+    def _stop(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        log.error("table stopped", **self._log_fields(mapped), error=error.text, **error.log_fields)
+        self._relations.set_aside(mapped)
+        if self._relations.state(mapped) is not State.PAUSED:
+            self._relations.set_state(mapped, State.ERROR, error)
+
+    def _log_copy(self, mapped: MappedRelation, reason: str) -> None:
+        log.warning("table is copied again", **self._log_fields(mapped), reason=reason)
+
+    def _log_fields(self, mapped: MappedRelation) -> dict[str, str]:
+        return {"source": self._tables.source.label, "table": str(mapped.mapping.source)}
+
+    async def _copy_again(self, mapped: MappedRelation, *, may_begin: bool) -> None:
+        self._publishing.renew(mapped)
+        is_paused = self._relations.state(mapped) is State.PAUSED
+        if not is_paused:
+            self._relations.set_state(mapped, State.INIT)
+        if self._coordinator is None:  # the stream has not begun, and with it come the copies
+            self._relations.hold_for_copy(mapped)
+            return
+        self._coordinator.give_up(mapped)
+        await self._relations.hold_until_settled(mapped, self._tables.tracker.newest_lsn)
+        self._publishing.know_table(mapped)
+        if not is_paused and may_begin:
+            self._coordinator.request(mapped)
+
+    async def _block(self, cases: Mapping[MappedRelation, Case]) -> None:
+        """Report the tables that cannot be copied yet, and copy those that can by now."""
+        former, blocked = dict(self._open), self._of(Fate.BLOCK)
+        for mapped in blocked:
+            del self._open[mapped]
+        for mapped, case in cases.items():
+            if case.error is None or case.fate is Fate.STOP:
+                continue
+            if self._coordinator is not None and self._coordinator.is_at(mapped):
+                continue  # the copy will say so, or the next look after it
+            waiting = self._open.setdefault(mapped, _Open(Case(Fate.BLOCK)))
+            is_told = mapped in former and former[mapped].reported == case.error
+            waiting.reported = case.error
+            if is_told:
+                continue
+            log.error(
+                "table cannot be copied",
+                **self._log_fields(mapped),
+                error=case.error.text,
+                **case.error.log_fields,
+            )
+            await fail_copy(self._bookkeeping, mapped.relation_id, case.error)
+            self._relations.set_state(mapped, State.ERROR, case.error)
+        for mapped in blocked:
+            if mapped not in self._relations or self._coordinator is None:
+                continue
+            if self._relations.awaits_copy(mapped) and self.may_be_copied(mapped):
+                if not mapped.is_held_to_point:
+                    self._relations.set_state(mapped, State.INIT)
+                self._coordinator.request(mapped)

@@ -1,0 +1,483 @@
+"""The fate of a table, from facts of the source and of the bookkeeping: a table of cases."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from streamer.errors import SourceDivergedError, SourceRejectedError, StreamerError
+from streamer.mapping.names import RelationName, parse_name
+from streamer.mapping.options import OnTableDropped, TableType
+from streamer.mapping.rules import RelationMapping
+from streamer.runtime.reconcile import (
+    Case,
+    Fate,
+    LastPublished,
+    PublicationPlan,
+    SourceState,
+    TableState,
+    conclude,
+    reconcile,
+)
+from streamer.source.publication import Member, Publication
+from streamer.source.replica_identity import RelationIdentity, TableIdentity
+from tests.unit.build import relation_mapping, source_mapping
+
+SOURCE = source_mapping()
+T, U = RelationName("public", "t"), RelationName("public", "u")
+COLUMNS = ("id", "v", "secret")
+LAST = LastPublished("1.1/7", "key id", 1)
+REFUSED = SourceRejectedError("permission denied", hint="grant it")
+
+
+def identity(
+    *key: str, oid: int = 1, name: RelationName = T, leaf: str | None = None, unlogged: bool = False
+) -> RelationIdentity:
+    """The identity of a table; *leaf*: the key of its partition."""
+    root = TableIdentity(oid, name, "d", key)
+    leaves = []
+    if leaf is not None:
+        leaves = [TableIdentity(99, parse_name("public.l"), "d", (leaf,), is_unlogged=unlogged)]
+    return RelationIdentity(root, tuple(leaves), leaf is not None, COLUMNS)
+
+
+KEYED = identity("id")
+KEYLESS = identity()
+
+
+def publication(
+    *names: RelationName, inserts: bool = False, mark: str = "7", **member: Any
+) -> Publication:
+    operations = {"insert", "truncate"} | (set() if inserts else {"update", "delete"})
+    return Publication(
+        "streamer_shop_ins" if inserts else "streamer_shop",
+        "2.1" if inserts else "1.1",
+        is_owned=True,
+        publishes=frozenset(operations),
+        via_root=True,
+        members={name: Member(mark, relid=1, **member) for name in names},
+    )
+
+
+PUBLISHED = publication(T)
+ABSENT = publication()
+INSERTS = publication(T, inserts=True)
+
+
+@dataclass(frozen=True)
+class World:
+    """One table, the source before the publications change, and the source behind."""
+
+    published: Publication = PUBLISHED
+    inserts: Publication = field(default_factory=lambda: publication(inserts=True))
+    identity: RelationIdentity | None = KEYED
+    behind: RelationIdentity | None = None
+    """None: as before."""
+    oids: frozenset[int] = frozenset({1})
+    captures: bool = False
+    refused: StreamerError | None = None
+    dropped: OnTableDropped = OnTableDropped.STOP
+    type: TableType = TableType.CLONE
+    excludes: str | None = None
+    """A column of a rule with `column_list`."""
+    table: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def mapping(self) -> RelationMapping:
+        mapping = relation_mapping(table_type=self.type, exclude=[self.excludes or "secret"])
+        rule = replace(
+            mapping.rule, on_table_dropped=self.dropped, column_list=self.excludes is not None
+        )
+        return replace(mapping, rule=rule)
+
+    def state(self, now: RelationIdentity | None, *publications: Publication) -> SourceState:
+        identities = {} if now is None else {now.name: now}
+        by_name = {each.name: each for each in publications}
+        return SourceState(by_name, identities, self.oids, 15_00_00, self.captures)
+
+    def run(self) -> tuple[PublicationPlan, PublicationPlan]:
+        """Return the plan before the publications change, and behind."""
+        facts: dict[str, Any] = {"last": LAST, "oid": 1, "seen_oid": 1, "is_in_sync": True}
+        table = TableState(self.mapping, **facts | self.table)
+        plan = reconcile(self.state(self.identity, self.published, self.inserts), [table], SOURCE)
+        refused = {} if self.refused is None else {T: self.refused}
+        last = replace(table.last, mark=None) if plan.unmarked else table.last
+        tables = [replace(table, last=last, oid=table.oid or plan.oids.get(T))]
+        changed = self._changed(self.published, plan), self._changed(self.inserts, plan)
+        state = self.state(self.behind or self.identity, *changed)
+        return plan, conclude(plan, state, tables if plan.tables else [], refused, SOURCE)
+
+    def _changed(self, publication: Publication, plan: PublicationPlan) -> Publication:
+        """Return the publication with the members of *plan*."""
+        if self.refused is not None:
+            return publication
+        members = {}
+        for wanted in plan.members:
+            if wanted.is_usable is (publication.name == "streamer_shop"):
+                member = publication.members.get(wanted.name, Member("9", relid=wanted.root.oid))
+                if wanted.name in plan.relisted | plan.fresh:
+                    member = Member("9", columns=plan.lists.columns.get(wanted.name))
+                members[wanted.name] = member
+        return replace(publication, members=members)
+
+
+def table(**facts: Any) -> dict[str, Any]:
+    return facts
+
+
+NEW = table(last=LastPublished(), oid=None, seen_oid=None, is_in_sync=False)
+ASIDE = table(is_in_sync=False, is_set_aside=True)
+WITHOUT_KEY = replace(LAST, identity="none")
+LISTED = publication(T, columns=frozenset({"id"}))
+"""The list lacks column v."""
+GONE = World(published=ABSENT, identity=None, oids=frozenset())
+OTHER = World(publication(mark="8"), identity=identity("id", oid=2), oids=frozenset({2}))
+"""Another table has the name."""
+KEEP, CLOSE = OnTableDropped.KEEP, OnTableDropped.CLOSE
+WHILE_COPYING = "copy: the application replaced it during its copy"
+RELISTED = 'its publication did not send column "v"'
+CHANGED = "its replica identity has changed"
+RETURNED = "copy: it was not published while the mapping lacked it"
+
+CASES: dict[str, tuple[World, str, str]] = {
+    # The name: the facts, the case before the publications change, and the case behind.
+    "nothing changed": (World(), "", ""),
+    "another key": (World(identity=identity("v")), "", ""),
+    "a first look": (World(table=table(last=LastPublished())), "", ""),
+    "a fingerprint that streamer was about to read": (
+        World(published=publication(T, mark="8"), table=table(last=replace(LAST, mark=None))),
+        "",
+        "",
+    ),
+    # -- changes may be missing
+    "another membership": (World(publication(T, mark="8")), "stop unpublished", "stop unpublished"),
+    "an altered publication": (
+        World(replace(PUBLISHED, mark="1.2")),
+        "stop unpublished",
+        "stop unpublished",
+    ),
+    "no membership": (World(ABSENT), "stop unpublished", "stop unpublished"),
+    "a table that is gone": (GONE, "stop table_gone", "stop table_gone"),
+    "a table that is gone, and a copy runs": (
+        replace(GONE, table=table(is_being_copied=True)),
+        WHILE_COPYING,
+        f"{WHILE_COPYING}, but table_gone",
+    ),
+    "a table that a session moved": (
+        replace(GONE, dropped=KEEP, oids=frozenset({1})),
+        "stop table_gone",
+        "stop table_gone",
+    ),
+    "a renamed table that is still published": (
+        replace(GONE, dropped=KEEP, published=publication(U)),
+        "stop table_gone",
+        "stop table_gone",
+    ),
+    "a fault is the better reason": (
+        World(replace(PUBLISHED, mark="1.2", publishes=frozenset({"insert"}))),
+        "stop unpublished",
+        'stop unpublished: publication "streamer_shop" does not publish update',
+    ),
+    "a filter of an administrator": (
+        World(publication(T, is_filtered=True)),
+        "",
+        "stop unpublished",
+    ),
+    "an unlogged partition": (
+        World(identity=identity("id", leaf="id", unlogged=True)),
+        "",
+        "stop unpublished",
+    ),
+    "a table that the role may not move": (
+        World(
+            ABSENT, INSERTS, refused=REFUSED, table=table(last=LastPublished("2.1/7", "none", 1))
+        ),
+        "",
+        "stop source_auth",
+    ),
+    # -- the mapping lacked the table
+    "the mapping has the table again": (
+        World(ABSENT, table=table(has_returned=True)),
+        RETURNED,
+        RETURNED,
+    ),
+    "the mapping has a table again that is gone": (
+        replace(GONE, table=table(has_returned=True)),
+        RETURNED,
+        f"{RETURNED}, but table_gone",
+    ),
+    "the mapping has the table again, which the role may not publish": (
+        World(ABSENT, refused=REFUSED, table=table(has_returned=True)),
+        RETURNED,
+        f"{RETURNED}, but source_auth",
+    ),
+    # -- another table has the name
+    "a replaced table": (OTHER, "replaced", "replaced"),
+    "a table that took the name of a renamed one": (
+        replace(OTHER, oids=frozenset({1, 2})),
+        "stop unpublished",
+        "stop unpublished",
+    ),
+    "a replaced table whose copy runs": (
+        replace(OTHER, table=table(is_being_copied=True)),
+        WHILE_COPYING,
+        WHILE_COPYING,
+    ),
+    "a replaced table whose copy is over": (
+        replace(OTHER, table=table(oid=2)),
+        WHILE_COPYING,
+        WHILE_COPYING,
+    ),
+    "a replaced table with a past, whose copy is over": (
+        replace(OTHER, table=table(oid=2, has_past=True)),
+        "stop unpublished",
+        "stop unpublished",
+    ),
+    "a replaced table that the mapping lacked": (
+        replace(OTHER, table=table(has_returned=True)),
+        RETURNED,
+        RETURNED,
+    ),
+    "a replaced table that is not in sync": (
+        replace(OTHER, table=table(is_in_sync=False)),
+        "",
+        "",
+    ),
+    # -- gone for good, or moved
+    "a dropped table": (replace(GONE, dropped=KEEP), "dropped", "dropped"),
+    "a dropped table with a past": (replace(GONE, dropped=CLOSE), "dropped", "dropped"),
+    "a dropped table of which the target has nothing": (
+        replace(GONE, table={**NEW, "is_bare": True}),
+        "dropped",
+        "dropped",
+    ),
+    "a missing table that an operator named": (replace(GONE, table=NEW), "", "block table_gone"),
+    "a renamed table": (
+        World(publication(U), identity=identity("id", name=U), captures=True),
+        "renamed public.u",
+        "renamed public.u",
+    ),
+    "a renamed table without the capture": (
+        World(publication(U), identity=identity("id", name=U)),
+        "stop table_gone",
+        "stop table_gone",
+    ),
+    # -- replica identities
+    "a lost identity": (World(identity=KEYLESS), "stop identity_lost", "stop identity_lost"),
+    "a lost identity that is back by now": (
+        World(identity=KEYLESS, behind=KEYED),
+        "stop identity_lost",
+        "stop identity_lost",
+    ),
+    "an identity that gets lost meanwhile": (
+        World(behind=KEYLESS),
+        "",
+        "stop identity_lost",
+    ),
+    "a gained identity": (
+        World(ABSENT, INSERTS, table=table(last=WITHOUT_KEY)),
+        "",
+        f"copy: {CHANGED}",
+    ),
+    "a gained identity of a table with a past": (
+        World(ABSENT, INSERTS, table=table(last=WITHOUT_KEY, has_past=True)),
+        "",
+        f"copy at a point: {CHANGED}",
+    ),
+    "identities of partitions changed": (
+        World(identity=identity("v", leaf="v")),
+        "",
+        f"copy: {CHANGED}",
+    ),
+    "a partition without an identity": (
+        World(identity=identity("id", leaf="v")),
+        "stop identity_lost",
+        "stop identity_lost",
+    ),
+    "never an identity": (
+        World(ABSENT, INSERTS, KEYLESS, table=table(last=LastPublished("2.1/7", "none", 1))),
+        "",
+        "",
+    ),
+    # -- stopped tables
+    "a stopped table": (World(table=ASIDE), "", ""),
+    "a stopped table that is unpublished": (World(ABSENT, table=ASIDE), "", ""),
+    "a stopped table that is gone": (replace(GONE, table=ASIDE), "", ""),
+    "a stopped table with an identity again": (
+        World(ABSENT, INSERTS, table={**ASIDE, "last": WITHOUT_KEY}),
+        "",
+        "copy: it has a replica identity again",
+    ),
+    "a stopped table with a gap and an identity again": (
+        World(ABSENT, INSERTS, type=TableType.APPEND, table={**ASIDE, "last": WITHOUT_KEY}),
+        "",
+        "",
+    ),
+    # -- column lists
+    "a list lacks a column": (
+        World(LISTED, excludes="secret"),
+        f"copy: {RELISTED}",
+        f"copy: {RELISTED}",
+    ),
+    "a list of a table with a past lacks a column": (
+        World(LISTED, excludes="secret", table=table(has_past=True)),
+        f"copy at a point: {RELISTED} (v)",
+        f"copy at a point: {RELISTED} (v)",
+    ),
+    "a list lacks a column while a first copy runs": (
+        World(LISTED, excludes="secret", table=table(is_in_sync=False, is_being_copied=True)),
+        f"copy: {RELISTED}",
+        f"copy: {RELISTED}",
+    ),
+    "a list sends too much": (World(PUBLISHED, excludes="secret"), "", ""),
+    "a list that the source cannot have": (
+        World(PUBLISHED, excludes="id"),
+        "",
+        "stop unpublished",
+    ),
+    "a list lacks a column, and the identity is lost": (
+        World(LISTED, excludes="secret", identity=KEYLESS, table=table(has_past=True)),
+        "stop identity_lost",
+        "stop identity_lost",
+    ),
+    # -- tables before their copy
+    "a new table": (World(ABSENT, table=NEW), "", ""),
+    "a new table that the role may not publish": (
+        World(ABSENT, refused=REFUSED, table=NEW),
+        "",
+        "block source_auth",
+    ),
+    "a new table with an unlogged partition": (
+        World(ABSENT, identity=identity("id", leaf="id", unlogged=True), table=NEW),
+        "",
+        "block unpublished",
+    ),
+}
+
+
+def text_of(plan: PublicationPlan) -> str:
+    case = plan.cases.get(T)
+    if case is None:
+        return ""
+    text = case.fate.value
+    if case.name is not None:
+        text += f" {case.name}"
+    if case.reason:
+        text += f": {case.reason}"
+    if case.columns is not None:
+        text += f" ({', '.join(case.columns)})"
+    if case.error is not None:
+        text += ", but" if case.fate is Fate.COPY else ""
+        text += f" {case.error.code}: {case.error.text}"
+    return text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_table_has_its_case(name: str) -> None:
+    world, before, behind = CASES[name]
+    plans = world.run()
+    for plan, text in zip(plans, (before, behind), strict=True):
+        assert text_of(plan).startswith(text)
+        assert bool(text_of(plan)) is bool(text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_second_plan_finds_nothing_more_to_change(name: str) -> None:
+    """A table that continues continues by the stored facts, too."""
+    world, _, behind = CASES[name]
+    if behind or world.table.get("is_set_aside") or world.refused:
+        return
+    first, second = world.run()
+    last = second.memberships[T]
+    published, inserts = (world._changed(p, first) for p in (world.published, world.inserts))
+    again = replace(
+        world,
+        published=published,
+        inserts=inserts,
+        table={**world.table, "last": last, "is_in_sync": True, "oid": last.oid},
+    )
+    assert [text_of(plan) for plan in again.run()] == ["", ""]
+    assert again.run()[1].memberships == {T: last}
+
+
+@pytest.mark.parametrize(
+    ("world", "is_published", "memory"),
+    [
+        # A session that took a stopped table out of a publication does not find the table back.
+        (World(ABSENT), False, LAST),
+        (World(ABSENT, table=ASIDE), False, LAST),
+        (World(publication(T, mark="8")), True, LAST),
+        # To gain an identity helps later.
+        (World(identity=KEYLESS), True, replace(LAST, identity="none")),
+        (World(identity=KEYLESS, behind=KEYED), True, replace(LAST, identity="none")),
+        (World(identity=KEYLESS, table=ASIDE), True, replace(LAST, identity="none")),
+        (World(ABSENT, table=NEW), True, LastPublished("1.1/9", "key id", 1)),
+        (World(PUBLISHED, excludes="secret"), True, replace(LAST, mark="1.1/9")),
+        (World(ABSENT, table=table(has_returned=True)), True, replace(LAST, mark="1.1/9")),
+    ],
+)
+def test_a_plan_says_what_to_publish_and_to_remember(
+    world: World, is_published: bool, memory: LastPublished
+) -> None:
+    before, behind = world.run()
+    assert [member.name for member in before.members] == [T] * is_published
+    assert behind.memberships == {T: memory}
+
+
+def test_streamer_forgets_a_fingerprint_before_it_changes_a_list() -> None:
+    """Unless a copy is due: the process may die before it reads the next fingerprint."""
+    assert World(PUBLISHED, excludes="secret").run()[0].unmarked == {T}
+    assert World(LISTED, excludes="secret").run()[0].unmarked == set()
+    past = World(LISTED, excludes="secret", table=table(has_past=True))
+    assert past.run()[0].unmarked == {T}
+
+
+def test_a_lost_publication_ends_the_stream() -> None:
+    with pytest.raises(SourceDivergedError, match="were dropped by another session"):
+        World(replace(PUBLISHED, mark="8.1")).run()
+    assert World(replace(PUBLISHED, mark="8.1"), table=ASIDE).run()[1].cases == {}
+
+
+def test_a_name_that_gets_another_table_meanwhile_waits_for_the_next_plan() -> None:
+    _, plan = World(behind=identity("id", oid=2)).run()
+    assert plan.is_unsettled
+    assert not plan.cases
+    assert not plan.memberships
+
+
+def test_a_table_of_its_own_that_takes_the_place_of_another_has_a_successor() -> None:
+    world = World(captures=True)
+    u = TableState(
+        relation_mapping(source="public.u", target="public.u"),
+        LastPublished("1.1/8", "key id", 2),
+        oid=2,
+        is_in_sync=True,
+    )
+    t = TableState(world.mapping, LAST, oid=1, is_in_sync=True)
+    now = replace(PUBLISHED, members={T: Member("8", relid=2)})
+    state = replace(world.state(identity("id", oid=2), now, publication(inserts=True)), oids={2})
+    plan = reconcile(state, [t, u], SOURCE)
+    assert plan.cases == {T: Case(Fate.REPLACED, successor=U), U: Case(Fate.DROPPED)}
+    assert plan.is_unsettled
+    assert not plan.members, "nothing of the former table may be left"
+    assert plan.kept == {"1.1/7", "1.1/8"}
+
+
+def test_tables_that_exchange_their_names_stay_published() -> None:
+    world = World(captures=True)
+    tables = [
+        TableState(
+            relation_mapping(source=str(name), target=str(name)),
+            LastPublished(f"1.1/{mark}", "key id", oid),
+            oid=oid,
+            is_in_sync=True,
+        )
+        for name, mark, oid in ((T, 7, 1), (U, 8, 2))
+    ]
+    now = replace(PUBLISHED, members={T: Member("8", relid=2), U: Member("7", relid=1)})
+    state = world.state(None, now, publication(inserts=True))
+    swapped = {T: identity("id", oid=2), U: identity("id", name=U)}
+    plan = reconcile(replace(state, identities=swapped, oids={1, 2}), tables, SOURCE)
+    assert plan.cases == {T: Case(Fate.RENAMED, name=U), U: Case(Fate.RENAMED, name=T)}
+    assert {member.name for member in plan.members} == {T, U}
+    assert not plan.tables
