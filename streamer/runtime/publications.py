@@ -1,8 +1,8 @@
 """The publications of one source: reads their facts, and executes the plan that follows from them.
 
-The bookkeeping stores how every ready relation was published: the fingerprint of its membership in
-a publication, its replica identity, and the OID of its table. At every start, and whenever the guard
-finds other facts in the catalogs, `streamer.runtime.reconcile` makes a plan.
+The bookkeeping stores how every ready relation was published: the fingerprint of its membership,
+its replica identity, and the OID of its table. At every start, and whenever the guard finds other
+facts in the catalogs, `streamer.runtime.reconcile` makes a plan.
 """
 
 import asyncio
@@ -78,6 +78,11 @@ async def read_state(
     return SourceState(publications, identities, oids, version, captures)
 
 
+def last_published(record: RelationRecord) -> LastPublished:
+    """Return how the table of *record* was published when streamer last saw the table."""
+    return LastPublished(record.publication_mark, record.identity, record.source_oid)
+
+
 class Publishing:
     """The publications of one source, for one attempt to stream it."""
 
@@ -107,9 +112,7 @@ class Publishing:
         """Take the stored facts of a relation."""
         if record.has_returned:
             self._returned.add(record.relation_id)
-        self._memberships[record.relation_id] = LastPublished(
-            record.publication_mark, record.identity, record.source_oid
-        )
+        self._memberships[record.relation_id] = last_published(record)
 
     def change(self, source: SourceMapping) -> None:
         """Go by other rules from now on."""

@@ -518,6 +518,18 @@ def conclude(
     )
 
 
+def foresee(plan: PublicationPlan, source: SourceMapping) -> dict[RelationName, Case]:
+    """Return the cases of *plan* once streamer has changed the publications, without faults."""
+    cases = dict(plan.cases)
+    for table in plan.tables:
+        identity, case = plan.identities.get(table.name), cases.get(table.name)
+        if identity is not None:
+            case = _judge_identity(table, case, identity, source)
+        if case is not None:
+            cases[table.name] = case
+    return cases
+
+
 def _find_fault(
     table: TableState,
     state: SourceState,

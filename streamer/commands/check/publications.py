@@ -4,39 +4,81 @@ from collections.abc import Iterable
 
 from streamer.commands.check.findings import (
     Finding,
+    Fix,
     Place,
     at_source,
     error,
     in_words,
     info,
-    run_here,
     some_of,
     warning,
 )
+from streamer.commands.check.rules import resolve_each
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
-from streamer.hints import command
-from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
+from streamer.progress.relations import RelationRecord
 from streamer.report.problems import Severity
+from streamer.runtime.publications import last_published
+from streamer.runtime.reconcile import (
+    Fate,
+    PublicationPlan,
+    SourceState,
+    TableState,
+    foresee,
+    reconcile,
+)
 from streamer.source.catalog import SourceRelation
-from streamer.source.column_lists import LISTS_SINCE, ColumnLists, column_lists, sent_columns
+from streamer.source.column_lists import LISTS_SINCE, ColumnLists, sent_columns
 from streamer.source.publication import (
     PublicationChanges,
     PublicationFault,
-    interrupted_error,
-    membership_fingerprint,
     moves_to_updates,
     publication_changes,
     publication_faults,
 )
 from streamer.source.replica_identity import RelationIdentity
+from streamer.sync.states import State, needs_copy
 
 
-def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
+def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> PublicationPlan:
+    """Return the plan with which `run` would begin. Raises SourceDivergedError."""
+    server = facts.server
+    assert server is not None
+    identities = {name: relation.identity for name, relation in facts.relations.items()}
+    captures = facts.capture is not None and facts.capture.token is not None
+    oids = {table.oid for table in facts.seen}
+    state = SourceState(facts.publications, identities, oids, server.version, captures)
+    records = {} if target is None else target.records_of(facts.source)
+    gone = records.keys() - {mapping.source for mapping in facts.mappings}
+    # The target decides nothing here, so its namespace may be any.
+    mappings = [*facts.mappings, *resolve_each(facts.source, sorted(gone), "public")[0]]
+    tables = [_stored(mapping, records.get(mapping.source)) for mapping in mappings]
+    return reconcile(state, tables, facts.source)
+
+
+def _stored(mapping: RelationMapping, record: RelationRecord | None) -> TableState:
+    """Return a table as a start of `run` has it."""
+    if record is None:
+        return TableState(mapping)
+    is_waiting = needs_copy(State(record.state), has_snapshot=record.snapshot_lsn is not None)
+    is_in_sync = not record.needs_resync and (record.chunks is not None or not is_waiting)
+    return TableState(
+        mapping,
+        last_published(record),
+        is_in_sync=is_in_sync,
+        is_set_aside=record.needs_resync,
+        has_past=is_in_sync and mapping.rule.keeps_past,
+        is_bare=record.is_bare and mapping.rule.pattern.is_pattern,
+    )
+
+
+def check_publications(
+    facts: SourceFacts, target: TargetFacts | None, plan: PublicationPlan
+) -> Iterable[Finding]:
     """Whether the wanted tables are published, or streamer can publish them."""
-    place, source, server = Place(facts.label), facts.source, facts.server
+    place, server = Place(facts.label), facts.server
     assert server is not None
     if server.version < 13_00_00:
         for mapping, relation in facts.mapped():
@@ -44,12 +86,9 @@ def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterab
                 problem = "is partitioned, and PostgreSQL 12 cannot publish that"
                 fix = in_words("remove it from `tables`, or upgrade that server")
                 yield error(Place(facts.label, str(mapping.source)), problem, fix)
-    lists = _lists(facts)
-    changes = publication_changes(
-        source, _identities(facts), facts.publications, server.version, lists=lists
-    )
+    changes = planned_changes(facts, plan)
     if changes.needed:
-        obstacles = _publishing_obstacles(facts, changes)
+        obstacles = _publishing_obstacles(facts, plan, changes)
         if obstacles:
             problem = f'role "{server.role}" cannot publish the tables: {"; ".join(obstacles)}'
             yield error(place, problem, at_source(*changes.needed, words="as an administrator"))
@@ -57,42 +96,51 @@ def check_publications(facts: SourceFacts, target: TargetFacts | None) -> Iterab
             problem = "the tables are not published"
             yield error(place, problem, at_source(*changes.needed, words="on the primary"))
     yield from _check_surplus(facts, changes)
-    yield from _check_faults(facts, target, lists)
+    yield from _check_faults(facts, target, plan.lists)
     yield from _check_all_tables(facts)
-    yield from _check_excluded(facts, lists)
-    if target is not None:
-        yield from _check_marks(facts, target)
+    yield from _check_excluded(facts, plan.lists)
+    yield from _check_cases(facts, plan)
 
 
-def moving_sql(facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation) -> list[str]:
+def planned_changes(facts: SourceFacts, plan: PublicationPlan) -> PublicationChanges:
+    """Return the statements without which the tables of *plan* are not published."""
+    server = facts.server
+    assert server is not None
+    return publication_changes(
+        facts.source,
+        plan.members,
+        facts.publications,
+        server.version,
+        kept=plan.kept,
+        lists=plan.lists,
+    )
+
+
+def moving_sql(
+    facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation, plan: PublicationPlan
+) -> list[str]:
     """Return the statements that publish updates of a table once its identity allows that.
 
     None if `run` may run these itself. The statements of `check_publications` go before.
     """
-    source, server, lists = facts.source, facts.server, _lists(facts)
+    server = facts.server
     assert server is not None
-    changes = publication_changes(
-        source, _identities(facts), facts.publications, server.version, lists=lists
-    )
     is_able = relation.owned and all(each.is_owned for each in facts.publications.values())
-    is_able = is_able and not server.in_recovery and not _publishing_obstacles(facts, changes)
+    is_able = is_able and not server.in_recovery
+    is_able = is_able and not _publishing_obstacles(facts, plan, planned_changes(facts, plan))
     # A column list goes by the identity, so the next check knows the list.
     if is_able or mapping.rule.column_list:
         return []
-    return moves_to_updates(source, relation.name, facts.publications)
-
-
-def _lists(facts: SourceFacts) -> ColumnLists:
-    assert facts.server is not None
-    publications = facts.publications.values()
-    return column_lists(facts.mappings, _identities(facts), publications, facts.server.version)
+    return moves_to_updates(facts.source, relation.name, facts.publications)
 
 
 def _identities(facts: SourceFacts) -> list[RelationIdentity]:
     return [relation.identity for relation in facts.relations.values()]
 
 
-def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> list[str]:
+def _publishing_obstacles(
+    facts: SourceFacts, plan: PublicationPlan, changes: PublicationChanges
+) -> list[str]:
     """Return the privileges that the role lacks for *changes*."""
     server, usage = facts.server, facts.usage
     assert server is not None
@@ -102,7 +150,8 @@ def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> li
     names = (facts.source.publication, facts.source.publication_inserts)
     if not usage.may_create and any(name not in present for name in names):
         obstacles.append(f'it lacks CREATE on database "{server.database}"')
-    wanted = {relation.name: relation for relation in facts.relations.values()}
+    members = [member.name for member in plan.members]
+    wanted = {name: facts.relations[name] for name in members if name in facts.relations}
     published = set()
     for name, publication in present.items():
         usable = name == facts.source.publication
@@ -220,19 +269,24 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
             )
 
 
-def _check_marks(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
-    """Tables in sync that were temporarily unpublished."""
-    for mapping, relation in facts.mapped():
-        record = target.record(facts.source, mapping)
-        if record is None or target.needs_copy(facts.source, mapping):
-            continue
-        mark = membership_fingerprint(facts.publications.values(), relation.identity)
-        if record.publication_mark not in (None, mark):
-            table, source = str(mapping.source), facts.source
-            options = after_loss([mapping.type])
-            resync = command("resync", table, *options, database=source.database, sid=source.sid)
-            yield error(
-                Place(facts.label, table),
-                f"{interrupted_error(mapping.source).message}, so changes may be missing",
-                run_here(resync),
-            )
+def _check_cases(facts: SourceFacts, plan: PublicationPlan) -> Iterable[Finding]:
+    """The consequences that `run` draws for tables whose rows the target has."""
+    source = facts.source
+    for name, case in foresee(plan, source).items():
+        place = Place(facts.label, str(name))
+        match case.fate:
+            case Fate.STOP if case.error is not None:
+                fix = None if case.error.remedy is None else Fix.of(case.error.remedy)
+                yield error(place, case.error.message, fix, case.error.code)
+            case Fate.COPY | Fate.COPY_AT_POINT:
+                yield warning(place, f"{case.reason}, so `run` copies the table again")
+            case Fate.RENAMED:
+                yield info(place, f"is {case.name} now, and `run` lets the target follow the rules")
+            case Fate.DROPPED:
+                yield info(place, "is gone from the source, and its rows stay in the target")
+            case Fate.REPLACED:
+                yield warning(
+                    place,
+                    "another table of the source has its name now; `run` goes by "
+                    "`on_table_dropped` once the target has the last changes of the former table",
+                )

@@ -42,6 +42,7 @@ class SeenTable:
     persistence: str
     root: list[str] | None
     parents: list[list[str]]
+    oid: int = 0
 
     @property
     def relation(self) -> RelationName:
@@ -72,7 +73,7 @@ def resolve_rules(
     """
     relations = list(seen)
     possible = [r for r in relations if r.obstacle is None]
-    mapped, findings = _resolve_each(source, [r.relation for r in possible], target_namespace)
+    mapped, findings = resolve_each(source, [r.relation for r in possible], target_namespace)
     present = {relation.relation for relation in possible}
     for rule in source.rules:
         if rule.pattern.is_pattern:
@@ -91,9 +92,10 @@ def _name(rule: TableRule) -> RelationName:
     return RelationName(rule.pattern.namespace, rule.pattern.name)
 
 
-def _resolve_each(
-    source: SourceMapping, names: list[RelationName], target_namespace: str
+def resolve_each(
+    source: SourceMapping, names: Iterable[RelationName], target_namespace: str
 ) -> tuple[list[RelationMapping], list[Finding]]:
+    """Apply *source*'s rules to relations of these *names*, one by one."""
     patterns = tuple(rule for rule in source.rules if rule.pattern.is_pattern)
     exact = {_name(rule): rule for rule in source.rules if not rule.pattern.is_pattern}
     mapped: list[RelationMapping] = []

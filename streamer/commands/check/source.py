@@ -21,7 +21,11 @@ from streamer.commands.check.findings import (
     warning,
 )
 from streamer.commands.check.identities import check_identity
-from streamer.commands.check.publications import check_publications, moving_sql
+from streamer.commands.check.publications import (
+    check_publications,
+    moving_sql,
+    plan_publications,
+)
 from streamer.commands.check.sequences import check_sequences
 from streamer.commands.check.source_facts import (
     SourceFacts,
@@ -42,6 +46,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.progress.sources import SourceRecord
 from streamer.report.problems import Severity
+from streamer.runtime.reconcile import PublicationPlan
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history, find_unready
 from streamer.source.connection import names_several_hosts
 from streamer.source.ownership import obstacle, take_over_hint, unproven_rows
@@ -82,10 +87,15 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
         findings += check_encoding(place, facts.usage.encoding, target.server.encoding)
     findings += facts.mapping_findings
     findings += check_position(facts, target)
+    try:
+        plan = plan_publications(facts, target)
+    except SourceDivergedError as exc:
+        findings.append(from_error(place, exc))
+        plan = plan_publications(facts, None)
     if facts.mappings:
-        findings += check_publications(facts, target)
+        findings += check_publications(facts, target, plan)
     findings += check_transactions(facts, target)
-    findings += check_tables(facts, target)
+    findings += check_tables(facts, target, plan)
     findings += check_unreplicated(facts)
     findings += check_sequences(facts, target)
     findings += check_capture(facts)
@@ -325,14 +335,16 @@ def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterab
         )
 
 
-def check_tables(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
+def check_tables(
+    facts: SourceFacts, target: TargetFacts | None, plan: PublicationPlan
+) -> Iterable[Finding]:
     """Judge every mapped table of a source."""
     to_copy = copied(facts, target)
     yield from check_usage(facts, to_copy)
     for mapping, relation in facts.mapped():
         if mapping.rule.initial is not Initial.NONE:
             yield from check_readable(facts, mapping, relation, is_copied=mapping in to_copy)
-        place, moves = _place(facts, mapping), moving_sql(facts, mapping, relation)
+        place, moves = _place(facts, mapping), moving_sql(facts, mapping, relation, plan)
         yield from check_identity(place, mapping, relation, facts.identities, moves)
         yield from check_rule(facts, mapping, relation)
         yield from check_expressions(facts, mapping, relation)

@@ -278,7 +278,7 @@ from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 
 # Every relation that a rule could match, replicable or not.
 _SEEN_SQL: Final = """
-select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
+select c.oid::int8 as oid, n.nspname as namespace, c.relname as name, c.relkind::text as kind,
        c.relpersistence::text as persistence,
        case when c.relispartition then
          (select array[rn.nspname::text, rc.relname::text]
@@ -293,7 +293,7 @@ where c.relkind in ('r', 'p', 'v', 'm', 'f') and n.nspname <> 'information_schem
   and (n.nspname !~ '^pg_' or c.relpersistence = 't') and n.nspname !~ '^pg_toast'
   and coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '')
     not like 'streamer captures definitions%'
-order by 1, 2
+order by 2, 3
 """
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from streamer.commands.check.source_facts import CONNECTIONS_SQL, SourceFacts
 from streamer.errors import StreamerError, TargetContentionError, TargetSchemaError
-from streamer.mapping.names import RelationName
+from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.options import Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.migrations import read_migrations
@@ -145,6 +145,14 @@ class TargetFacts:
 
     def record(self, source: SourceMapping, mapping: RelationMapping) -> RelationRecord | None:
         return self.relations.get((source.label, str(mapping.source)))
+
+    def records_of(self, source: SourceMapping) -> dict[RelationName, RelationRecord]:
+        """Return the records of the tables of *source*, by their names there."""
+        return {
+            parse_name(name): record
+            for (label, name), record in self.relations.items()
+            if label == source.label
+        }
 
     def needs_copy(self, source: SourceMapping, mapping: RelationMapping) -> bool:
         """Whether `run` would begin with a copy of this table, or with handing it over."""

@@ -1,0 +1,95 @@
+"""`streamer check` prints the consequences that the next start of `run` draws for each table."""
+
+import re
+
+import pytest
+
+from streamer.commands.check.command import check
+from streamer.config import static
+from streamer.report.problems import Severity
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer
+
+pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
+
+TABLES = ("same", "lost", "gained", "outside", "kept", "gone", "listed", "renamed")
+RULES = """
+same:
+lost:
+"gain*": {}
+outside:
+kept: {on_table_dropped: keep}
+"gone*": {}
+listed: {column_list: true, exclude: [secret]}
+"r*": {}
+"""
+EXPECTED = {
+    # The table: the words of `check`, and the state at the next start.
+    "same": (None, "", "ready"),
+    "lost": (Severity.ERROR, "its updates and deletes are no longer published", "error"),
+    "gained": (Severity.WARNING, "its replica identity has changed, so `run` copies", "ready"),
+    "outside": (Severity.ERROR, "was not published all the time", "error"),
+    "kept": (Severity.INFO, "its rows stay in the target", None),
+    "gone": (Severity.ERROR, "is no longer in the source", "error"),
+    "listed": (Severity.WARNING, 'did not send column "later", so `run` copies', "ready"),
+    "renamed": (Severity.INFO, "is public.r_2 now", None),
+}
+
+
+async def test_check_prints_the_plan_that_run_executes(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for name in TABLES:
+        key = "" if name == "gained" else " primary key"
+        source.execute(
+            f"create table {name} (id int{key}, v text, secret text);"
+            f"insert into {name} values (1, 'a', 'b')"
+        )
+    async with stream(RULES, group="ddl: capture") as streamer:
+        await streamer.caught_up(60)
+        path = streamer.path
+    source.execute(
+        "alter table lost drop constraint lost_pkey;"
+        "alter table gained add primary key (id);"
+        "alter publication streamer_shop drop table outside;"
+        "alter publication streamer_shop add table outside;"
+        "drop table kept, gone;"
+        "alter table listed add later int;"
+        "alter table renamed rename to r_2"
+    )
+
+    report = await check(*static.load(path))
+
+    words = re.compile("|".join(re.escape(text) for _, text, _ in EXPECTED.values() if text))
+    printed = {
+        (finding.place.object, finding.severity)
+        for finding in report.findings
+        if words.search(finding.problem)
+    }
+    assert printed == {
+        (f"public.{name}", severity)
+        for name, (severity, _, _) in EXPECTED.items()
+        if severity is not None
+    }
+    async with stream(RULES, group="ddl: capture") as streamer:
+        for name, (_, _, state) in EXPECTED.items():
+            if state is not None:
+                await streamer.table_state(f"public.{name}", state, 60)
+        await streamer.table_state("public.r_2", "ready", 60)
+        sources = {table["source"] for table in (await streamer.status())["tables"]}
+        assert sources.isdisjoint({"public.kept", "public.renamed"})
+
+
+async def test_check_names_publications_that_another_session_dropped(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key)")
+    async with stream("t:") as streamer:
+        await streamer.caught_up(60)
+        path = streamer.path
+    source.execute("drop publication streamer_shop")
+    report = await check(*static.load(path))
+    (problem,) = [f for f in report.findings if "were dropped by another session" in f.problem]
+    assert problem.severity is Severity.ERROR
+    assert problem.fix is not None
+    assert "streamer resync" in str(problem.fix)
