@@ -15,6 +15,7 @@ from streamer.commands.check.copies import (
     plan_copies,
 )
 from streamer.commands.check.findings import Finding
+from streamer.commands.check.publications import plan_publications, planned_changes
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
@@ -27,7 +28,7 @@ from streamer.progress.relations import RelationRecord, brings_columns
 from streamer.progress.sources import SourceRecord
 from streamer.report.problems import Severity
 from streamer.source.catalog import SourceRelation
-from streamer.source.publication import drop_publications_sql, publication_sql
+from streamer.source.publication import drop_publications_sql
 from streamer.source.slot import drop_slot_sql
 from streamer.target.connection import TargetAddress, target_connection
 
@@ -186,12 +187,8 @@ def _plan_source(
         role=facts.role,
     )
     if facts.is_complete and facts.server is not None:
-        plan.publication_sql = publication_sql(
-            source,
-            [relation.identity for relation in facts.relations.values()],
-            facts.publications,
-            facts.server.version,
-        )
+        wanted = plan_publications(facts, None)
+        plan.publication_sql = planned_changes(facts, wanted).all
         rules = _rules(before)
         plan.tables = [_plan_table(facts, target, mapping, rules) for mapping in facts.mappings]
     if target is not None and record is not None and facts.is_complete:

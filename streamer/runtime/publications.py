@@ -33,6 +33,7 @@ from streamer.runtime.reconcile import (
     SourceState,
     TableState,
     conclude,
+    members_by_mark,
     reconcile,
     renamed,
 )
@@ -136,6 +137,7 @@ class Publishing:
             with translating(self._source.label):
                 relations = {mapped.mapping.source: mapped for mapped in self._relations}
                 state = await self._read(plain, relations)
+                self._take_oids(state, relations)
                 tables = self._tables(relations, await self._read_bare(relations, state))
                 plan = reconcile(state, tables, self._source)
                 return await self._execute(plan, plain, relations)
@@ -155,41 +157,33 @@ class Publishing:
         3. *The consequences come before the new facts.* After a crash in between, the next plan
            compares with the former facts again.
         """
-        self._take_oids(plan, relations)
         former = {name: self._last(relations[name]) for name in plan.unmarked}
-        await self._store(
-            {name: replace(last, mark=None) for name, last in former.items()}, relations
-        )
+        unmarked = {name: replace(last, mark=None) for name, last in former.items()}
+        await self._store(unmarked, relations)
         await self._store_cases(plan.cases, relations)
         try:
             refused = await ensure_publications(
-                plain,
-                self._source,
-                plan.members,
-                self._server.version,
-                [table.mapping for table in plan.tables],
-                plan.fresh,
-                plan.kept,
-                plan.lists,
-                plan.relisted,
+                plain, self._source, plan.wanted, self._server.version
             )
         except SourceContentionError as exc:
             await self._store(former, relations)  # nothing has changed
             return self._settled(plan, relations, exc)
-        if plan.relisted:
+        if plan.wanted.relisted:
             failpoint("publication.relisted")
         staying = {table.name: relations[table.name] for table in plan.tables}
         state = await self._read(plain, staying)
         before, plan = plan, conclude(plan, state, self._tables(staying), refused, self._source)
         new = {name: case for name, case in plan.cases.items() if case != before.cases.get(name)}
         await self._store_cases(new, relations)
-        self._take_oids(plan, relations)
-        for name in plan.memberships:
-            self._roots[relations[name].relation_id] = state.identities[name].root.oid
+        for name, membership in plan.memberships.items():
+            mapped, root = relations[name], state.identities[name].root.oid
+            self._roots[mapped.relation_id] = root
+            if mapped.relid is None and membership.oid == root:
+                mapped.relid = root
         await self._store(plan.memberships, relations)
         self._returned.clear()
         obstructed = {name for name, case in plan.cases.items() if case.error is not None}
-        self._renewed.update(relations[name] for name in plan.fresh - obstructed)
+        self._renewed.update(relations[name] for name in plan.wanted.fresh - obstructed)
         return self._settled(plan, relations)
 
     def _settled(
@@ -260,11 +254,15 @@ class Publishing:
     # ---- effects -------------------------------------------------------------------------------
 
     def _take_oids(
-        self, plan: PublicationPlan, relations: Mapping[RelationName, MappedRelation]
+        self, state: SourceState, relations: Mapping[RelationName, MappedRelation]
     ) -> None:
-        for name, oid in plan.oids.items():
-            if relations[name].relid is None:
-                relations[name].relid = oid
+        """Take the OIDs of published tables, which the stream may bring by other names."""
+        members = members_by_mark(state.publications.values())
+        for mapped in relations.values():
+            if mapped.relid is None:
+                last = self._last(mapped)
+                oid = last.oid if _is_in_sync(mapped) else None
+                mapped.relid = members[last.mark][1] if last.mark in members else oid
 
     async def _store(
         self,

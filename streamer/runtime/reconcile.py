@@ -38,10 +38,11 @@ from streamer.mapping.options import OnTableDropped
 from streamer.mapping.resync import after_loss, has_own_past
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.remedies import Command, Remedy, resync_source, run
-from streamer.source.column_lists import NO_LISTS, ColumnLists, column_lists, unlisted
+from streamer.source.column_lists import ColumnLists, column_lists, unlisted
 from streamer.source.publication import (
     Publication,
     PublicationFault,
+    WantedMembers,
     concerns,
     interrupted_error,
     membership_fingerprint,
@@ -147,31 +148,13 @@ class PublicationPlan:
     """The tables that have their names, as of this plan."""
     identities: Mapping[RelationName, RelationIdentity]
     """The replica identities of `tables`."""
-    members: tuple[RelationIdentity, ...] = ()
-    """The tables to publish."""
-    kept: frozenset[str] = frozenset()
-    """The fingerprints of members that stay under any name."""
-    fresh: frozenset[RelationName] = frozenset()
-    """The tables that the publications get for a new copy."""
-    relisted: frozenset[RelationName] = frozenset()
-    """The tables whose column list has to change at once."""
-    lists: ColumnLists = NO_LISTS
-    oids: Mapping[RelationName, int] = field(default_factory=dict)
-    """The OIDs of tables whose OID the process does not know yet."""
+    wanted: WantedMembers = field(default_factory=WantedMembers)
+    unmarked: frozenset[RelationName] = frozenset()
+    """The tables whose fingerprint streamer itself changes with their column list."""
     memberships: Mapping[RelationName, LastPublished] = field(default_factory=dict)
     """The facts to store, once the publications are as wanted."""
     is_unsettled: bool = False
     """Tables disappeared while streamer read the catalogs; the next plan is about them."""
-
-    @property
-    def unmarked(self) -> frozenset[RelationName]:
-        """The tables whose fingerprint streamer itself changes with their column list."""
-        return frozenset(name for name in self.relisted if not self.has(Fate.COPY, name))
-
-    def has(self, fate: Fate, name: RelationName) -> bool:
-        """Whether *name* has a case of that kind."""
-        case = self.cases.get(name)
-        return case is not None and case.fate is fate
 
 
 def needs_copy(before: str | None, identity: RelationIdentity) -> bool:
@@ -192,13 +175,20 @@ def renamed(
 
     *marks*: the fingerprints of memberships (`membership_fingerprint`), by the former names.
     """
-    members = {
-        f"{publication.mark}/{member.mark}": name
+    members = members_by_mark(publications)
+    moves = {former: members[mark][0] for former, mark in marks.items() if mark in members}
+    return {former: now for former, now in moves.items() if now != former}
+
+
+def members_by_mark(
+    publications: Iterable[Publication],
+) -> dict[str | None, tuple[RelationName, int | None]]:
+    """Return the names and OIDs of members, by the fingerprints of their memberships."""
+    return {
+        f"{publication.mark}/{member.mark}": (name, member.relid)
         for publication in publications
         for name, member in publication.members.items()
     }
-    moves = {former: members[mark] for former, mark in marks.items() if mark in members}
-    return {former: now for former, now in moves.items() if now != former}
 
 
 # ---- before the publications change ------------------------------------------------------------
@@ -213,15 +203,10 @@ def reconcile(
     """
     tables = list(tables)
     _require_publications(state, tables, source)
-    oids = _find_oids(state, tables)
-    tables = [replace(table, oid=oids.get(table.name, table.oid)) for table in tables]
     away = _find_away(state, tables)
-    staying = [table for table in tables if table.name not in away]
-    identities = {
-        table.name: state.identities[table.name]
-        for table in staying
-        if table.name in state.identities
-    }
+    staying = tuple(table for table in tables if table.name not in away)
+    names = [table.name for table in staying if table.name in state.identities]
+    identities = {name: state.identities[name] for name in names}
     publications = state.publications.values()
     mappings = [table.mapping for table in staying]
     lists = column_lists(mappings, identities.values(), publications, state.version)
@@ -230,61 +215,51 @@ def reconcile(
         identity = identities.get(table.name)
         case = _judge_membership(table, state, identity, source)
         if identity is not None:
-            lacking = _find_unlisted(table, case, identity, publications, lists)
+            lacking = None
+            if case is None or case.fate is Fate.COPY:
+                lacking = _find_unlisted(table, identity, publications, lists)
             if lacking is not None:
                 relisted.add(table.name)
             if lacking and case is None:
-                case = _copy_unlisted(table, lacking)
+                columns = ", ".join(f'"{name}"' for name in sorted(lacking))
+                reason = f"its publication did not send column {columns}"
+                case = _copy(table, reason, table.mapping.columns_from(lacking))
             case = _judge_lost_identity(table, case, identity, source)
         if case is not None:
             cases[table.name] = case
-    plan = PublicationPlan(
-        cases,
-        tuple(staying),
-        identities,
-        relisted=frozenset(relisted),
-        lists=lists,
-        oids=oids,
-        is_unsettled=any(case.successor is not None for case in away.values()),
+    copied = {name for name, case in cases.items() if case.fate is Fate.COPY}
+    unmarked = frozenset(relisted - copied)
+    marks = {table.last.mark for table in tables if table.name not in unmarked} - {None}
+    fresh = [t.name for t in staying if not (t.is_in_sync or t.is_set_aside or t.is_renewed)]
+    wanted = WantedMembers(
+        _find_members(state, staying, cases),
+        mappings,
+        lists,
+        frozenset(fresh),
+        frozenset(relisted),
+        frozenset(mark for mark in marks if mark is not None and state.captures),
     )
-    return replace(
-        plan,
-        members=_members(plan, state),
-        kept=frozenset(
-            mark
-            for table in tables
-            if state.captures
-            and (mark := table.last.mark) is not None
-            and table.name not in plan.unmarked
-        ),
-        fresh=frozenset(
-            table.name
-            for table in staying
-            if not (table.is_in_sync or table.is_set_aside or table.is_renewed)
-        ),
+    is_unsettled = any(case.successor is not None for case in away.values())
+    return PublicationPlan(
+        cases, staying, identities, wanted, unmarked=unmarked, is_unsettled=is_unsettled
     )
 
 
-def _members(plan: PublicationPlan, state: SourceState) -> tuple[RelationIdentity, ...]:
+def _find_members(
+    state: SourceState, tables: Iterable[TableState], cases: Mapping[RelationName, Case]
+) -> list[RelationIdentity]:
     """Return the tables to publish: those that stay, and renamed ones under their new names.
 
     A session that took a table out of a publication does not find the table back at once.
     """
-    left = {
-        table.name
-        for table in plan.tables
-        if (table.is_set_aside or plan.has(Fate.STOP, table.name))
-        and not any(publication.has(table.name) for publication in state.publications.values())
-    }
-    names = [name for name in plan.identities if name not in left]
-    names += [
-        case.name
-        for case in plan.cases.values()
-        if case.name is not None
-        and case.name in state.identities
-        and case.name not in plan.identities
-    ]
-    return tuple(state.identities[name] for name in names)
+    names = dict.fromkeys(case.name for case in cases.values() if case.name is not None)
+    for table in tables:
+        is_stopped = table.name in cases and cases[table.name].fate is Fate.STOP
+        if not (is_stopped or table.is_set_aside) or any(
+            publication.has(table.name) for publication in state.publications.values()
+        ):
+            names[table.name] = None
+    return [state.identities[name] for name in names if name in state.identities]
 
 
 def _require_publications(
@@ -310,24 +285,6 @@ def _require_publications(
                 sid=source.sid,
             ),
         )
-
-
-def _find_oids(state: SourceState, tables: Iterable[TableState]) -> dict[RelationName, int]:
-    """Return the OIDs of published tables, which the stream may bring by other names."""
-    members = {
-        f"{publication.mark}/{member.mark}": member.relid
-        for publication in state.publications.values()
-        for member in publication.members.values()
-    }
-    oids = {}
-    for table in tables:
-        last = table.last
-        oid = last.oid if table.is_in_sync else None
-        if last.mark is not None:
-            oid = members.get(last.mark, oid)
-        if table.oid is None and oid is not None:
-            oids[table.name] = oid
-    return oids
 
 
 def _find_away(state: SourceState, tables: Sequence[TableState]) -> dict[RelationName, Case]:
@@ -413,7 +370,6 @@ def _is_of_former_table(table: TableState, identity: RelationIdentity | None) ->
 
 def _find_unlisted(
     table: TableState,
-    case: Case | None,
     identity: RelationIdentity,
     publications: Iterable[Publication],
     lists: ColumnLists,
@@ -423,17 +379,9 @@ def _find_unlisted(
     A list that lacks columns asks for a copy, and a copy that runs is of no use: the stream brought
     changes without the columns.
     """
-    if table.is_set_aside or (case is not None and case.fate is Fate.STOP):
-        return None
-    if not (table.is_in_sync or table.is_renewed or table.is_being_copied):
+    if table.is_set_aside or not (table.is_in_sync or table.is_renewed or table.is_being_copied):
         return None  # its copy begins later
     return unlisted(table.mapping, identity, publications, lists)
-
-
-def _copy_unlisted(table: TableState, lacking: frozenset[str]) -> Case:
-    names = ", ".join(f'"{name}"' for name in sorted(lacking))
-    columns = table.mapping.columns_from(lacking)
-    return _copy(table, f"its publication did not send column {names}", columns)
 
 
 def _copy(table: TableState, reason: str, columns: Iterable[str] | None = None) -> Case:
@@ -491,11 +439,11 @@ def conclude(
     identities = [state.identities[t.name] for t in settled if t.name in state.identities]
     filtered = {table.name for table in settled if table.mapping.rule.filter is not None}
     faults = publication_faults(
-        source, state.publications, identities, filtered, state.version, plan.lists
+        source, state.publications, identities, filtered, state.version, plan.wanted.lists
     )
-    refused = {**refused, **plan.lists.refused}
+    refused = {**refused, **plan.wanted.lists.refused}
     cases = dict(plan.cases)
-    oids, memberships = {}, {}
+    memberships = {}
     for table in settled:
         identity = state.identities.get(table.name)
         case = cases.get(table.name)
@@ -505,14 +453,11 @@ def conclude(
         if identity is not None:
             case = _judge_identity(table, case, identity, source)
             memberships[table.name] = _membership(plan, state, table, case, identity)
-            if _is_followed(table, case) and table.oid is None:
-                oids[table.name] = identity.root.oid
         if case is not None:
             cases[table.name] = case
     return replace(
         plan,
         cases=cases,
-        oids=oids,
         memberships=memberships,
         is_unsettled=plan.is_unsettled or len(settled) < len(plan.tables),
     )

@@ -10,8 +10,8 @@ From PostgreSQL 15 on a publication can filter rows, so that less travels. strea
 that cannot hurt: see `publishable_filters`.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -377,38 +377,49 @@ class PublicationChanges:
         return self.surplus + self.needed
 
 
+@dataclass(frozen=True, slots=True)
+class WantedMembers:
+    """The tables that our publications are to have, and the freedom to change them."""
+
+    identities: Sequence[RelationIdentity] = ()
+    mappings: Sequence[RelationMapping] = ()
+    """With the filters of tables."""
+    lists: ColumnLists = NO_LISTS
+    fresh: frozenset[RelationName] = frozenset()
+    """Members with a new copy, whose filter and column list may change or go."""
+    relisted: frozenset[RelationName] = frozenset()
+    """Members in sync whose column list may change, too."""
+    kept: frozenset[str] = frozenset()
+    """The fingerprints of members that stay under any name."""
+
+
 def publication_changes(
     source: SourceMapping,
-    identities: Iterable[RelationIdentity],
+    wanted: WantedMembers,
     existing: Mapping[str, Publication],
     version: int,
     filters: Filters = _NO_FILTERS,
-    fresh: Collection[RelationName] = (),
     unfit: Collection[RelationName] = (),
-    kept: Collection[str] = (),
-    lists: ColumnLists = NO_LISTS,
-    relisted: Collection[RelationName] = (),
 ) -> PublicationChanges:
-    """Return the statements after which our publications publish *identities*. Pure.
+    """Return the statements after which our publications have the members *wanted*. Pure.
 
-    *filters*: the filters of new members. *fresh*: members with a new copy, whose filter may change
-    or go. *unfit*: members whose filter has to go. *kept*: fingerprints of members that stay.
-    *relisted*: members in sync whose column list may change, too.
+    *filters*: the filters of new members. *unfit*: members whose filter has to go.
     """
-    wanted: dict[str, set[RelationName]] = {
+    lists = wanted.lists
+    tables_of: dict[str, set[RelationName]] = {
         source.publication: set(),
         source.publication_inserts: set(),
     }
     mapped = set()
-    for identity in identities:
+    for identity in wanted.identities:
         mapped.add(identity.name)
         name = source.publication if identity.is_usable else source.publication_inserts
         if identity.name not in lists.refused:
-            wanted[name].add(identity.name)
+            tables_of[name].add(identity.name)
     needed: list[str] = []
     surplus: list[str] = []
     idle: set[RelationName] = set()
-    for name, tables in wanted.items():
+    for name, tables in tables_of.items():
         publication = existing.get(name)
         if publication is None:
             needed.append(_create_sql(source, name, tables, version, filters, lists))
@@ -416,14 +427,14 @@ def publication_changes(
         members = publication.members
         unlike = {t for t, member in members.items() if member.columns != lists.columns.get(t)}
         narrowed = unlike | {table for table, member in members.items() if member.is_filtered}
-        changing = narrowed.union(filters).intersection(fresh) | narrowed.intersection(unfit)
-        changing |= unlike.intersection(relisted)
+        changing = narrowed.union(filters).intersection(wanted.fresh) | narrowed.intersection(unfit)
+        changing |= unlike.intersection(wanted.relisted)
         changing &= tables & members.keys()
         strangers = {
             table
             for table, member in members.items()
             if table not in tables | {message_table(source)}
-            and (table in mapped or f"{publication.mark}/{member.mark}" not in kept)
+            and (table in mapped or f"{publication.mark}/{member.mark}" not in wanted.kept)
         }
         # Its updates would fail at the source. Two publications with different lists of a table
         # make decoding fail.
@@ -453,16 +464,6 @@ def moves_to_updates(
         if (publication := existing.get(name)) is None
         or not (publication.has_all_tables or table.namespace in publication.namespaces)
     ]
-
-
-def publication_sql(
-    source: SourceMapping,
-    identities: Iterable[RelationIdentity],
-    existing: Mapping[str, Publication],
-    version: int,
-) -> list[str]:
-    """Return the statements that make our publications publish exactly *identities*. Pure."""
-    return publication_changes(source, identities, existing, version).all
 
 
 def _create_sql(
@@ -497,36 +498,23 @@ def _members(
 
 
 async def ensure_publications(
-    connection: Connection,
-    source: SourceMapping,
-    identities: Iterable[RelationIdentity],
-    version: int,
-    mappings: Iterable[RelationMapping] = (),
-    fresh: Collection[RelationName] = (),
-    kept: Collection[str] = (),
-    lists: ColumnLists = NO_LISTS,
-    relisted: Collection[RelationName] = (),
+    connection: Connection, source: SourceMapping, wanted: WantedMembers, version: int
 ) -> dict[RelationName, SourceRejectedError]:
-    """Make our publications publish *identities*; existing ones that fit stay.
-
-    A member with a fingerprint of *kept* stays, too, whatever its name is by now.
+    """Make our publications have the members *wanted*; existing publications that fit stay.
 
     One transaction makes all changes, so a relation that moves between publications misses nothing.
-    It publishes filters of *mappings* where that is safe and the server accepts them. Returns
-    errors for the relations that the role may not publish. Members that the mapping lacks stay if
-    the role may not remove them. Raises SourceRejectedError if it may not create a publication,
+    It publishes filters where that is safe and the server accepts them. Returns errors for the
+    relations that the role may not publish. Members that the mapping lacks stay if the role may not
+    remove them. Raises SourceRejectedError if it may not create a publication,
     SourceContentionError if another session changes the definition of a table.
     """
-    identities, mappings = list(identities), list(mappings)
     existing = await read_publications(connection, source, version)
-    filters = publishable_filters(mappings, identities, version)
-    rules = {m.source for m in mappings if m.rule.filter is not None}
-    unfit = rules - filters.keys()
+    filters = publishable_filters(wanted.mappings, wanted.identities, version)
+    unfit = {m.source for m in wanted.mappings if m.rule.filter is not None} - filters.keys()
     attempts = []
-    for wished, new in ((filters, fresh), (_NO_FILTERS, fresh), (_NO_FILTERS, ())):
-        changes = publication_changes(
-            source, identities, existing, version, wished, new, unfit, kept, lists, relisted
-        )
+    steady = replace(wanted, fresh=frozenset())
+    for wished, members in ((filters, wanted), (_NO_FILTERS, wanted), (_NO_FILTERS, steady)):
+        changes = publication_changes(source, members, existing, version, wished, unfit)
         if changes not in attempts:
             attempts.append(changes)
     for changes in attempts:
@@ -548,20 +536,19 @@ async def ensure_publications(
             )
         else:
             return {}
-    return await _ensure_needed(connection, source, identities, existing, version, kept, lists)
+    return await _ensure_needed(connection, source, wanted, existing, version)
 
 
 async def _ensure_needed(
     connection: Connection,
     source: SourceMapping,
-    identities: list[RelationIdentity],
+    wanted: WantedMembers,
     existing: dict[str, Publication],
     version: int,
-    kept: Collection[str],
-    lists: ColumnLists,
 ) -> dict[RelationName, SourceRejectedError]:
     """Run the permitted statements, relation by relation; return the others as errors."""
-    changes = publication_changes(source, identities, existing, version, kept=kept, lists=lists)
+    wanted = replace(wanted, fresh=frozenset(), relisted=frozenset())
+    changes = publication_changes(source, wanted, existing, version)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
         try:
             await _execute(connection, source, changes.all)
@@ -575,8 +562,9 @@ async def _ensure_needed(
             remedy="; ".join(changes.surplus),
         )
     errors = {}
-    for identity in identities:
-        own = publication_changes(source, [identity], existing, version, lists=lists)
+    for identity in wanted.identities:
+        alone = WantedMembers([identity], lists=wanted.lists)
+        own = publication_changes(source, alone, existing, version)
         try:
             await _execute(connection, source, own.needed)
         except _FORBIDDEN as exc:

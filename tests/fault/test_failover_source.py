@@ -29,7 +29,7 @@ from streamer.runtime import timeline_watch
 from streamer.source import slot
 from streamer.source.catalog import check_ready, read_server
 from streamer.source.connection import connection
-from streamer.source.publication import ensure_publications
+from streamer.source.publication import WantedMembers, ensure_publications
 from streamer.source.slot import create_slot
 from streamer.source.teardown import teardown_source
 from streamer.source.timeline_branches import KnownPlace
@@ -255,7 +255,7 @@ async def the_standby_alone(second: Standby) -> None:
         server = await read_server(replication)
     async with connection(alone) as plain:
         with pytest.raises(SourceRejectedError) as refused:
-            await ensure_publications(plain, alone, [], server.version)
+            await ensure_publications(plain, alone, WantedMembers(), server.version)
         assert refused.value.hint is not None
         assert 'run on its primary: create publication "streamer_alone"' in refused.value.hint
     told: list[str] = []

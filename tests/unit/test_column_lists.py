@@ -11,6 +11,7 @@ from streamer.source.publication import (
     Member,
     Publication,
     PublishedSchema,
+    WantedMembers,
     publication_changes,
     publication_faults,
 )
@@ -80,7 +81,10 @@ def test_a_table_whose_columns_cannot_stay_is_unpublished(
     lists = column_lists([rule(exclude)], [what], [published], version)
     assert reason in lists.refused[T].message
     changes = publication_changes(
-        source_mapping(), [what], {published.name: published}, version, lists=lists
+        source_mapping(),
+        WantedMembers([what], lists=lists),
+        {published.name: published},
+        version,
     )
     assert 'alter publication "streamer_shop" drop table only "public"."t"' in changes.needed
     assert not any(" add table" in sql or '"t" (' in sql for sql in changes.needed)
@@ -124,9 +128,12 @@ def test_a_list_changes_only_with_a_copy_or_on_demand() -> None:
         "streamer_shop": publication(),
         "streamer_shop_ins": publication(name="streamer_shop_ins", has_member=False),
     }
-    idle = publication_changes(source, [it], existing, 15_00_00, lists=lists)
+    wanted = WantedMembers([it], lists=lists)
+    idle = publication_changes(source, wanted, existing, 15_00_00)
     assert idle.all == []
-    changes = publication_changes(source, [it], existing, 15_00_00, lists=lists, relisted={T})
+    changes = publication_changes(
+        source, replace(wanted, relisted=frozenset({T})), existing, 15_00_00
+    )
     assert changes.needed == [
         'alter publication "streamer_shop" drop table only "public"."t"',
         'alter publication "streamer_shop" add table only "public"."t" ("id", "name")',
@@ -144,6 +151,6 @@ def test_two_publications_never_have_different_lists() -> None:
         "streamer_shop": publication(has_member=False),
         "streamer_shop_ins": publication(name="streamer_shop_ins"),
     }
-    changes = publication_changes(source, [it], existing, 15_00_00, lists=lists)
+    changes = publication_changes(source, WantedMembers([it], lists=lists), existing, 15_00_00)
     assert not changes.surplus
     assert sorted(sql.split()[3] for sql in changes.needed) == ["add", "drop"]

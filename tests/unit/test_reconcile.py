@@ -102,7 +102,7 @@ class World:
         plan = reconcile(self.state(self.identity, self.published, self.inserts), [table], SOURCE)
         refused = {} if self.refused is None else {T: self.refused}
         last = replace(table.last, mark=None) if plan.unmarked else table.last
-        tables = [replace(table, last=last, oid=table.oid or plan.oids.get(T))]
+        tables = [replace(table, last=last)]
         changed = self._changed(self.published, plan), self._changed(self.inserts, plan)
         state = self.state(self.behind or self.identity, *changed)
         return plan, conclude(plan, state, tables if plan.tables else [], refused, SOURCE)
@@ -112,11 +112,11 @@ class World:
         if self.refused is not None:
             return publication
         members = {}
-        for wanted in plan.members:
+        for wanted in plan.wanted.identities:
             if wanted.is_usable is (publication.name == "streamer_shop"):
                 member = publication.members.get(wanted.name, Member("9", relid=wanted.root.oid))
-                if wanted.name in plan.relisted | plan.fresh:
-                    member = Member("9", columns=plan.lists.columns.get(wanted.name))
+                if wanted.name in plan.wanted.relisted | plan.wanted.fresh:
+                    member = Member("9", columns=plan.wanted.lists.columns.get(wanted.name))
                 members[wanted.name] = member
         return replace(publication, members=members)
 
@@ -420,7 +420,7 @@ def test_a_plan_says_what_to_publish_and_to_remember(
     world: World, is_published: bool, memory: LastPublished
 ) -> None:
     before, behind = world.run()
-    assert [member.name for member in before.members] == [T] * is_published
+    assert [member.name for member in before.wanted.identities] == [T] * is_published
     assert behind.memberships == {T: memory}
 
 
@@ -459,8 +459,8 @@ def test_a_table_of_its_own_that_takes_the_place_of_another_has_a_successor() ->
     plan = reconcile(state, [t, u], SOURCE)
     assert plan.cases == {T: Case(Fate.REPLACED, successor=U), U: Case(Fate.DROPPED)}
     assert plan.is_unsettled
-    assert not plan.members, "nothing of the former table may be left"
-    assert plan.kept == {"1.1/7", "1.1/8"}
+    assert not plan.wanted.identities, "nothing of the former table may be left"
+    assert plan.wanted.kept == {"1.1/7", "1.1/8"}
 
 
 def test_tables_that_exchange_their_names_stay_published() -> None:
@@ -479,5 +479,5 @@ def test_tables_that_exchange_their_names_stay_published() -> None:
     swapped = {T: identity("id", oid=2), U: identity("id", name=U)}
     plan = reconcile(replace(state, identities=swapped, oids={1, 2}), tables, SOURCE)
     assert plan.cases == {T: Case(Fate.RENAMED, name=U), U: Case(Fate.RENAMED, name=T)}
-    assert {member.name for member in plan.members} == {T, U}
+    assert {member.name for member in plan.wanted.identities} == {T, U}
     assert not plan.tables

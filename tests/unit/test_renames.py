@@ -11,7 +11,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.runtime.reconcile import renamed
 from streamer.runtime.renames import Following, Renamed, groups, rename_all_sql, rename_sql, settle
-from streamer.source.publication import Member, Publication, publication_changes
+from streamer.source.publication import Member, Publication, WantedMembers, publication_changes
 
 FORMER = RelationName("public", "a_1")
 
@@ -97,10 +97,12 @@ def test_a_member_whose_mark_a_relation_knows_stays_under_its_new_name() -> None
         for name in (shop.publication, shop.publication_inserts)
     }
     quoted = f'alter publication "{shop.publication}" drop table only'
-    changes = publication_changes(shop, [], publications, 18_00_00, kept={"5.1/7"})
+    changes = publication_changes(
+        shop, WantedMembers(kept=frozenset({"5.1/7"})), publications, 18_00_00
+    )
     assert changes.surplus[0] == f'{quoted} "public"."b"'
     assert changes.needed == []
-    changes = publication_changes(shop, [], publications, 18_00_00)
+    changes = publication_changes(shop, WantedMembers(), publications, 18_00_00)
     assert changes.surplus[0] == f'{quoted} "public"."a_9", only "public"."b"'
 
 

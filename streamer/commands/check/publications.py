@@ -1,6 +1,7 @@
 """Problems of a source's publications, judged as `run` judges them. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from streamer.commands.check.findings import (
     Finding,
@@ -96,9 +97,9 @@ def check_publications(
             problem = "the tables are not published"
             yield error(place, problem, at_source(*changes.needed, words="on the primary"))
     yield from _check_surplus(facts, changes)
-    yield from _check_faults(facts, target, plan.lists)
+    yield from _check_faults(facts, target, plan.wanted.lists)
     yield from _check_all_tables(facts)
-    yield from _check_excluded(facts, plan.lists)
+    yield from _check_excluded(facts, plan.wanted.lists)
     yield from _check_cases(facts, plan)
 
 
@@ -106,14 +107,8 @@ def planned_changes(facts: SourceFacts, plan: PublicationPlan) -> PublicationCha
     """Return the statements without which the tables of *plan* are not published."""
     server = facts.server
     assert server is not None
-    return publication_changes(
-        facts.source,
-        plan.members,
-        facts.publications,
-        server.version,
-        kept=plan.kept,
-        lists=plan.lists,
-    )
+    wanted = replace(plan.wanted, fresh=frozenset(), relisted=frozenset())
+    return publication_changes(facts.source, wanted, facts.publications, server.version)
 
 
 def moving_sql(
@@ -150,7 +145,7 @@ def _publishing_obstacles(
     names = (facts.source.publication, facts.source.publication_inserts)
     if not usage.may_create and any(name not in present for name in names):
         obstacles.append(f'it lacks CREATE on database "{server.database}"')
-    members = [member.name for member in plan.members]
+    members = [member.name for member in plan.wanted.identities]
     wanted = {name: facts.relations[name] for name in members if name in facts.relations}
     published = set()
     for name, publication in present.items():
