@@ -34,7 +34,7 @@ from streamer.admin.transfer import export_mapping, keep_passwords, read_import
 from streamer.commands.check.source_facts import SourceFacts, read_source
 from streamer.commands.conflicts import read_conflicts
 from streamer.commands.quarantine import Choice, QuarantinedRow, ask, count_rows, read_rows
-from streamer.commands.requests import request
+from streamer.commands.requests import is_meant, request
 from streamer.commands.scope import Scope
 from streamer.commands.status import read_report
 from streamer.config.allowed_names import HINT as ALLOWED_HINT
@@ -497,6 +497,7 @@ class AdminService:
         ]
         exact = [pattern for pattern in patterns if not pattern.is_pattern]
         own = parse_relation(f"{row['schema']}.{row['name']}", "public")
+        decides = bool((options or {}).get("skip_deletes"))
         bookkeeping = Bookkeeping(self._address, "streamer api")
         try:
             records = (
@@ -513,7 +514,7 @@ class AdminService:
                 if relation.source_id in sources
                 and own.matches(parse_name(relation.source))
                 and not any(each.matches(parse_name(relation.source)) for each in exact)
-                and (relation.waiting_brake is not None or not (options or {}).get("skip_deletes"))
+                and is_meant(relation, own, action, decides=decides)
             ]
         finally:
             await bookkeeping.close()
@@ -525,7 +526,7 @@ class AdminService:
         names: list[str] = []
         for record, name in wanted:
             try:
-                names += await request(
+                asked = await request(
                     self._address,
                     action,
                     name,
@@ -534,6 +535,7 @@ class AdminService:
                     options=options,
                     actor=actor,
                 )
+                names += asked.names
             except MappingError as exc:  # gone in between
                 raise UnreadyError(exc.message, hint=exc.hint) from None
         return names

@@ -537,16 +537,18 @@ def _request(
 ) -> None:
     settings, _ = load()
     address = TargetAddress.parse(settings.target.url)
-    names = run_to_end(
+    asked = run_to_end(
         requests_command.request(
             address, action, table, database=database, sid=sid, options=options
         )
     )
     if as_json:
-        print_json({"action": action, "tables": names})
+        print_json({"action": action, "tables": asked.names, "left_out": asked.left_out})
     else:
-        for name in names:
+        for name in asked.names:
             typer.echo(f"{action} requested: {name}")
+        for name in asked.left_out:
+            typer.echo(f"left out, because it waits before a mass delete: {name}")
 
 
 @app.command(
@@ -636,7 +638,7 @@ def resume(
 ) -> None:
     """Continue a table that is paused or in error.
 
-    If `max_deleted_rows` paused the table, streamer applies the transaction that `status` names.
+    If `max_deleted_rows` paused the table, its name applies the transaction; a pattern does not.
     The target stores the request: a running process acts at once, a stopped one at its next start.
     """
     options = {"skip_deletes": True} if skip_deletes else None

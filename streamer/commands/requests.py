@@ -11,7 +11,7 @@ from typing import Any
 from streamer.commands.scope import Scope
 from streamer.errors import MappingError, StreamerError, TargetError
 from streamer.hints import command
-from streamer.mapping.names import parse_name, parse_relation
+from streamer.mapping.names import RelationPattern, parse_name, parse_relation
 from streamer.mapping.resync import SKIP_CHANGES, Resync, has_own_past
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
@@ -33,6 +33,14 @@ def command_actor() -> str:
         return "command line: unknown"
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The names of the tables of a request. ``left_out``: those that wait before a mass delete."""
+
+    names: list[str]
+    left_out: list[str]
+
+
 async def request(
     address: TargetAddress,
     action: str,
@@ -42,8 +50,8 @@ async def request(
     sid: str | None,
     options: dict[str, Any] | None = None,
     actor: str | None = None,
-) -> list[str]:
-    """Ask for *action* on the tables that *table*, a name or a pattern, means; return their names.
+) -> Asked:
+    """Ask for *action* on the tables that *table*, a name or a pattern, means.
 
     *actor*: the operator, for the audit; by default the user of the command line.
 
@@ -51,28 +59,22 @@ async def request(
     """
     pattern = parse_relation(table, "public")
     async with installed(address, f"streamer {action}") as bookkeeping:
-        found: list[tuple[SourceRecord, RelationRecord]] = []
+        matching: list[tuple[SourceRecord, RelationRecord]] = []
         for source in await read_source_records(bookkeeping):
             if (database is not None and source.database != database) or (
                 sid is not None and source.sid != sid
             ):
                 continue
-            found += [
+            matching += [
                 (source, relation)
                 for relation in await read_relation_records(bookkeeping, source.source_id)
                 if pattern.matches(parse_name(relation.source))
             ]
-        if (options or {}).get("skip_deletes"):
-            found = [each for each in found if each[1].waiting_brake is not None]
-            if not found:
-                raise MappingError(
-                    f'no table "{table}" waits before a mass delete',
-                    hint="`streamer status` shows the transaction for which a table is paused",
-                )
+        decides = bool((options or {}).get("skip_deletes"))
+        found = [each for each in matching if is_meant(each[1], pattern, action, decides=decides)]
         if not found:
-            raise MappingError(
-                f'no table "{table}" is streamed', hint="`streamer status` lists the tables"
-            )
+            raise _no_table(table, matching, decides=decides)
+        left_out = [] if decides else [each for each in matching if each not in found]
         by_key = [(SourceKey(each.database, each.sid), relation) for each, relation in found]
         _check_gaps(by_key, action, options)
         await _check_columns(bookkeeping, found, (options or {}).get("columns") or ())
@@ -83,7 +85,43 @@ async def request(
             options,
             actor=actor or command_actor(),
         )
-    return [f"{source.label} {relation.source}" for source, relation in found]
+    return Asked(
+        [f"{source.label} {relation.source}" for source, relation in found],
+        [f"{source.label} {relation.source}" for source, relation in left_out],
+    )
+
+
+def is_meant(
+    relation: RelationRecord, pattern: RelationPattern, action: str, *, decides: bool
+) -> bool:
+    """Whether a request is about a relation that matches *pattern*. Pure.
+
+    A mass delete needs a decision of its own, so a pattern alone resumes no table that waits before
+    one. *decides*: the request skips the deletes of such tables.
+    """
+    waits = relation.waiting_brake is not None
+    return waits if decides else not (waits and action == "resume" and pattern.is_pattern)
+
+
+def _no_table(
+    table: str, matching: list[tuple[SourceRecord, RelationRecord]], *, decides: bool
+) -> MappingError:
+    """Return the reason why a request about *table* has no effect. Pure."""
+    if decides:
+        return MappingError(
+            f'no table "{table}" waits before a mass delete',
+            hint="`streamer status` shows the transaction for which a table is paused",
+        )
+    if not matching:
+        return MappingError(
+            f'no table "{table}" is streamed', hint="`streamer status` lists the tables"
+        )
+    ((source, relation), *_) = matching
+    resume = run("resume", relation.source, database=source.database, sid=source.sid)
+    return MappingError(
+        f'table "{relation.source}" waits before a mass delete, which no pattern decides',
+        hint=Remedy.of("`streamer status` shows the transaction; to apply it, run: ", resume),
+    )
 
 
 async def _check_columns(

@@ -9,6 +9,7 @@ from streamer.commands.requests import request
 from streamer.errors import MappingError
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
+from tests.support.process import command
 from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -226,6 +227,35 @@ async def test_deletes_that_an_operator_skips_stay_out_and_the_rest_goes_on(
         await streamer.stop()
         streamer.start()
         source.execute("insert into t select g, 'back' from generate_series(3, 8) g")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+@pytest.mark.follows("commands.requests:_no_table")
+async def test_a_pattern_resumes_no_table_that_waits_before_a_mass_delete(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(DDL)
+    async with stream(TABLES) as streamer:
+        await streamer.caught_up()
+        source.execute(FILL)
+        await streamer.ask("pause", "public.other")
+        await streamer.table_state("public.other", "paused")
+        source.execute("delete from t")
+        await paused(streamer)
+        said = await asyncio.to_thread(command, streamer.path, "resume", "*.*")
+        assert said.stdout.splitlines() == [
+            "resume requested: shop public.other",
+            "left out, because it waits before a mass delete: shop public.t",
+        ]
+        await streamer.table_state("public.other", "ready")
+        await other_gets(streamer, source, target, 1)
+        await paused(streamer)
+        alone = await asyncio.to_thread(command, streamer.path, "resume", "t*")
+        assert alone.returncode != 0
+        assert target.value("select count(*) from t") == 10
+        _, _, line = alone.stderr.strip().rpartition("to apply it, run: streamer ")
+        await asyncio.to_thread(command, streamer.path, *line.split())
         await streamer.caught_up()
         assert_same(source, target, "t")
 

@@ -16,6 +16,6 @@ async def test_a_pattern_asks_for_all_of_its_tables_in_one_transaction(
         await streamer.caught_up(60)
     address = TargetAddress.parse(streamer.settings.target.url)
     asked = await requests.request(address, "resync", "*.*", database="shop", sid=None)
-    assert len(asked) == 3
+    assert len(asked.names) == 3
     found = target.execute("select count(*), count(distinct xmin::text) from streamer.request")
     assert found == [(3, 1)]
