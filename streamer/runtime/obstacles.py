@@ -33,7 +33,12 @@ class Obstacles:
 
         Its changes wait, because the next plan for them meets the obstacle.
         """
-        if mapped.obstacle is None:
+        is_new = mapped.obstacle is None
+        kind, message, remedy = type(error), error.message, error.remedy
+        # Until then a lane that has drained calls the table ready.
+        mapped.obstacle = lambda: kind(message, hint=remedy)
+        mapped.plan = None
+        if is_new:
             report = ErrorReport.of(error)
             log.error(
                 "table stopped",
@@ -45,9 +50,6 @@ class Obstacles:
             if self._relations.state(mapped) is not State.PAUSED:
                 self._relations.set_state(mapped, State.ERROR, report)
             await set_streaming_state(self._bookkeeping, mapped.relation_id, State.ERROR, report)
-        kind, message, remedy = type(error), error.message, error.remedy
-        mapped.obstacle = lambda: kind(message, hint=remedy)
-        mapped.plan = None
 
     async def remove(self, mapped: MappedRelation) -> None:
         """Let *mapped* go on."""
