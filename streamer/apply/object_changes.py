@@ -29,6 +29,7 @@ from streamer.mapping.options import DdlKind
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.describing import NAMED_TYPES_SQL, USED_TYPES
 from streamer.progress.definition_changes import (
+    DdlPlace,
     read_known_types,
     read_other_users,
     read_own_targets,
@@ -68,10 +69,11 @@ async def translate_types(
     table: TargetRelation,
     columns: Sequence[DefinedColumn],
     changes: Sequence[TypeChange],
+    place: DdlPlace,
 ) -> TypeTranslation:
     """Return the statements for changes of types. Raises TargetSchemaError, see `TypeTranslator`.
 
-    *columns*: of the source's table after the changes.
+    *columns*: of the source's table after the changes. *place*: of these.
     """
     named = {type_ for change in changes for type_ in (change.before, change.after) if type_}
     found = await target.fetch_value(
@@ -93,7 +95,7 @@ async def translate_types(
     names = [each.full_name for each in named]
     # Tables of other sources share a type with this one, also in other target tables.
     words = [str(change) for change in changes]
-    others = await read_other_users(target, mapped.relation_id, names, words)
+    others = await read_other_users(target, place, names, words)
     return TypeTranslator(
         there,
         [other.used_types for other in others],

@@ -345,7 +345,9 @@ class TableChange:
         typed = TypeTranslation()
         if types := [c for c in made if isinstance(c, TypeChange)]:
             its_columns = self._definition.columns
-            typed = await translate_types(self._target, mapped, target, its_columns, types)
+            typed = await translate_types(
+                self._target, mapped, target, its_columns, types, self._place
+            )
             await self._wait_for_others(types, typed)
         columns = DefinitionTranslator(
             mapped.mapping,

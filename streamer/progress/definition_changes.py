@@ -288,14 +288,14 @@ async def read_others(connection: TargetConnection, relation_id: int) -> list[So
 
 async def read_other_users(
     connection: TargetConnection,
-    relation_id: int,
+    place: DdlPlace,
     names: Sequence[RelationName],
     changes: Sequence[str],
 ) -> list[SourceDefinition]:
     """Return the definitions of other sources' tables, of any target, with types by *names*.
 
-    A table that waits with one of *changes* is left out: the last of several sources to change a
-    type makes the change for all.
+    The last of several sources to change a type makes the changes for all. So a table is left out
+    if it waits with one of *changes*, or with a change that the transaction of *place* has made.
     """
     rows = await connection.fetch(
         "select o.definition::text as definition from streamer.relation r"
@@ -304,11 +304,14 @@ async def read_other_users(
         " join unnest($2::text[], $3::text[]) w (namespace, name)"
         " on (w.namespace, w.name) = (t->>'namespace', t->>'name'))"
         " and not exists (select from streamer.ddl d where d.relation_id = o.id"
-        " and d.state in ('waiting', 'apply') and d.changes && $4::text[])",
-        relation_id,
+        " and d.state in ('waiting', 'apply') and (d.changes && $4::text[] or exists ("
+        "select from streamer.ddl own where own.relation_id = r.id and own.lsn = $5::text::pg_lsn"
+        " and own.state = 'applied' and own.changes && d.changes)))",
+        place.relation_id,
         [name.namespace for name in names],
         [name.name for name in names],
         list(changes),
+        str(place.lsn),
     )
     found = (SourceDefinition.from_json(row["definition"]) for row in rows)
     return [definition for definition in found if definition is not None]

@@ -374,8 +374,9 @@ async def test_two_tenants_exchange_a_type_that_both_have(
             ),
             "p",
         ),
+        (("alter type pair add attribute c int; alter type pair rename attribute a to z",), "p"),
     ],
-    ids=["label", "attribute"],
+    ids=["label", "attribute", "attributes_of_one_transaction"],
 )
 async def test_a_type_of_the_tables_of_two_tenants_changes_for_both_or_waits(
     shared_server: Server,
