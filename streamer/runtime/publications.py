@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from streamer.apply.lane import MappedRelation
-from streamer.errors import SourceContentionError
+from streamer.error_reports import ErrorReport
+from streamer.errors import IdentityLostError, SourceContentionError
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING
 from streamer.mapping.names import RelationName
@@ -41,6 +42,7 @@ from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
 from streamer.source.guarded_identities import read_identities, read_present_oids
 from streamer.source.publication import ensure_publications, read_publications
+from streamer.source.replica_identity import NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,21 @@ async def read_state(
 
 
 def last_published(record: RelationRecord) -> LastPublished:
-    """Return how the table of *record* was published when streamer last saw the table."""
-    return LastPublished(record.publication_mark, record.identity, record.source_oid)
+    """Return how the table of *record* was published when streamer last saw the table.
+
+    A table that stopped for its lost identity has none: streamer stores the error first, and may
+    die before it stores the identity.
+    """
+    last = LastPublished(record.publication_mark, record.identity, record.source_oid)
+    return _without_identity(last) if _is_identity_lost(record.error) else last
+
+
+def _is_identity_lost(error: ErrorReport | None) -> bool:
+    return error is not None and error.code == IdentityLostError.code
+
+
+def _without_identity(last: LastPublished) -> LastPublished:
+    return replace(last, identity=NONE)
 
 
 class Publishing:
@@ -156,11 +171,17 @@ class Publishing:
            before it has read the next fingerprint, and no operator has to act then.
         3. *The consequences come before the new facts.* After a crash in between, the next plan
            compares with the former facts again.
+        4. *That a table has lost its identity is stored before publications change.* Another
+           session may prevent the change, and give the table an identity meanwhile.
         """
         former = {name: self._last(relations[name]) for name in plan.unmarked}
         unmarked = {name: replace(last, mark=None) for name, last in former.items()}
         await self._store(unmarked, relations)
         await self._store_cases(plan.cases, relations)
+        lost = [name for name, case in plan.cases.items() if _is_identity_lost(case.error)]
+        await self._store(
+            {name: _without_identity(self._last(relations[name])) for name in lost}, relations
+        )
         try:
             refused = await ensure_publications(
                 plain, self._source, plan.wanted, self._server.version

@@ -2,16 +2,21 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from streamer.commands.check.command import check
 from streamer.config import static
+from streamer.errors import SourceConnectionError, SourceContentionError, StreamerError
+from streamer.runtime import publications
 from streamer.runtime import source_survey as looking
+from streamer.source.publication import ensure_publications
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, write_config
+from tests.support.waiting import until
 
 LOST = "updates and deletes are not replicated"
 ROOTS = """
@@ -177,3 +182,35 @@ async def test_a_partition_that_was_detached_for_a_while_is_told_of(
             return equal and table["state"] == "ready" and table["error"] is None
 
         await streamer.eventually(is_equal, 60)
+
+
+@pytest.mark.parametrize("error", [SourceContentionError, SourceConnectionError])
+async def test_a_key_that_returns_before_the_publication_changes_is_noticed(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+    without_spark: None,
+    error: type[StreamerError],
+) -> None:
+    """The table's stop is stored first, and a failure may come before any other fact is."""
+    source.execute("create table t (id int primary key, v int)")
+    failures: list[type[StreamerError]] = []
+
+    async def fail_once(*arguments: Any) -> Any:
+        sql = "select count(*) from streamer.relation where state = 'error'"
+        if not failures and (await asyncio.to_thread(target.execute, sql)) != [(0,)]:
+            failures.append(error)
+            await asyncio.to_thread(source.execute, "alter table t add primary key (id)")
+            raise error("staged")
+        return await ensure_publications(*arguments)
+
+    monkeypatch.setattr(publications, "ensure_publications", fail_once)
+    async with stream("t:") as streamer:
+        await streamer.caught_up()
+        await asyncio.to_thread(source.execute, "alter table t drop constraint t_pkey")
+        await until(lambda: failures)
+        await streamer.table_state("public.t", "ready")
+        source.execute("insert into t values (1, 1); update t set v = 2")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
