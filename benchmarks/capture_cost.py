@@ -76,6 +76,7 @@ KINDS: Final = (
     Kind("detach a partition", "alter table p detach partition p{n}", _PART),
     Kind("drop a partition", "drop table p{n}", _PART),
     Kind("alter another table", "alter table u alter id set default {n}", "", OTHER_MS),
+    Kind("index another table", "create index i{n} on u (id)", "", OTHER_MS),
     Kind("make a temporary table", _TEMPORARY, "", OTHER_MS),
     Kind("drop a temporary table", "drop table x{n}", _TEMPORARY, OTHER_MS),
     Kind(

@@ -130,9 +130,7 @@ class Objects:
         self._target = target
         self._tables = tables
         self._mapped = mapped
-        self._definition = objects_of(
-            message.relation_name, message.described["indexes"], message.described["constraints"]
-        )
+        self._definition = objects_of(message)
 
     async def translator(
         self,

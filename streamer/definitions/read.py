@@ -6,7 +6,7 @@ search_path to write the schemas of names.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from streamer.definitions.model import (
@@ -19,6 +19,7 @@ from streamer.definitions.model import (
     TableDefinition,
 )
 from streamer.mapping.definition import DefinedColumn
+from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.names import RelationName
 from streamer.mapping.partitions import Partition
 from streamer.postgres.describing import (
@@ -52,26 +53,30 @@ def definitions_sql(placeholder: str) -> str:
 
 def definition_of(row: dict[str, Any]) -> TableDefinition:
     """Return the definition in a *row* of that query."""
+    columns = json.loads(row["columns"] or "[]")
+    names = {column.pop("number"): column["name"] for column in columns}
+    indexes, constraints = (json.loads(row[name] or "[]") for name in ("indexes", "constraints"))
     return TableDefinition(
         name=RelationName(row["namespace"], row["name"]),
-        columns=tuple(map(_column, json.loads(row["columns"] or "[]"))),
-        indexes=tuple(map(_index, json.loads(row["indexes"] or "[]"))),
-        constraints=tuple(map(_constraint, json.loads(row["constraints"] or "[]"))),
+        columns=tuple(map(_column, columns)),
+        indexes=tuple(_index(index, names) for index in indexes),
+        constraints=tuple(_constraint(constraint, names) for constraint in constraints),
         comment=row["comment"],
         statistics=tuple(StatisticsDefinition(**e) for e in json.loads(row["statistics"] or "[]")),
         partitions=tuple(Partition(**each) for each in json.loads(row["partitions"])),
     )
 
 
-def objects_of(
-    name: RelationName, indexes: Iterable[dict[str, Any]], constraints: Iterable[dict[str, Any]]
-) -> TableDefinition:
-    """Return a definition without columns, from the JSON of its indexes and constraints."""
+def objects_of(message: DefinitionMessage) -> TableDefinition:
+    """Return the indexes and constraints that *message* describes."""
+    columns = () if message.definition is None else message.definition.columns
+    names = {column.number: column.name for column in columns}
+    indexes, constraints = message.described["indexes"], message.described["constraints"]
     return TableDefinition(
-        name=name,
+        name=message.relation_name,
         columns=(),
-        indexes=tuple(_index(dict(index)) for index in indexes),
-        constraints=tuple(_constraint(dict(constraint)) for constraint in constraints),
+        indexes=tuple(_index(index, names) for index in indexes),
+        constraints=tuple(_constraint(constraint, names) for constraint in constraints),
     )
 
 
@@ -101,26 +106,39 @@ def _sequence(found: dict[str, Any] | None) -> SequenceDefinition | None:
     return SequenceDefinition(name, found["type"], found["options"], found["is_owned"])
 
 
-def _index(fields: dict[str, Any]) -> IndexDefinition:
-    keys = tuple(
-        IndexKey(**{**key, "opclass_options": tuple(key["opclass_options"])})
-        for key in fields.pop("keys")
-    )
+def _index(fields: Mapping[str, Any], names: Mapping[int, str]) -> IndexDefinition:
+    """Return an index; *names*: of the table's columns, by their numbers."""
+    keys = [
+        {
+            **key,
+            "column": names.get(key["column"]),
+            "opclass_options": tuple(key["opclass_options"]),
+        }
+        for key in fields["keys"]
+    ]
     return IndexDefinition(
-        keys=keys,
-        included=tuple(fields.pop("included")),
-        options=tuple(fields.pop("options")),
-        uses=frozenset(fields.pop("uses")),
-        **fields,
+        **{
+            **fields,
+            "keys": tuple(IndexKey(**key) for key in keys),
+            "included": _named(fields["included"], names),
+            "options": tuple(fields["options"]),
+            "uses": frozenset(_named(fields["uses"], names)),
+        }
     )
 
 
-def _constraint(fields: dict[str, Any]) -> ConstraintDefinition:
-    referenced = fields.pop("referenced")
+def _constraint(fields: Mapping[str, Any], names: Mapping[int, str]) -> ConstraintDefinition:
+    referenced = fields["referenced"]
     return ConstraintDefinition(
-        columns=tuple(fields.pop("columns")),
-        referenced=RelationName(*referenced) if referenced else None,
-        referenced_columns=tuple(fields.pop("referenced_columns")),
-        on_delete_columns=tuple(fields.pop("on_delete_columns")),
-        **fields,
+        **{
+            **fields,
+            "columns": _named(fields["columns"], names),
+            "referenced": RelationName(*referenced) if referenced else None,
+            "referenced_columns": tuple(fields["referenced_columns"] or ()),
+            "on_delete_columns": _named(fields["on_delete_columns"], names),
+        }
     )
+
+
+def _named(numbers: Iterable[int] | None, names: Mapping[int, str]) -> tuple[str, ...]:
+    return tuple(names[number] for number in numbers or ())

@@ -8,6 +8,23 @@ Pure.
 
 from typing import Final
 
+
+# Each subquery of a plan costs a new session a third of a millisecond; a function costs a tenth.
+def _name(catalog: str, oid: str, field: str = "identity") -> str:
+    """Return the SQL of an object's name, with quotes and its schema."""
+    return f"(pg_catalog.pg_identify_object('pg_catalog.{catalog}'::regclass, {oid}, 0)).{field}"
+
+
+def _table(oid: str) -> str:
+    """Return the SQL of an array: the schema and the name of a relation."""
+    return f"pg_catalog.parse_ident({oid}::regclass::text)"
+
+
+COLLATION: Final = f"""
+case when a.attcollation <> t.typcollation then {_name("pg_collation", "a.attcollation")} end
+""".strip()
+"""The collation of column a, if it is not that of its type t."""
+
 SEQUENCE_OPTIONS: Final = """
 pg_catalog.format(
     'increment by %s minvalue %s maxvalue %s start with %s cache %s%s',
@@ -16,31 +33,24 @@ pg_catalog.format(
 """
 """The options of CREATE SEQUENCE, of ``pg_sequence s``."""
 
-# Of column a, the one that its default uses, or that it owns.
-SEQUENCE: Final = """
+# Of column a with default d, the one that the default uses, or that the column owns.
+SEQUENCE: Final = f"""
 select pg_catalog.json_build_object(
-    'oid', sc.oid::int8, 'namespace', sn.nspname, 'name', sc.relname,
-    'type', pg_catalog.format_type(s.seqtypid, null), 'options', {options},
-    'is_owned', p.is_owned)
-  from (select u.oid, pg_catalog.bool_or(u.is_owned) as is_owned,
-               not pg_catalog.bool_and(u.is_owned) as is_used
-          from (select p.objid as oid, true as is_owned from pg_catalog.pg_depend p
-                 where p.classid = 'pg_catalog.pg_class'::regclass
-                   and p.refclassid = 'pg_catalog.pg_class'::regclass
-                   and p.refobjid = a.attrelid and p.refobjsubid = a.attnum
-                   and p.deptype = case a.attidentity when '' then 'a' else 'i' end
-                union all
-                select p.refobjid, false
-                  from pg_catalog.pg_attrdef e join pg_catalog.pg_depend p
-                    on p.classid = 'pg_catalog.pg_attrdef'::regclass and p.objid = e.oid
-                   and p.refclassid = 'pg_catalog.pg_class'::regclass and p.deptype = 'n'
-                 where e.adrelid = a.attrelid and e.adnum = a.attnum) u
-         group by u.oid) p
-  join pg_catalog.pg_class sc on sc.oid = p.oid and sc.relkind = 'S'
-  join pg_catalog.pg_namespace sn on sn.oid = sc.relnamespace
-  join pg_catalog.pg_sequence s on s.seqrelid = sc.oid
- order by p.is_used desc, sc.oid limit 1
-""".replace("{options}", SEQUENCE_OPTIONS)
+    'oid', s.seqrelid::int8, 'namespace', ({_table("s.seqrelid")})[1],
+    'name', ({_table("s.seqrelid")})[2],
+    'type', pg_catalog.format_type(s.seqtypid, null), 'options', {SEQUENCE_OPTIONS},
+    'is_owned', pg_catalog.bool_or(p.classid = 'pg_catalog.pg_class'::regclass))
+  from pg_catalog.pg_depend p
+  join pg_catalog.pg_sequence s on s.seqrelid in (p.objid, p.refobjid)
+ where p.refclassid = 'pg_catalog.pg_class'::regclass and (
+     p.classid = 'pg_catalog.pg_class'::regclass
+         and p.refobjid = a.attrelid and p.refobjsubid = a.attnum
+         and p.deptype = case a.attidentity when '' then 'a' else 'i' end
+     or p.classid = 'pg_catalog.pg_attrdef'::regclass and p.objid = d.oid and p.deptype = 'n')
+ group by s.seqrelid, s.seqtypid, s.seqstart, s.seqincrement, s.seqmax, s.seqmin, s.seqcache,
+          s.seqcycle
+ order by pg_catalog.bool_and(p.classid = 'pg_catalog.pg_class'::regclass), s.seqrelid limit 1
+"""  # noqa: S608
 
 NOT_NULL: Final = """
 (a.attnotnull and not exists (
@@ -50,11 +60,11 @@ NOT_NULL: Final = """
 """.strip()
 """Whether column a has no nulls: a constraint that is not valid (PostgreSQL 18) proves nothing."""
 
-COLUMNS: Final = """
+COLUMNS: Final = f"""
 select pg_catalog.json_agg(pg_catalog.json_build_object(
-    'name', a.attname,
+    'number', a.attnum, 'name', a.attname,
     'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
-    'not_null', {not_null},
+    'not_null', {NOT_NULL},
     'default', case when a.attgenerated = '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end,
     'expression', case when a.attgenerated <> '' then
         pg_catalog.pg_get_expr(d.adbin, d.adrelid) end,
@@ -62,118 +72,96 @@ select pg_catalog.json_agg(pg_catalog.json_build_object(
     'generated', a.attgenerated,
     'statistics', case when a.attstattarget >= 0 then a.attstattarget end,
     'comment', pg_catalog.col_description(c.oid, a.attnum),
-    'collation', case when a.attcollation <> t.typcollation then
-        (select pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname)
-           from pg_catalog.pg_collation co
-           join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
-          where co.oid = a.attcollation) end,
-    'sequence', ({sequence})
+    'collation', {COLLATION},
+    'sequence', ({SEQUENCE})
     ) order by a.attnum)
 from pg_catalog.pg_attribute a
 join pg_catalog.pg_type t on t.oid = a.atttypid
 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-""".replace("{sequence}", SEQUENCE).replace("{not_null}", NOT_NULL)
+"""  # noqa: S608
 
-# Key columns have a dependency, too, unless a constraint has it for them: `uses` may name columns
-# that no expression has.
-INDEXES: Final = """
+_DEFAULT_COLLATION: Final = 100
+"""PostgreSQL's DEFAULT_COLLATION_OID: an expression with any other one names the collation."""
+
+_WITHOUT_TYPES: Final = '^(?:(?:"[^"]*")+|[^".]+)[.][^(]+'
+"""The schema and the name in the identity of an operator."""
+
+# Columns have their numbers here. Key columns have a dependency, too, unless a constraint has the
+# dependency for them: `uses` may have columns that no expression has.
+INDEXES: Final = f"""
 select pg_catalog.json_agg(pg_catalog.json_build_object(
-    'name', x.relname, 'method', m.amname, 'is_unique', i.indisunique,
+    'name', x.relname, 'is_unique', i.indisunique,
+    'method', (pg_catalog.parse_ident({_name("pg_am", "x.relam")}))[1],
     'is_primary', i.indisprimary, 'is_valid', i.indisvalid and i.indisready,
     'nulls_not_distinct', coalesce(pg_catalog.to_json(i) ->> 'indnullsnotdistinct', 'false')::bool,
     'predicate', pg_catalog.pg_get_expr(i.indpred, i.indrelid),
     'options', coalesce(pg_catalog.to_json(x.reloptions), '[]'),
     'constraint', k.conname,
     'comment', pg_catalog.obj_description(x.oid, 'pg_class'),
-    'uses', (select coalesce(pg_catalog.json_agg(distinct u.attname), '[]')
-               from pg_catalog.pg_depend p
-               join pg_catalog.pg_attribute u
-                 on u.attrelid = c.oid and u.attnum = p.refobjsubid and u.attnum > 0
+    'uses', (select pg_catalog.json_agg(distinct p.refobjsubid) from pg_catalog.pg_depend p
               where p.refclassid = 'pg_catalog.pg_class'::regclass and p.refobjid = c.oid
+                and p.refobjsubid > 0
                 and (p.classid, p.objid) in (('pg_catalog.pg_class'::regclass, x.oid),
                                              ('pg_catalog.pg_constraint'::regclass, k.oid))),
-    'included', (select coalesce(pg_catalog.json_agg(a.attname order by n.position), '[]')
-                   from pg_catalog.unnest(i.indkey::int2[])
-                          with ordinality as n (attnum, position)
-                   join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = n.attnum
-                  where n.position > i.indnkeyatts),
+    'included', (i.indkey::int2[])[i.indnkeyatts:],
     'keys', (
         select pg_catalog.json_agg(pg_catalog.json_build_object(
-            'column', a.attname,
+            'column', n.attnum,
             'expression', case when n.attnum = 0 then
                 pg_catalog.pg_get_indexdef(x.oid, n.position::int4, false) end,
             'collation', case when i.indcollation[n.position - 1]
-                                   not in (0, coalesce(a.attcollation, xt.typcollation)) then
-                (select pg_catalog.quote_ident(cn.nspname) || '.'
-                          || pg_catalog.quote_ident(co.collname)
-                   from pg_catalog.pg_collation co
-                   join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
-                  where co.oid = i.indcollation[n.position - 1]) end,
+                                   not in (0, coalesce(a.attcollation, {_DEFAULT_COLLATION})) then
+                {_name("pg_collation", "i.indcollation[n.position - 1]")} end,
             'opclass', case when not o.opcdefault
                                  or pg_catalog.cardinality(xa.attoptions) > 0 then
-                pg_catalog.quote_ident(ns.nspname) || '.' || pg_catalog.quote_ident(o.opcname) end,
+                {_name("pg_opclass", "o.oid", "schema")} || '.'
+                || pg_catalog.quote_ident(o.opcname) end,
             'opclass_options', coalesce(pg_catalog.to_json(xa.attoptions), '[]'),
             'descending', i.indoption[n.position - 1] & 1 = 1,
             'nulls_first', i.indoption[n.position - 1] & 2 = 2,
             'operator', case when k.contype = 'x' or k.conexclop is not null then
-                (select pg_catalog.format('operator(%I.%s)', e.nspname, q.oprname)
-                   from pg_catalog.pg_operator q
-                   join pg_catalog.pg_namespace e on e.oid = q.oprnamespace
-                  where q.oid = k.conexclop[n.position]) end,
+                pg_catalog.format('operator(%s)', pg_catalog.substring(
+                    {_name("pg_operator", "k.conexclop[n.position]")}, '{_WITHOUT_TYPES}')) end,
             'statistics', case when xa.attstattarget >= 0 then xa.attstattarget end
             ) order by n.position)
           from pg_catalog.unnest(i.indkey::int2[]) with ordinality as n (attnum, position)
           join pg_catalog.pg_attribute xa on xa.attrelid = x.oid and xa.attnum = n.position
-          join pg_catalog.pg_type xt on xt.oid = xa.atttypid
           left join pg_catalog.pg_attribute a
             on a.attrelid = c.oid and a.attnum = n.attnum and n.attnum <> 0
           join pg_catalog.pg_opclass o on o.oid = i.indclass[n.position - 1]
-          join pg_catalog.pg_namespace ns on ns.oid = o.opcnamespace
          where n.position <= i.indnkeyatts)
     ) order by x.oid)
 from pg_catalog.pg_index i
 join pg_catalog.pg_class x on x.oid = i.indexrelid
-join pg_catalog.pg_am m on m.oid = x.relam
 left join pg_catalog.pg_constraint k
   on k.conindid = x.oid and k.conrelid = c.oid and k.contype in ('p', 'u', 'x')
 where i.indrelid = c.oid
-"""
+"""  # noqa: S608
 
-CONSTRAINTS: Final = """
+CONSTRAINTS: Final = f"""
 select pg_catalog.json_agg(pg_catalog.json_build_object(
     'name', k.conname, 'kind', k.contype,
     'definition', pg_catalog.pg_get_constraintdef(k.oid),
-    'columns', (select coalesce(pg_catalog.json_agg(a.attname order by n.position), '[]')
-                  from pg_catalog.unnest(k.conkey) with ordinality as n (attnum, position)
-                  join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = n.attnum),
+    'columns', k.conkey,
     'expression', pg_catalog.pg_get_expr(k.conbin, k.conrelid),
-    'index', case when k.contype in ('p', 'u', 'x') then
-        (select x.relname from pg_catalog.pg_class x where x.oid = k.conindid) end,
+    'index', case when k.contype in ('p', 'u', 'x') then ({_table("k.conindid")})[2] end,
     'deferrable', k.condeferrable, 'deferred', k.condeferred, 'validated', k.convalidated,
     'enforced', coalesce(pg_catalog.to_json(k) ->> 'conenforced', 'true')::bool,
     'period', coalesce(pg_catalog.to_json(k) ->> 'conperiod', 'false')::bool,
     'no_inherit', k.contype = 'c' and k.connoinherit,
-    'referenced', (select pg_catalog.json_build_array(fn.nspname, f.relname)
-                     from pg_catalog.pg_class f
-                     join pg_catalog.pg_namespace fn on fn.oid = f.relnamespace
-                    where f.oid = k.confrelid),
+    'referenced', case when k.confrelid <> 0 then {_table("k.confrelid")} end,
     'referenced_columns', (
-        select coalesce(pg_catalog.json_agg(a.attname order by n.position), '[]')
+        select pg_catalog.json_agg(a.attname order by n.position)
           from pg_catalog.unnest(k.confkey) with ordinality as n (attnum, position)
           join pg_catalog.pg_attribute a on a.attrelid = k.confrelid and a.attnum = n.attnum),
     'match', k.confmatchtype, 'on_update', k.confupdtype, 'on_delete', k.confdeltype,
-    'on_delete_columns', (
-        select coalesce(pg_catalog.json_agg(a.attname), '[]')
-          from pg_catalog.json_array_elements_text(
-                 case pg_catalog.json_typeof(pg_catalog.to_json(k) -> 'confdelsetcols')
-                 when 'array' then pg_catalog.to_json(k) -> 'confdelsetcols' else '[]' end) n
-          join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = n.value::int2),
+    'on_delete_columns', pg_catalog.to_json(k) -> 'confdelsetcols',
     'comment', pg_catalog.obj_description(k.oid, 'pg_constraint')
     ) order by k.oid)
 from pg_catalog.pg_constraint k
 where k.conrelid = c.oid and k.contype in ('c', 'p', 'u', 'x', 'f') and k.conparentid = 0
-"""
+"""  # noqa: S608
 
 # The mark is another one when the object is another one. An index that ALTER TYPE has rebuilt keeps
 # it: default operator classes and the collations of columns go with the types.

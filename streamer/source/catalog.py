@@ -25,6 +25,7 @@ from streamer.mapping.objects import DefinedObject, DefinedType
 from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.describing import (
+    COLLATION,
     MARKED_OBJECTS,
     NOT_NULL,
     PARTITIONS,
@@ -354,11 +355,7 @@ select a.attrelid::int8 as relid, a.attnum as number, a.attname as name,
          as generation_expression,
        pg_catalog.hashtextextended(d.adbin::text, 0)::text as default_mark,
        ({SEQUENCE.replace("%", "%%")}) as sequence,
-       case when a.attcollation <> t.typcollation then
-         (select pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname)
-            from pg_catalog.pg_collation co
-            join pg_catalog.pg_namespace cn on cn.oid = co.collnamespace
-           where co.oid = a.attcollation) end as collation,
+       {COLLATION} as collation,
        a.attstorage in ('x', 'e') or (a.attstorage = 'm' and t.typstorage <> 'm')
          as may_be_toasted
 from pg_catalog.pg_attribute a
