@@ -400,6 +400,87 @@ def test_a_module_is_named_for_what_it_holds() -> None:
     assert nameless == set()
 
 
+# ---- bookkeeping -------------------------------------------------------------------------------
+
+TABLES = {
+    "audit": {"progress.audit"},
+    "compared_range": {"progress.comparisons", "progress.task_statements"},
+    "comparison": {"progress.comparisons"},
+    "conflict": {"progress.noted_conflicts"},
+    "cutover": {"progress.cutovers"},
+    "ddl": {"progress.definition_changes"},
+    "deferred_index": {"progress.deferred_indexes"},
+    "definition": {"progress.planned_definitions"},
+    "former_relation": {"progress.unmapped_relations"},
+    "held": {"progress.held_changes"},
+    "installation": {"progress.schema"},
+    "mapping": {"progress.replicas"},
+    "migration": {"progress.schema"},
+    "minute": {"progress.minutes"},
+    "purge": {"progress.purges"},
+    "quarantine": {"progress.quarantined_changes"},
+    "relation": {
+        "progress.copies",
+        "progress.positions",
+        "progress.registered_relations",
+        "progress.relation_columns",
+        "progress.relation_definitions",
+        "progress.relation_states",
+        "progress.relations",
+        "progress.taken_requests",
+        "progress.unmapped_relations",
+    },
+    "replica": {"progress.replicas"},
+    "request": {"progress.requests"},
+    "script": {"progress.scripts"},
+    "sequence": {"progress.sequences"},
+    # The proof that a connection is on the server of a claim is part of the connection.
+    "source": {"progress.lock", "progress.sources", "target.claim"},
+    "sync_partition": {"progress.copied_parts", "progress.task_statements"},
+    "verification": {"progress.verifications"},
+}
+"""The modules of a bookkeeping table: no other SQL writes it. A query that joins tables stands in a
+module of one of them.
+"""
+MENTION = re.compile(
+    r"\b(from|join|using|into|update|table)\s+streamer\.(\w+)|[,:]\s*streamer\.(\w+)", re.IGNORECASE
+)
+
+
+def statements(module: Module) -> Iterator[str]:
+    """Yield the strings of *module* that may be SQL."""
+    prose_of = {id(node.value) for node in module.nodes if isinstance(node, ast.Expr)}
+    for node in module.nodes:
+        if isinstance(node, ast.JoinedStr):
+            prose_of.update(map(id, node.values))
+            yield "".join(str(v.value) for v in node.values if isinstance(v, ast.Constant))
+    for node in module.nodes:
+        if isinstance(node, ast.Constant) and id(node) not in prose_of:
+            yield str(node.value)
+
+
+def test_only_the_modules_of_the_bookkeeping_have_sql_on_it() -> None:
+    homes = set().union(*TABLES.values())
+    foreign = set()
+    for module in MODULES:
+        for statement in statements(module):
+            for match in MENTION.finditer(statement):
+                verb, table = (match[1] or "").lower(), match[2] or match[3]
+                is_deleted = statement[: match.start()].rstrip().endswith("delete")
+                is_written = is_deleted or verb in ("into", "update")
+                if module.name not in (TABLES[table] if is_written else homes):
+                    foreign.add((module.name, table))
+    assert foreign == set()
+
+
+def test_every_bookkeeping_table_has_a_module() -> None:
+    sql = (ROOT / "migrations/target/0001_bookkeeping.sql").read_text()
+    made = set(re.findall(r"create table streamer\.(\w+)", sql))
+    assert made | {"migration"} == set(TABLES)
+    named = set().union(*TABLES.values())
+    assert named <= set(NAMES)
+
+
 # ---- remedies ----------------------------------------------------------------------------------
 
 

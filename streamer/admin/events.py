@@ -20,11 +20,11 @@ from streamer.admin.activity import ChangeActivity, TableActivity
 from streamer.admin.source_history import SourceHistory
 from streamer.error_reports import ErrorReport, error_fields
 from streamer.errors import StreamerError, UnreadyError
-from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.copies import CopyProgress, read_progress
+from streamer.progress.relations import read_labels
 from streamer.progress.verifications import VerificationRecord
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
@@ -347,11 +347,6 @@ class Events:
         return seen
 
 
-_NAMES_SQL: Final = """
-select r.id as relation_id, s.database, s.sid, r.source
-from streamer.relation r join streamer.source s on s.id = r.source_id where r.id = any ($1::int8[])
-"""
-
 _Progress = dict[tuple[str, str], CopyProgress]
 
 
@@ -360,13 +355,10 @@ async def read_copies(bookkeeping: Bookkeeping, before: _Progress) -> _Progress:
     try:
         async with bookkeeping.connection() as connection:
             copies = await read_progress(connection)
-            rows = await connection.fetch(_NAMES_SQL, list(copies))
+            labels = await read_labels(connection, list(copies))
     except StreamerError:
         return before  # states tell that the target is gone
-    return {
-        (SourceLabel(row["database"], row["sid"]), row["source"]): copies[row["relation_id"]]
-        for row in rows
-    }
+    return {label: copies[relation_id] for relation_id, label in labels.items()}
 
 
 def as_state(key: tuple[str, str | None], value: ShownState) -> dict[str, Any]:

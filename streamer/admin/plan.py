@@ -24,7 +24,9 @@ from streamer.mapping.options import Initial
 from streamer.mapping.recomputed import recomputed
 from streamer.mapping.rules import Mapping, RelationMapping, SourceLabel, SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.progress.relations import RelationRecord, brings_columns
+from streamer.progress.copied_parts import read_copy_speed
+from streamer.progress.registered_relations import brings_columns
+from streamer.progress.relations import RelationRecord
 from streamer.progress.sources import SourceRecord
 from streamer.report.problems import Severity
 from streamer.source.catalog import SourceRelation
@@ -314,15 +316,6 @@ def _plan_removal(record: SourceRecord, target: TargetFacts) -> SourcePlan:
     return plan
 
 
-_SPEED_SQL: Final = """
-select sum(p.bytes_copied)::float8
-       / greatest(extract(epoch from max(p.finished_at) - min(p.started_at)), 1)::float8 as speed
-from streamer.sync_partition p
-where p.finished_at is not null and p.started_at is not null
-having sum(p.bytes_copied) > 10000000
-"""
-
-
 async def _estimate(
     settings: Settings, seen: Examination, sources: list[SourcePlan]
 ) -> tuple[Estimate, float | None]:
@@ -352,7 +345,6 @@ async def _measured_speed(settings: Settings, target: TargetFacts | None) -> flo
     try:
         address = TargetAddress.parse(settings.target.url)
         async with target_connection(address, "streamer plan") as connection:
-            speed = await connection.fetch_value(_SPEED_SQL)
+            return await read_copy_speed(connection)
     except StreamerError:
         return None  # an estimate is not worth a failure
-    return float(speed) if speed else None

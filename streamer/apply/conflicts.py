@@ -15,7 +15,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from streamer.apply.fold import read_changes
 from streamer.apply.lane import MappedRelation
@@ -23,6 +23,8 @@ from streamer.apply.lane_window import LaneWindow
 from streamer.apply.plan import ApplyPlan
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
 from streamer.decode.transactions import Transaction
+from streamer.progress.noted_conflicts import add_conflicts
+from streamer.progress.table import Executor
 
 WATCHED_WINDOWS: Final = 100
 """So many windows without a conflict end the search for missing rows."""
@@ -36,22 +38,6 @@ STOPPED: Final = "stopped"
 QUARANTINED: Final = "quarantined"
 
 _OPERATIONS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
-_INSERT_SQL: Final = """
-insert into streamer.conflict
-    (relation_id, kind, resolution, operation, key, lsn, commit_time, xid, existing)
-select $1, c.kind, c.resolution, c.operation, c.key::json, c.lsn::pg_lsn, c.commit_time, c.xid,
-       c.existing::json
-from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::timestamptz[],
-            $8::int8[], $9::text[]) with ordinality
-     c (kind, resolution, operation, key, lsn, commit_time, xid, existing, n)
-order by c.n
-on conflict (relation_id, lsn, kind) where resolution = 'stopped' do nothing
-"""
-_TRIM_SQL: Final = """
-delete from streamer.conflict where relation_id = $1 and id <= (
-    select id from streamer.conflict where relation_id = $1 order by id desc offset $2 limit 1)
-"""
-
 Key = dict[str, str | None]
 """Text of the values by the source's names of the columns; None is NULL."""
 
@@ -86,21 +72,14 @@ class Conflict:
         )
 
 
-class Executes(Protocol):
-    """A connection to the target."""
-
-    async def execute(self, sql: str, *parameters: Any) -> int: ...
-
-
 async def note_conflicts(
-    target: Executes, relation_id: int, conflicts: Sequence[Conflict], kept: int
+    target: Executor, relation_id: int, conflicts: Sequence[Conflict], kept: int
 ) -> None:
     """Write *conflicts* of a relation, which keeps the newest *kept* of them."""
     if not conflicts:
         return
-    columns = map(list, zip(*(conflict.fields for conflict in conflicts), strict=True))
-    await target.execute(_INSERT_SQL, relation_id, *columns)
-    await target.execute(_TRIM_SQL, relation_id, kept)
+    rows = [conflict.fields for conflict in conflicts]
+    await add_conflicts(target, relation_id, rows, kept)
 
 
 def operation_of(kind: int) -> str:

@@ -28,13 +28,13 @@ from streamer.mapping.objects import DefinedObject, DefinedType, TypeChange, bas
 from streamer.mapping.options import DdlKind
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.describing import NAMED_TYPES_SQL, USED_TYPES
-from streamer.progress.definition_changes import (
-    DdlPlace,
+from streamer.progress.definition_changes import DdlPlace
+from streamer.progress.planned_definitions import end_plans, put_plans, read_plans, read_taken
+from streamer.progress.relation_definitions import (
     read_known_types,
     read_other_users,
     read_own_targets,
 )
-from streamer.progress.planned_definitions import end_plans, put_plans, read_plans, read_taken
 from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.connection import TargetConnection, may_replace_role
 from streamer.target.former_types import read_uses

@@ -23,7 +23,6 @@ from streamer.apply.missing_types import refuse_types_of_extensions
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.stored_change import Definition
 from streamer.apply.refuse_same_rows import refuse_same_rows
-from streamer.apply.writer import HAS_DEFERRED_SQL
 from streamer.batched import Batched
 from streamer.containment import apart, contained
 from streamer.decode.former_labels import FormerLabels, Labels
@@ -43,7 +42,10 @@ from streamer.mapping.options import OnColumnAdded, TableType
 from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import RelationMapping, SourceLabel
 from streamer.postgres.quoting import quote_identifier, quote_qualified
-from streamer.progress.definition_changes import read_definition
+from streamer.progress.deferred_indexes import has_deferred
+from streamer.progress.relation_columns import read_known, store_known
+from streamer.progress.relation_definitions import read_definition
+from streamer.progress.relations import read_targets
 from streamer.remedies import Remedy, at_target, run
 from streamer.source.catalog import SourceRelation
 from streamer.source.columns import ColumnNow
@@ -51,9 +53,7 @@ from streamer.source.user_defined_types import SourceType
 from streamer.target.add_columns import (
     AskSource,
     add_columns,
-    read_known,
     read_own_type_names,
-    store_known,
     type_keys,
 )
 from streamer.target.catalog import TargetRelation, read_relations
@@ -93,7 +93,6 @@ where k.confrelid = $1::int8::oid and k.contype = 'f' and k.conrelid <> k.confre
   and (k.confdeltype in ('c', 'n', 'd') or k.confupdtype in ('c', 'n', 'd'))
 order by k.conname
 """
-_TARGETS_SQL: Final = "select distinct target from streamer.relation"
 
 
 class Planner:
@@ -328,7 +327,7 @@ class Planner:
         await self._check_actions(mapped, plan)
         if not plan.key_is_indexed:
             async with self._target(mapped.source.claim) as connection:
-                if await connection.fetch_value(HAS_DEFERRED_SQL, plan.name):
+                if await has_deferred(connection, plan.name):
                     plan = replace(plan, is_provisional=True)
         if known is not None:
             await self._store_columns(mapped, plan, known, now, added_now)
@@ -394,7 +393,7 @@ class Planner:
             return
         async with self._target(mapped.source.claim) as connection:
             found = await connection.fetch(_ACTIONS_SQL, plan.target.oid)
-            ours = {row["target"] for row in await connection.fetch(_TARGETS_SQL)}
+            ours = await read_targets(connection)
             acting = [
                 row for row in found if str(RelationName(row["namespace"], row["name"])) in ours
             ]

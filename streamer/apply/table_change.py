@@ -50,18 +50,20 @@ from streamer.progress.definition_changes import (
     WAITING,
     DdlDecision,
     DdlPlace,
-    lock_definition,
     put_ddl,
     read_decision,
+)
+from streamer.progress.planned_definitions import hold_plans
+from streamer.progress.relation_columns import read_unfilled, store_known
+from streamer.progress.relation_definitions import (
+    lock_definition,
     read_others,
     read_users,
     rename_unfilled,
     store_definition,
     store_former_labels,
 )
-from streamer.progress.planned_definitions import hold_plans
 from streamer.remedies import Remedy, run
-from streamer.target.add_columns import store_known
 from streamer.target.catalog import (
     TargetRelation,
     holds_rows,
@@ -71,7 +73,6 @@ from streamer.target.catalog import (
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.foreign_functions import ForeignCalls, is_refused
 from streamer.target.former_types import drop_former_types
-from streamer.target.unfilled_columns import read_unfilled
 
 log = structlog.get_logger()
 

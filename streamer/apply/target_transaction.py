@@ -34,6 +34,7 @@ from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.metrics import Metrics
 from streamer.postgres.quoting import quote_literal
+from streamer.progress.relation_states import lock_positions, skipped_sql
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress, TargetConnection
 
@@ -55,9 +56,6 @@ of the session in every transaction that touches a temporary table.
 _END_SESSION_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
 where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
-"""
-_READ_PROGRESS_SQL: Final = """
-select id, end_lsn::text as end_lsn from streamer.relation where id = any ($1::int8[]) for update
 """
 
 
@@ -231,7 +229,7 @@ class TargetTransaction:
         last = "; ".join(
             [
                 *self._empty_large_stages(),
-                *(_skipped_sql(mapped, number) for mapped, number in skipped.items()),
+                *(skipped_sql(mapped.relation_id, number) for mapped, number in skipped.items()),
                 *([_progress_sql(moved, self._claims)] if moved else []),
             ]
         )
@@ -286,10 +284,8 @@ class TargetTransaction:
         """
         if not self._committing:
             return False
-        rows = await self.target.fetch(
-            _READ_PROGRESS_SQL, [mapped.relation_id for mapped in self._committing]
-        )
-        stored = {row["id"]: Lsn.parse(row["end_lsn"]) for row in rows}
+        ids = [mapped.relation_id for mapped in self._committing]
+        stored = await lock_positions(self.target, ids)
         done = [stored.get(mapped.relation_id) == lsn for mapped, lsn in self._committing.items()]
         if all(done):
             self._set_committed()
@@ -365,13 +361,6 @@ def _progress_sql(moved: list[tuple[MappedRelation, Lsn]], claims: Collection[Cl
         for kind, values in parameters
     ]
     return f"select streamer.set_progress({', '.join(arrays)})"
-
-
-def _skipped_sql(mapped: MappedRelation, number: int) -> str:
-    return (
-        f"update streamer.relation set truncates_skipped = truncates_skipped + {number} "
-        f"where id = {mapped.relation_id}"
-    )
 
 
 def _fenced(relations: list[MappedRelation]) -> TargetFencedError:

@@ -51,12 +51,10 @@ from streamer.errors import (
     TextEncodingError,
 )
 from streamer.failpoints import failpoint
+from streamer.progress.deferred_indexes import has_deferred
 
 T = TypeVar("T")
 
-HAS_DEFERRED_SQL: Final = """
-select exists (select from streamer.deferred_index where target = $1)
-"""
 
 LARGE_WINDOW_BYTES: Final = 1024 * 1024
 """The server frees the space of staged rows at the end of a window that is larger."""
@@ -493,9 +491,7 @@ class Writer:
         if plan.key_is_indexed:
             yield
             return
-        if plan.is_provisional and not await self._transaction.target.fetch_value(
-            HAS_DEFERRED_SQL, plan.name
-        ):
+        if plan.is_provisional and not await has_deferred(self._transaction.target, plan.name):
             mapped.forget(plan)
         await self._transaction.target.execute("set local enable_hashjoin = on")
         yield

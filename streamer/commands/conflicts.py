@@ -7,16 +7,11 @@ from typing import Any, Final
 from streamer.commands.listing import Listing, ListingColumn
 from streamer.commands.scope import Scope
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.noted_conflicts import read_newest_conflicts
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import read_source_records
 from streamer.target.connection import TargetAddress
-
-_READ_SQL: Final = """
-select id, relation_id, kind, resolution, operation, key::text as key, lsn::text as lsn,
-       commit_time, xid, existing::text as existing, noted_at
-from streamer.conflict where relation_id = any ($1::int8[]) order by id desc limit $2
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +56,29 @@ async def read_conflicts(address: TargetAddress, scope: Scope, limit: int) -> li
         records = await read_relation_records(bookkeeping)
         chosen = scope.of((r.source, r) for r in records if r.source_id in sources)
         relations = {relation.relation_id: relation for relation in chosen}
-        async with bookkeeping.connection() as target:
-            rows = await target.fetch(_READ_SQL, list(relations), limit)
+        conflicts = await read_newest_conflicts(bookkeeping, list(relations), limit)
     finally:
         await bookkeeping.close()
     found = []
-    for row in rows:
-        relation = relations[row["relation_id"]]
+    for conflict in conflicts:
+        relation = relations[conflict.relation_id]
         source = sources[relation.source_id]
         found.append(
             ConflictRecord(
-                id=row["id"],
+                id=conflict.id,
                 database=source.database,
                 sid=source.sid,
                 table=relation.source,
                 target=relation.target,
-                kind=row["kind"],
-                resolution=row["resolution"],
-                operation=row["operation"],
-                key=_parsed(row["key"]),
-                lsn=row["lsn"],
-                commit_time=row["commit_time"].isoformat(),
-                xid=row["xid"],
-                existing=_parsed(row["existing"]),
-                noted_at=row["noted_at"].isoformat(),
+                kind=conflict.kind,
+                resolution=conflict.resolution,
+                operation=conflict.operation,
+                key=_parsed(conflict.key),
+                lsn=conflict.lsn,
+                commit_time=conflict.commit_time.isoformat(),
+                xid=conflict.xid,
+                existing=_parsed(conflict.existing),
+                noted_at=conflict.noted_at.isoformat(),
             )
         )
     return found

@@ -15,18 +15,16 @@ from streamer.commands.requests import command_actor
 from streamer.errors import MappingError
 from streamer.mapping.names import parse_name, parse_relation
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.quarantined_changes import (
+    QuarantinedChange,
+    read_oldest_quarantined,
+    read_quarantined,
+)
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_request
 from streamer.progress.schema import installed
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.target.connection import TargetAddress
-
-_LIST_SQL: Final = """
-select id, relation_id, operation, key::text as key, old::text as old, new::text as new,
-       lsn::text as lsn, commit_time, xid, error, code, quarantined_at, retried_at
-from streamer.quarantine where relation_id = any ($1::int8[]) order by id limit $2
-"""
-_IDS_SQL: Final = "select id, relation_id from streamer.quarantine where id = any ($1::int8[])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +80,8 @@ async def read_rows(address: TargetAddress, choice: Choice, limit: int) -> list[
     """Return the oldest changes in quarantine, at most *limit*."""
     async with installed(address, "streamer quarantine") as bookkeeping:
         relations = await _relations(bookkeeping, choice)
-        async with bookkeeping.connection() as target:
-            rows = await target.fetch(_LIST_SQL, list(relations), limit)
-    return [_quarantined_row(row, *relations[row["relation_id"]]) for row in rows]
+        changes = await read_oldest_quarantined(bookkeeping, list(relations), limit)
+    return [_quarantined_row(change, *relations[change.relation_id]) for change in changes]
 
 
 async def count_rows(address: TargetAddress, choice: Choice) -> int:
@@ -94,23 +91,25 @@ async def count_rows(address: TargetAddress, choice: Choice) -> int:
     return sum(relation.quarantined for _, relation in relations.values())
 
 
-def _quarantined_row(row: Any, source: SourceRecord, relation: RelationRecord) -> QuarantinedRow:
+def _quarantined_row(
+    change: QuarantinedChange, source: SourceRecord, relation: RelationRecord
+) -> QuarantinedRow:
     return QuarantinedRow(
-        id=row["id"],
+        id=change.id,
         database=source.database,
         sid=source.sid,
         table=relation.source,
-        operation=row["operation"],
-        key=from_json(row["key"]),
-        old=from_json(row["old"]),
-        new=from_json(row["new"]),
-        lsn=row["lsn"],
-        commit_time=row["commit_time"].isoformat(),
-        xid=row["xid"],
-        error=row["error"],
-        code=row["code"],
-        quarantined_at=row["quarantined_at"].isoformat(),
-        retried_at=None if row["retried_at"] is None else row["retried_at"].isoformat(),
+        operation=change.operation,
+        key=from_json(change.key),
+        old=from_json(change.old),
+        new=from_json(change.new),
+        lsn=str(change.lsn),
+        commit_time=change.commit_time.isoformat(),
+        xid=change.xid,
+        error=change.error,
+        code=change.code,
+        quarantined_at=change.quarantined_at.isoformat(),
+        retried_at=None if change.retried_at is None else change.retried_at.isoformat(),
     )
 
 
@@ -150,9 +149,8 @@ async def ask(
 async def _by_relation(
     bookkeeping: Bookkeeping, ids: tuple[int, ...], relations: dict[int, Any]
 ) -> dict[int, list[int] | None]:
-    async with bookkeeping.connection() as target:
-        rows = await target.fetch(_IDS_SQL, list(ids))
-    found = {row["id"]: row["relation_id"] for row in rows if row["relation_id"] in relations}
+    changes = await read_quarantined(bookkeeping, ids)
+    found = {each.id: each.relation_id for each in changes if each.relation_id in relations}
     if unknown := [number for number in ids if number not in found]:
         raise MappingError(
             f"no change in quarantine has the number {unknown[0]}",

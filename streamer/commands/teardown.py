@@ -10,6 +10,7 @@ from streamer.mapping.names import parse_name
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.audit import TEARDOWN, write_act
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.deferred_indexes import read_deferred_targets, restore_indexes
 from streamer.progress.schema import drop_if_empty, is_installed, read_installation
 from streamer.progress.server_of_run import read_known_place
 from streamer.progress.sources import forget_source, read_source_records
@@ -17,7 +18,6 @@ from streamer.source.journal.files import directory_of, remove_journal
 from streamer.source.teardown import Teardown, teardown_source
 from streamer.sync.staging_tables import drop_leftover_stages, find_leftover_stages
 from streamer.target.connection import TargetAddress, target_connection
-from streamer.target.deferred_indexes import read_deferred_targets, restore_indexes
 from streamer.waiting import in_thread
 
 

@@ -51,7 +51,7 @@ from streamer.progress.comparisons import (
     end_comparison,
     find_comparison,
 )
-from streamer.progress.definition_changes import read_others
+from streamer.progress.relation_definitions import read_others
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import require_installed
 from streamer.progress.server_of_run import connection_of_run

@@ -45,6 +45,7 @@ from streamer.owned_directory import read_private
 from streamer.postgres.key_ranges import Key, KeyRange
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
+from streamer.progress.task_statements import FINISH_RANGE_SQL, IS_THROTTLED_SQL, POSITION_SQL
 from streamer.source.reached_server import PLACE_SQL, Place, find_difference, place_of
 from streamer.source.wal_end import (
     COMMIT_LATER_SQL,
@@ -370,17 +371,12 @@ class RangeReader:
         return found
 
     def _is_throttled(self, table: ComparedTable) -> bool:
-        row = self._servers.target.execute(
-            "select coalesce((backlog ->> 'throttled')::boolean, false)"
-            " from streamer.source where id = %s",
-            (table.source_id,),
-        ).fetchone()
+        row = self._servers.target.execute(IS_THROTTLED_SQL, (table.source_id,)).fetchone()
         return row is not None and bool(row[0])
 
     def _record(self, unit: Unit, source_rows: int, target_rows: int) -> None:
         self._servers.target.execute(
-            "update streamer.compared_range set source_rows = %s, target_rows = %s"
-            " where comparison_id = %s and relation_id = %s and number = %s",
+            FINISH_RANGE_SQL,
             (source_rows, target_rows, self._comparison_id, unit.relation_id, unit.number),
         )
         failpoint("compare.range_done")
@@ -434,13 +430,6 @@ where (a.backend_xid is not null or a.wait_event = 'SyncRep')
 """The transactions that may be in the middle of their commit. The state of some is hidden from the
 role, some wait for a synchronous standby, and some have a statement of the last ten seconds.
 A longer statement is no commit, unless it waits for a standby."""
-
-_POSITION_SQL: Final = """
-select case when r.state in ('ready', 'catching_up', 'paused') and r.snapshot_lsn is not null
-             and not r.needs_resync
-       then greatest(r.end_lsn, s.acknowledged_lsn, r.visible_lsn)::text end
-from streamer.relation r join streamer.source s on s.id = r.source_id where r.id = %s
-"""
 
 
 def read_source_lsn(connection: Connection) -> Lsn:
@@ -588,7 +577,7 @@ class KeyJudging:
         connection.execute("begin isolation level repeatable read read only")
         try:
             connection.execute(f"lock table {table.target.table} in access share mode".encode())
-            row = connection.execute(_POSITION_SQL, (table.relation_id,)).fetchone()
+            row = connection.execute(POSITION_SQL, (table.relation_id,)).fetchone()
             rows = self._read(table, TARGET, batch.wanted)
         finally:
             connection.execute("rollback")

@@ -30,6 +30,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.deferred_indexes import read_deferred_targets
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import is_installed
 from streamer.progress.server_of_run import connection_of_run
@@ -40,7 +41,6 @@ from streamer.source.connection import fetch_all
 from streamer.target.catalog import TargetRelation, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.target.conventions import SID
-from streamer.target.deferred_indexes import read_deferred_targets
 
 PREFIX: Final = "streamer_fk_"
 LAG_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -15,8 +15,8 @@ from streamer.backoff import Backoff
 from streamer.errors import Retry, StreamerError
 from streamer.mapping.names import parse_name
 from streamer.observability.metrics import Metrics
+from streamer.progress.deferred_indexes import read_abandoned_targets, restore_indexes
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
-from streamer.target.deferred_indexes import read_abandoned_targets, restore_indexes
 
 log = structlog.get_logger()
 

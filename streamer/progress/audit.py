@@ -5,12 +5,13 @@ Each act removes the acts that are older than `KEPT_DAYS`.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.target.connection import TargetConnection, transaction
+from streamer.progress.table import BookkeepingTable, Executor
+from streamer.target.connection import TargetConnection
 
 TEARDOWN: Final = "teardown"
 BUILD_INDEX: Final = "build index"
@@ -34,6 +35,9 @@ class Act:
     def object(self) -> str:
         """The kind of thing that ``label`` names."""
         return _OBJECTS.get(self.action, "table")
+
+
+ACTS: Final = BookkeepingTable("audit", "a", Act)
 
 
 async def write_acts(
@@ -75,35 +79,20 @@ async def write_act(
     options: dict[str, Any] | None = None,
 ) -> None:
     """Write an act on *label* that makes no request, before the work it names begins."""
-    async with bookkeeping.connection() as connection, transaction(connection):
-        await connection.execute(
-            "insert into streamer.audit (actor, action, label, options)"
-            " values ($1, $2, $3, $4::text::jsonb)",
-            actor,
-            action,
-            label,
-            json.dumps(options or {}),
-        )
+    act = {"actor": actor, "action": action, "label": label, "options": options or {}}
+    async with bookkeeping.transaction() as connection:
+        await ACTS.insert(connection, [act])
         await prune_acts(connection)
 
 
-async def prune_acts(connection: TargetConnection) -> None:
+async def prune_acts(session: Executor) -> None:
     """Remove the acts that are too old."""
-    await connection.execute(
-        "delete from streamer.audit"
-        " where at < pg_catalog.now() - pg_catalog.make_interval(days => $1)",
-        KEPT_DAYS,
+    await ACTS.delete(
+        session, "where at < pg_catalog.now() - pg_catalog.make_interval(days => $1)", KEPT_DAYS
     )
 
 
-async def read_acts(connection: TargetConnection, limit: int) -> tuple[list[Act], int]:
+async def read_acts(session: Executor, limit: int) -> tuple[list[Act], int]:
     """Return the newest acts, and how many there are."""
-    rows = await connection.fetch(
-        "select id, at, actor, action, label, options::text,"
-        " pg_catalog.count(*) over () as total"
-        " from streamer.audit order by id desc limit $1",
-        limit,
-    )
-    names = [field.name for field in fields(Act)]
-    acts = [Act(**{name: row[name] for name in names}) for row in rows]
-    return acts, rows[0]["total"] if rows else 0
+    acts = await ACTS.read(session, "order by id desc limit $1", limit)
+    return acts, await session.fetch_value("select pg_catalog.count(*) from streamer.audit")

@@ -1,19 +1,19 @@
 """The way to the bookkeeping tables in the target, which survive this process.
 
-`schema` creates the tables. `sources`, `relations`, `held`, `requests`, `copies`, `former`, `lag`
-and `audit` each hold the functions that read and write one part of them. Workers move the progress
-of relations themselves (`streamer.apply.target_transaction`), in the transactions whose progress it
-is.
+`schema` creates the tables, and each table has a module that declares its columns and writes it
+(`table`). Workers move the progress of relations themselves
+(`streamer.apply.target_transaction`), in the transactions whose progress it is.
 """
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from streamer.errors import TargetConnectionError
 from streamer.target.claim import Claim
-from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.connection import TargetAddress, TargetConnection, transaction
 from streamer.target.kept_connection import KeptConnection
 
 
@@ -44,6 +44,27 @@ class Bookkeeping:
             except (TargetConnectionError, asyncio.CancelledError):
                 connection.terminate()
                 raise
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[TargetConnection]:
+        """Have the connection for a block that is one transaction. Raises TargetError."""
+        async with self.connection() as connection, transaction(connection):
+            yield connection
+
+    async def execute(self, sql: str, *parameters: Any) -> int:
+        """Run one statement; return how many rows it touched. Raises TargetError."""
+        async with self.connection() as connection:
+            return await connection.execute(sql, *parameters)
+
+    async def fetch(self, sql: str, *parameters: Any) -> Sequence[Any]:
+        """Run one query and return its rows. Raises TargetError."""
+        async with self.connection() as connection:
+            return await connection.fetch(sql, *parameters)
+
+    async def fetch_value(self, sql: str, *parameters: Any) -> Any:
+        """Run one query and return the first column of its first row. Raises TargetError."""
+        async with self.connection() as connection:
+            return await connection.fetch_value(sql, *parameters)
 
     async def close(self) -> None:
         async with self._lock:

@@ -13,7 +13,11 @@ from streamer.lsn import Lsn
 from streamer.mapping.chunks import GROWTH, ChunkedCopy
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.names import parse_name
-from streamer.progress.storage import to_json
+from streamer.progress import quarantined_changes
+from streamer.progress.definition_changes import OBSOLETE_SQL
+from streamer.progress.relation_columns import storage_json
+from streamer.progress.relations import RELATIONS
+from streamer.progress.table import Executor
 from streamer.source.rewritten_tables import Storage
 from streamer.target.connection import TargetConnection
 
@@ -155,7 +159,7 @@ async def hand_over_part(
         is_whole,
         json.dumps(dict(columns)),
         list(filled),
-        to_json(storage),
+        storage_json(storage),
     )
     if not updated:
         raise TargetFencedError("a request or another process has begun this copy again")
@@ -195,7 +199,7 @@ async def hand_over(connection: TargetConnection, relations: Sequence[HandedOver
         [each.owns_rows for each in relations],
         [json.dumps(dict(each.columns)) for each in relations],
         [each.definition.to_json() for each in relations],
-        [to_json(each.storage) for each in relations],
+        [storage_json(each.storage) for each in relations],
     )
     if updated < len(relations):
         raise TargetFencedError("a request or another process has begun this copy again")
@@ -306,29 +310,39 @@ async def read_own_sessions(connection: TargetConnection) -> list[OwnSession]:
 
 
 async def set_copy_error(
-    connection: TargetConnection, relation_ids: list[int], error: ErrorReport | None
+    session: Executor, relation_ids: list[int], error: ErrorReport | None
 ) -> None:
     """Store why copies under way have to begin again; None when they go on."""
-    await connection.execute(
-        "update streamer.relation set error = $2, error_code = $3,"
-        " error_remedy = $4::text::jsonb where id = any ($1::int8[])"
-        " and state in ('init', 'copying') and error is distinct from $2",
+    await RELATIONS.update(
+        session,
+        {"error": error},
+        "where id = any ($2::int8[]) and state in ('init', 'copying')"
+        " and error is distinct from $3",
         relation_ids,
         error and error.text,
-        error and error.code,
-        error and error.stored_remedy,
     )
 
 
-async def read_columns_known(
-    connection: TargetConnection, relation_ids: list[int]
-) -> dict[int, dict[str, int] | None]:
-    """Return the source's columns, with their numbers, from which copies filled relations."""
-    rows = await connection.fetch(
-        "select id, columns::text as columns from streamer.relation where id = any ($1::int8[])",
+async def fill_directly(session: Executor, relation_ids: Sequence[int]) -> None:
+    """Store that copies fill the target tables themselves, so all rows there are streamer's."""
+    await RELATIONS.update(
+        session,
+        {"filling": True, "owns_rows": True},
+        "where id = any ($2::int8[])",
         relation_ids,
     )
-    return {row["id"]: row["columns"] and json.loads(row["columns"]) for row in rows}
+
+
+async def set_row_estimates(session: Executor, rows: Mapping[int, int | None]) -> None:
+    """Store how many rows the source's tables have, by relation id."""
+    await RELATIONS.update_each(
+        session, ({"id": key, "rows_total": count} for key, count in rows.items())
+    )
+
+
+async def read_leftover_stages(session: Executor, source_id: int | None) -> list[str]:
+    """Return the staging tables, by name, of unknown relations and of those of a source."""
+    return [row["name"] for row in await session.fetch(_LEFTOVERS_SQL, source_id)]
 
 
 async def is_handed_over(
@@ -346,6 +360,14 @@ async def is_handed_over(
     )
 
 
+_LEFTOVERS_SQL: Final = """
+select c.relname as name
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+left join streamer.relation r on c.relname = 'copy_' || r.id
+where n.nspname = 'streamer' and c.relkind = 'r' and c.relname ~ '^copy_[0-9]+$'
+  and (r.id is null or r.source_id = $1)
+"""
 _BEGIN_COPIES_SQL: Final = """
 update streamer.relation r set
     attempt = attempt + 1,
@@ -366,15 +388,14 @@ update streamer.relation set
 where id = $1 and not needs_resync and snapshot_lsn is not null and resync is not null
 returning attempt, filling as is_filling, target_created or owns_rows as owns_rows
 """
-_HAND_OVER_PART_SQL: Final = """
-with gone as (
-    delete from streamer.quarantine where relation_id = $1 and $5)
+_HAND_OVER_PART_SQL: Final = f"""
+with gone as ({quarantined_changes.COPIED_SQL.format(relation_ids="array[$1::int8]")} and $5)
 update streamer.relation set
     state = case state when 'paused' then state else 'catching_up' end,
     snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,
     columns = case when $5 then $6::text::jsonb else columns end,
     storage = case when $5 then $8::text::jsonb else storage end,
-    unfilled = case when $5 then '{}'
+    unfilled = case when $5 then '{{}}'
                     else array(select unnest(unfilled) except select unnest($7::text[])) end,
     copy_is_due = copy_is_due and not $5,
     resync = null, error = null, error_code = null, error_remedy = null, waiting_for = null,
@@ -402,13 +423,10 @@ where id = $1 and attempt = $3 and not needs_resync and snapshot_lsn is null
   and end_lsn <= $2::text::pg_lsn and (chunks is null) = $9
 """
 # The copy includes the rows of changes in quarantine, unless it is one of several chunks.
-_HAND_OVER_SQL: Final = """
-with gone as (
-    delete from streamer.quarantine q using streamer.relation r
-    where q.relation_id = any ($1::int8[]) and r.id = q.relation_id and r.chunks is null),
-obsolete as (
-    delete from streamer.ddl where relation_id = any ($1::int8[])
-        and state not in ('applied', 'skipped'))
+_HAND_OVER_SQL: Final = f"""
+with gone as ({quarantined_changes.COPIED_SQL.format(relation_ids="$1::int8[]")}
+    and exists (select from streamer.relation r where r.id = relation_id and r.chunks is null)),
+obsolete as ({OBSOLETE_SQL.format(relation_ids="$1::int8[]")})
 update streamer.relation r set
     state = case state when 'paused' then state else 'catching_up' end,
     snapshot_lsn = c.lsn::pg_lsn, end_lsn = c.lsn::pg_lsn,
@@ -418,7 +436,7 @@ update streamer.relation r set
     owns_rows = r.owns_rows or c.owns, columns = c.columns::jsonb,
     definition = c.definition::jsonb, storage = c.storage::jsonb,
     filling = false, chunks = null, resync = null, error = null, error_code = null,
-    error_remedy = null, waiting_for = null, changed_at = now(), unfilled = '{}',
+    error_remedy = null, waiting_for = null, changed_at = now(), unfilled = '{{}}',
     copy_is_due = false
 from unnest($1::int8[], $2::text[], $3::int8[], $4::int8[], $5::int4[], $6::bool[], $7::text[],
             $8::text[], $9::text[])

@@ -8,7 +8,7 @@ from streamer.failpoints import failpoint
 from streamer.mapping.names import RelationName
 from streamer.postgres.quoting import quote_identifier
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.unmapped_relations import keep_former
+from streamer.progress.registered_relations import remove_relation
 from streamer.target.catalog import read_relation
 from streamer.target.connection import may_replace_role, transaction
 from streamer.target.conventions import HISTORY_OPEN, SID
@@ -43,7 +43,6 @@ async def forget_dropped(
                     f" where kvsz_end = {HISTORY_OPEN} and {own}",
                     *values,
                 )
-            await keep_former(connection, relation_id)
-            await connection.execute("delete from streamer.relation where id = $1", relation_id)
+            await remove_relation(connection, relation_id)
             failpoint("drop.forgetting")
         failpoint("drop.forgotten")

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from streamer.lsn import Lsn
-from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.table import BookkeepingTable, Executor, fields_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,44 +22,30 @@ class HeldRecord:
     behind_lsn: Lsn | None
 
 
-_HELD_SQL: Final = """
-select relation_id, changes, bytes, behind_lsn::text as behind_lsn from streamer.held
+HELD: Final = BookkeepingTable("held", "h", HeldRecord)
+SUMMARY_SQL: Final = """
+select r.source, h.changes, h.bytes, h.behind_lsn::text
+from streamer.held h join streamer.relation r on r.id = h.relation_id
 """
-_SET_HELD_SQL: Final = """
-with gone as (
-    delete from streamer.held h using streamer.relation r
-    where r.id = h.relation_id and r.source_id = $1 and h.relation_id <> all ($2::int8[]))
-insert into streamer.held
-select v.id, v.changes, v.bytes, v.behind_lsn::pg_lsn
-from unnest($2::int8[], $3::int8[], $4::int8[], $5::text[]) v (id, changes, bytes, behind_lsn)
-join streamer.relation r on r.id = v.id and r.source_id = $1
+_SET_SQL: Final = """
+join streamer.relation r on r.id = v.relation_id
 on conflict (relation_id) do update
 set changes = excluded.changes, bytes = excluded.bytes, behind_lsn = excluded.behind_lsn
 """
 
 
-def _held_record(row: Any) -> HeldRecord:
-    fields = dict(row)
-    if fields["behind_lsn"] is not None:
-        fields["behind_lsn"] = Lsn.parse(fields["behind_lsn"])
-    return HeldRecord(**fields)
-
-
-async def read_held(bookkeeping: Bookkeeping) -> dict[int, HeldRecord]:
+async def read_held(session: Executor) -> dict[int, HeldRecord]:
     """Return the held changes of relations, by id, as their process reported them last."""
-    async with bookkeeping.connection() as connection:
-        records = map(_held_record, await connection.fetch(_HELD_SQL))
-        return {record.relation_id: record for record in records}
+    return {record.relation_id: record for record in await HELD.read(session)}
 
 
-async def set_held(bookkeeping: Bookkeeping, source_id: int, held: Collection[HeldRecord]) -> None:
+async def set_held(session: Executor, source_id: int, held: Collection[HeldRecord]) -> None:
     """Store the held changes of a source's relations; unnamed relations hold none."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            _SET_HELD_SQL,
-            source_id,
-            [record.relation_id for record in held],
-            [record.changes for record in held],
-            [record.bytes for record in held],
-            [None if r.behind_lsn is None else str(r.behind_lsn) for r in held],
-        )
+    await HELD.delete(
+        session,
+        "using streamer.relation r where r.id = h.relation_id and r.source_id = $1"
+        " and h.relation_id <> all ($2::int8[])",
+        source_id,
+        [record.relation_id for record in held],
+    )
+    await HELD.insert(session, map(fields_of, held), _SET_SQL)

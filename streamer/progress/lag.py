@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamer.error_reports import TableWait
-from streamer.lsn import Lsn
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
 from streamer.remedies import Remedy, at_target
@@ -44,41 +43,13 @@ class Blockers:
         return TableWait(f'a lock on target table "{target}": {self.sessions}', remedy)
 
 
-async def set_lags(bookkeeping: Bookkeeping, seconds: dict[int, float | None]) -> None:
-    """Store for how long relations, by their id, have lagged."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.relation r"
-            " set lag_since = clock_timestamp() - make_interval(secs => l.seconds)"
-            " from unnest($1::int8[], $2::float8[]) l (id, seconds) where r.id = l.id",
-            list(seconds),
-            list(seconds.values()),
-        )
-
-
-async def set_visible(bookkeeping: Bookkeeping, visible: dict[int, Lsn | None]) -> None:
-    """Store up to where everything of relations, by their id, is visible."""
-    if not visible:
-        return
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.relation r set visible_lsn = v.lsn::pg_lsn"
-            " from unnest($1::int8[], $2::text[]) v (id, lsn)"
-            " where r.id = v.id and r.visible_lsn is distinct from v.lsn::pg_lsn",
-            list(visible),
-            [None if lsn is None else str(lsn) for lsn in visible.values()],
-        )
-
-
 async def read_blockers(bookkeeping: Bookkeeping, pids: Collection[int]) -> dict[int, Blockers]:
     """Return the sessions at the target that backends of ours wait for, by our pid."""
-    async with bookkeeping.connection() as connection:
-        rows = await connection.fetch(_BLOCKERS_SQL, list(pids))
+    rows = await bookkeeping.fetch(_BLOCKERS_SQL, list(pids))
     return {row["waiter"]: Blockers(row["sessions"], tuple(row["pids"] or ())) for row in rows}
 
 
 async def ask_for_positions(bookkeeping: Bookkeeping, *, of_tables: bool) -> None:
     """Ask the process that streams to store its positions as soon as they move."""
     payload = WAITING_FOR_TABLES if of_tables else WAITING
-    async with bookkeeping.connection() as connection:
-        await connection.execute(f"notify {CHANNEL}, '{payload}'")
+    await bookkeeping.execute(f"notify {CHANNEL}, '{payload}'")

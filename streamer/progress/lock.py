@@ -23,6 +23,7 @@ from streamer.compiled import choice
 from streamer.errors import StreamerError, TargetConnectionError, TargetFencedError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
+from streamer.progress.sources import read_valid_tokens, register_source, set_holder
 from streamer.source.history_check import Landmark
 from streamer.target.claim import LOCK_CLASS, PROOF_SQL, Claim
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
@@ -32,28 +33,12 @@ CHECK_SECONDS: Final = 5.0
 ENDING_SECONDS: Final = 0.2
 """How long to wait for one of our sessions to end after pg_terminate_backend."""
 
-_REGISTER_SQL: Final = """
-insert into streamer.source (database, sid, slot, publication)
-values ($1, $2, $3, $4) on conflict do nothing
-"""
-_FIND_SQL: Final = """
-select id, holder from streamer.source where database = $1 and sid is not distinct from $2
-"""
-_TAKE_SQL: Final = """
-update streamer.source set lock_token = $2, holder = $3, implementation = $4 where id = $1
-"""
-_RESERVE_SQL: Final = "update streamer.source set holder = $2 where id = $1"
 _END_SESSION_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
 where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
 """
 _LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
 _UNLOCK_SQL: Final = "select pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"
-_CHECK_SQL: Final = """
-select s.lock_token as token
-from streamer.source s join unnest($1::int8[], $2::text[]) c (id, token)
-    on s.id = c.id and s.lock_token = c.token
-"""
 _ACKNOWLEDGE_SQL: Final = """
 update streamer.source s set
     acknowledged_lsn = n.lsn::pg_lsn,
@@ -263,7 +248,7 @@ class LockSession:
             source_id, holder = await self._lock(session, source)
             if holder is None:
                 self._reserved[source.label] = source_id
-                await session.execute(_RESERVE_SQL, source_id, self.holder)
+                await set_holder(session, source_id, self.holder)
             return holder
 
     async def _give_up(self, label: str) -> None:
@@ -284,7 +269,13 @@ class LockSession:
             claim = Claim(source_id, secrets.token_hex(8), session.backend_pid)
             self._held[claim] = session
             try:
-                await session.execute(_TAKE_SQL, source_id, claim.token, self.holder, choice.name())
+                await set_holder(
+                    session,
+                    source_id,
+                    self.holder,
+                    lock_token=claim.token,
+                    implementation=choice.name(),
+                )
             except StreamerError:
                 await self._unlock(claim)
                 raise
@@ -294,18 +285,14 @@ class LockSession:
         self, session: TargetConnection, source: SourceMapping
     ) -> tuple[int, str | None]:
         """Register and lock a source; return its id, and the process that has its lock."""
-        await session.execute(
-            _REGISTER_SQL, source.database, source.sid, source.slot, source.publication
-        )
-        (row,) = await session.fetch(_FIND_SQL, source.database, source.sid)
-        source_id: int = row["id"]
+        source_id, holder = await register_source(session, source)
         is_locked = await self._try_lock(session, source_id)
         if not is_locked and self._former_pid not in (None, session.backend_pid):
             await session.execute(_END_SESSION_SQL, self._former_pid, self._name)
             await asyncio.sleep(ENDING_SECONDS)
             is_locked = await self._try_lock(session, source_id)
         if not is_locked:
-            return source_id, str(row["holder"] or "another process")
+            return source_id, holder or "another process"
         self._former_pid = session.backend_pid
         return source_id, None
 
@@ -338,11 +325,7 @@ class LockSession:
             age = time.monotonic() - self._checked_at
             if claim.token in self._ours and age < CHECK_SECONDS / 2:
                 return True
-            claims = list(self._held)
-            rows = await session.fetch(
-                _CHECK_SQL, [each.source_id for each in claims], [each.token for each in claims]
-            )
-            self._ours = {row["token"] for row in rows}
+            self._ours = await read_valid_tokens(session, self._held)
             self._checked_at = time.monotonic()
             return claim.token in self._ours
 

@@ -62,14 +62,13 @@ async def add_minutes(
 
     Raises TargetConnectionError, TargetRejectedError.
     """
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            _ADD_SQL,
-            [float(minute.at) for minute in minutes],
-            [minute.source for minute in minutes],
-            *([minute.values[field] for minute in minutes] for field in range(3)),
-            kept_seconds,
-        )
+    await bookkeeping.execute(
+        _ADD_SQL,
+        [float(minute.at) for minute in minutes],
+        [minute.source for minute in minutes],
+        *([minute.values[field] for minute in minutes] for field in range(3)),
+        kept_seconds,
+    )
 
 
 async def read_minutes(bookkeeping: Bookkeeping, since: float, until: float) -> list[Minute]:
@@ -77,8 +76,7 @@ async def read_minutes(bookkeeping: Bookkeeping, since: float, until: float) -> 
 
     Raises TargetConnectionError, TargetRejectedError.
     """
-    async with bookkeeping.connection() as connection:
-        rows = await connection.fetch(_READ_SQL, since, until)
+    rows = await bookkeeping.fetch(_READ_SQL, since, until)
     return [
         Minute(
             row["at"],

@@ -8,18 +8,15 @@ made.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, Self
 
 from streamer.definitions.planned import ObjectKind, Planned
+from streamer.errors import ConflictError, StreamerError, TargetSchemaError
 from streamer.mapping.names import RelationName, parse_name
-from streamer.progress.bookkeeping import Bookkeeping
+from streamer.postgres.quoting import quote_qualified
+from streamer.progress.table import BookkeepingTable, Codec, Executor
 from streamer.target.connection import TargetConnection, transaction
 
-_OPEN_SQL: Final = """
-select d.id, d.relation_id, r.target, r.source, d.kind, d.name, d.state, d.index_name,
-       d.statements::text, d.online::text, d.sql, d.reason, d.attempts, d.referenced
-from streamer.definition d join streamer.relation r on r.id = d.relation_id
-"""
 _PENDING_SQL: Final = """
 where d.state = 'pending'
   and not (d.kind in ('default', 'not null') and d.name = any (r.unfilled))
@@ -82,6 +79,27 @@ select d.name from streamer.definition d join streamer.relation r on r.id = d.re
 where d.state = 'pending' and d.kind in ('index', 'unique', 'exclusion') and r.target <> $4
 """
 
+_REMADE_SQL: Final = """
+select exists (select from streamer.definition d
+                 join streamer.relation r on r.id = d.relation_id
+                 join streamer.definition u on u.id = $1
+                 join streamer.relation ur on ur.id = u.relation_id
+                where r.target = ur.target and d.id <> u.id and d.name = u.name
+                  and d.state in ('pending', 'made'))
+"""
+# Of a foreign key: whether its other table is still to come, or to get an index. The positions are
+# those of both tables, if their streams have applied all that they have read.
+_REFERENCED_SQL: Final = """
+select pg_catalog.to_regclass($3) is null or exists (
+           select from streamer.definition d join streamer.relation r on r.id = d.relation_id
+            where r.target = $2 and d.state = 'pending' and d.kind in ('index', 'unique'))
+           as is_to_come,
+       (select case when bool_and(r.state = 'ready' and r.end_lsn <= s.acknowledged_lsn)
+                    then pg_catalog.string_agg(r.end_lsn::text, ' ' order by r.id) end
+          from streamer.relation r join streamer.source s on s.id = r.source_id
+         where r.target in ($1, $2)) as positions
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class DefinitionRecord:
@@ -93,18 +111,19 @@ class DefinitionRecord:
 
     id: int
     relation_id: int
-    source: str
-    target: RelationName
+    source: Annotated[str, Codec("r.source")]
+    target: Annotated[RelationName, Codec("r.target")]
     kind: ObjectKind
     name: str
     state: str
-    index: str | None
+    index: Annotated[str | None, Codec("d.index_name")]
     statements: tuple[str, ...]
     online: tuple[str, ...]
     sql: str
     reason: str | None
     attempts: int
     referenced: str | None
+    source_id: Annotated[int, Codec("r.source_id")] = 0
 
     @property
     def is_given_up(self) -> bool:
@@ -126,13 +145,48 @@ class DefinitionRecord:
         }
 
 
+DEFINITIONS: Final = BookkeepingTable(
+    "definition", "d", DefinitionRecord, "join streamer.relation r on r.id = d.relation_id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceFacts:
+    """The tables of a foreign key. ``is_to_come``: the other one, or its index, is not made yet.
+    ``positions``: of their streams, if these have applied all that they have read.
+    """
+
+    is_to_come: bool
+    positions: str | None
+
+    def may_become(self, now: Self, error: StreamerError) -> bool:
+        """Whether a key that *error* has refused between these facts and *now* may be made later.
+
+        A row may precede the row that it refers to while the tables stream. Pure.
+        """
+        if isinstance(error, ConflictError):
+            return self.positions is None or self.positions != now.positions
+        return isinstance(error, TargetSchemaError) and self.is_to_come
+
+
+async def read_reference(session: Executor, record: DefinitionRecord) -> ReferenceFacts:
+    own, other = str(record.target), record.referenced or str(record.target)
+    name = parse_name(other)
+    quoted = quote_qualified(name.namespace, name.name)
+    (row,) = await session.fetch(_REFERENCED_SQL, own, other, quoted)
+    return ReferenceFacts(**row)
+
+
+async def is_remade(session: Executor, record: DefinitionRecord) -> bool:
+    """Return whether another plan makes an object of the name of *record* on its target."""
+    return bool(await session.fetch_value(_REMADE_SQL, record.id))
+
+
 async def read_taken(
-    connection: TargetConnection, target: RelationName, wanted: Sequence[str]
+    session: Executor, target: RelationName, wanted: Sequence[str]
 ) -> frozenset[str]:
     """Return those names of *wanted* that other relations in the schema of *target* have or get."""
-    rows = await connection.fetch(
-        _TAKEN_SQL, target.namespace, target.name, list(wanted), str(target)
-    )
+    rows = await session.fetch(_TAKEN_SQL, target.namespace, target.name, list(wanted), str(target))
     return frozenset(row["name"] for row in rows)
 
 
@@ -148,12 +202,10 @@ async def store_definitions(
         await put_plans(connection, relation_id, planned)
 
 
-async def put_plans(
-    connection: TargetConnection, relation_id: int, planned: Sequence[Planned]
-) -> None:
+async def put_plans(session: Executor, relation_id: int, planned: Sequence[Planned]) -> None:
     """Store plans in place of those of the same kind and name."""
     for each in planned:
-        await connection.execute(
+        await session.execute(
             _PUT_SQL,
             relation_id,
             each.kind.value,
@@ -169,64 +221,61 @@ async def put_plans(
 
 
 async def end_plans(
-    connection: TargetConnection, relation_id: int, ended: Sequence[tuple[ObjectKind, str]]
+    session: Executor, relation_id: int, ended: Sequence[tuple[ObjectKind, str]]
 ) -> None:
     """Take plans back. One that may be under way becomes `unwanted`, so that its result goes."""
     kinds, names = [kind.value for kind, _ in ended], [name for _, name in ended]
     for sql in _END_SQL if ended else ():
-        await connection.execute(sql, relation_id, kinds, names)
+        await session.execute(sql, relation_id, kinds, names)
 
 
-async def hold_plans(connection: TargetConnection, target: RelationName) -> None:
+async def hold_plans(session: Executor, target: RelationName) -> None:
     """Keep the states of the plans for a target table until this transaction ends.
 
     A session that makes one of them meanwhile cannot store that. So the caller finds the objects of
     all `made` plans when it looks at the table, and any other counts as unfinished.
     """
-    await connection.fetch(
+    await session.fetch(
         "select from streamer.definition d where d.relation_id in"
         " (select id from streamer.relation where target = $1) order by d.id for no key update",
         str(target),
     )
 
 
-async def read_plans(connection: TargetConnection, relation_id: int) -> list[DefinitionRecord]:
+async def read_plans(session: Executor, relation_id: int) -> list[DefinitionRecord]:
     """Return the plans of a relation that no session has made yet."""
-    rows = await connection.fetch(
-        _OPEN_SQL
-        + "where (d.state = 'pending' or d.made_again) and d.relation_id = $1 order by d.id",
+    return await DEFINITIONS.read(
+        session,
+        "where (d.state = 'pending' or d.made_again) and d.relation_id = $1 order by d.id",
         relation_id,
     )
-    return [_record(row) for row in rows]
 
 
-async def read_unwanted(connection: TargetConnection) -> list[DefinitionRecord]:
+async def read_unwanted(session: Executor) -> list[DefinitionRecord]:
     """Return the plans that the stream took back while a session may have made them."""
-    rows = await connection.fetch(_OPEN_SQL + "where d.state = 'unwanted' order by d.id")
-    return [_record(row) for row in rows]
+    return await DEFINITIONS.read(session, "where d.state = 'unwanted' order by d.id")
 
 
-async def read_given_up(connection: TargetConnection) -> list[DefinitionRecord]:
+async def read_given_up(session: Executor) -> list[DefinitionRecord]:
     """Return the definitions that streamer does not try to make."""
-    rows = await connection.fetch(_OPEN_SQL + "where d.state in ('failed', 'unmade')")
-    return [_record(row) for row in rows]
+    return await DEFINITIONS.read(session, "where d.state in ('failed', 'unmade') order by d.id")
 
 
-async def forget_unwanted(connection: TargetConnection, record_id: int) -> None:
+async def forget_unwanted(session: Executor, record_id: int) -> None:
     """Forget a plan whose result is gone, or have another of that name made."""
-    await connection.execute(
+    await session.execute(
         "update streamer.definition set state = 'pending', made_again = false"
         " where id = $1 and state = 'unwanted' and made_again",
         record_id,
     )
-    await connection.execute(
+    await session.execute(
         "delete from streamer.definition where id = $1 and state = 'unwanted'", record_id
     )
 
 
-async def is_pending(connection: TargetConnection, record: DefinitionRecord) -> bool:
+async def is_pending(session: Executor, record: DefinitionRecord) -> bool:
     """Whether the stream has neither changed nor taken back *record*, and no session made it."""
-    found = await connection.fetch_value(
+    found = await session.fetch_value(
         "select state = 'pending' and online::text = $2 from streamer.definition where id = $1",
         record.id,
         json.dumps(record.online),
@@ -234,31 +283,25 @@ async def is_pending(connection: TargetConnection, record: DefinitionRecord) -> 
     return bool(found)
 
 
-async def read_pending(
-    connection: TargetConnection, relation_id: int | None = None
-) -> list[DefinitionRecord]:
+async def read_pending(session: Executor, relation_id: int | None = None) -> list[DefinitionRecord]:
     """Return the definitions to make now: those of one relation, or those of all ready ones.
 
     A foreign key has to wait until both of its tables are ready.
     """
-    rows = await connection.fetch(_OPEN_SQL + _PENDING_SQL, relation_id)
-    return [_record(row) for row in rows]
+    return await DEFINITIONS.read(session, _PENDING_SQL, relation_id)
 
 
-async def read_definitions(bookkeeping: Bookkeeping) -> dict[int, list[DefinitionRecord]]:
+async def read_definitions(session: Executor) -> dict[int, list[DefinitionRecord]]:
     """Return the definitions that are not made, by the id of their relation."""
-    async with bookkeeping.connection() as connection:
-        rows = await connection.fetch(f"{_OPEN_SQL} where d.state <> 'made' order by d.id")
-    found: dict[int, list[DefinitionRecord]] = {}
-    for row in rows:
-        record = _record(row)
-        found.setdefault(record.relation_id, []).append(record)
-    return found
+    by_relation: dict[int, list[DefinitionRecord]] = {}
+    for record in await DEFINITIONS.read(session, "where d.state <> 'made' order by d.id"):
+        by_relation.setdefault(record.relation_id, []).append(record)
+    return by_relation
 
 
-async def set_made(connection: TargetConnection, record: DefinitionRecord) -> None:
+async def set_made(session: Executor, record: DefinitionRecord) -> None:
     """Store that a session made *record*, unless the stream has changed or taken it back."""
-    await connection.execute(
+    await session.execute(
         "update streamer.definition set state = 'made', reason = null"
         " where id = $1 and state <> 'unwanted' and online::text = $2",
         record.id,
@@ -266,9 +309,9 @@ async def set_made(connection: TargetConnection, record: DefinitionRecord) -> No
     )
 
 
-async def set_failed(connection: TargetConnection, record: DefinitionRecord, reason: str) -> None:
+async def set_failed(session: Executor, record: DefinitionRecord, reason: str) -> None:
     """Store the reason why *record* is not made yet."""
-    await connection.execute(
+    await session.execute(
         "update streamer.definition set reason = $2, attempts = attempts + 1"
         " where id = $1 and state = 'pending' and online::text = $3",
         record.id,
@@ -278,12 +321,12 @@ async def set_failed(connection: TargetConnection, record: DefinitionRecord, rea
 
 
 async def give_up(
-    connection: TargetConnection, record: DefinitionRecord, reason: str, left: Sequence[str]
+    session: Executor, record: DefinitionRecord, reason: str, left: Sequence[str]
 ) -> None:
     """Store the reason why *record* is not made until the next copy, and the statements *left* for
     an operator.
     """
-    await connection.execute(
+    await session.execute(
         "update streamer.definition set state = 'failed', reason = $2, attempts = attempts + 1,"
         " online = $3::text::json, sql = $4"
         " where id = $1 and state = 'pending' and online::text = $5",
@@ -292,16 +335,4 @@ async def give_up(
         json.dumps(left),
         "; ".join(left),
         json.dumps(record.online),
-    )
-
-
-def _record(row: Any) -> DefinitionRecord:
-    fields = dict(row)
-    return DefinitionRecord(
-        target=parse_name(fields.pop("target")),
-        kind=ObjectKind(fields.pop("kind")),
-        index=fields.pop("index_name"),
-        statements=tuple(json.loads(fields.pop("statements"))),
-        online=tuple(json.loads(fields.pop("online"))),
-        **fields,
     )

@@ -44,8 +44,7 @@ async def read_positions(bookkeeping: Bookkeeping) -> dict[str, SourcePosition]:
 
     Clients that wait ask for them several times a second, so this reads no more than they need.
     """
-    async with bookkeeping.connection() as connection:
-        rows = await connection.fetch(_POSITIONS_SQL)
+    rows = await bookkeeping.fetch(_POSITIONS_SQL)
     found: dict[str, SourcePosition] = {}
     for row in rows:
         label = SourceLabel(row["database"], row["sid"])

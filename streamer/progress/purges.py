@@ -2,27 +2,13 @@
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from streamer.errors import GapError
 from streamer.mapping.rules import SourceLabel
-from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.table import BookkeepingTable, Codec, Executor
 from streamer.remedies import Remedy, run
-from streamer.target.connection import TargetConnection
 
-_READ_SQL: Final = """
-select database, sid, target, rows_deleted, next_block, blocks, began_at is not null as has_begun,
-       finished_at is not null as is_finished
-from streamer.purge where sid <> '' order by database, sid, target
-"""
-_TARGETS_SQL: Final = """
-select distinct r.target from streamer.relation r join streamer.source s on s.id = r.source_id
-where s.database = $1
-"""
-_OTHERS_SQL: Final = """
-select r.target, s.database from streamer.relation r join streamer.source s on s.id = r.source_id
-where s.sid = $2 and s.database <> $1 and r.target = any ($3::text[]) order by 1, 2 limit 1
-"""
 _BEGIN_SQL: Final = """
 insert into streamer.purge (database, sid, target, began_at)
 select $1, $2, t, pg_catalog.now() from unnest($3::text[]) t
@@ -32,6 +18,13 @@ on conflict (database, sid, target) do update set
 """
 
 
+_KEEP_TARGETS_SQL: Final = """
+insert into streamer.purge (database, sid, target)
+select distinct s.database, coalesce(s.sid, ''), r.target
+from streamer.source s join streamer.relation r on r.source_id = s.id where s.id = $1
+on conflict (database, sid, target) do update set
+    rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
+"""
 # A source may have left columns earlier, and then come back without them. One without known columns
 # may have any.
 _KEEP_COLUMNS_SQL: Final = """
@@ -130,8 +123,8 @@ class PurgeRecord:
     rows_deleted: int
     next_block: int | None
     blocks: int | None
-    has_begun: bool
-    is_finished: bool
+    has_begun: Annotated[bool, Codec("p.began_at is not null")]
+    is_finished: Annotated[bool, Codec("p.finished_at is not null")]
 
     @property
     def progress(self) -> float | None:
@@ -144,70 +137,63 @@ class PurgeRecord:
         return asdict(self) | {"progress": self.progress}
 
 
-async def read_purges(bookkeeping: Bookkeeping) -> list[PurgeRecord]:
+PURGES: Final = BookkeepingTable("purge", "p", PurgeRecord)
+
+
+async def read_purges(session: Executor) -> list[PurgeRecord]:
     """Return all rows."""
-    async with bookkeeping.connection() as connection:
-        return [PurgeRecord(**dict(row)) for row in await connection.fetch(_READ_SQL)]
+    return await PURGES.read(session, "where sid <> '' order by database, sid, target")
 
 
-async def read_targets(connection: TargetConnection, database: str) -> set[str]:
-    """Return the target tables of all sources of *database* that streamer knows."""
-    return {row["target"] for row in await connection.fetch(_TARGETS_SQL, database)}
+async def keep_targets(session: Executor, source_id: int) -> None:
+    """Store the tables and columns of a source that is about to be forgotten: its rows are left."""
+    await session.execute(_KEEP_TARGETS_SQL, source_id)
+    await keep_columns(session, source_id)
 
 
-async def keep_columns(connection: TargetConnection, source_id: int) -> None:
-    """Store the columns of a source that is about to be forgotten, where its rows are left."""
-    await connection.execute(_KEEP_COLUMNS_SQL, source_id)
+async def keep_columns(session: Executor, source_id: int) -> None:
+    """Store the columns of such a source, where its tables are known."""
+    await session.execute(_KEEP_COLUMNS_SQL, source_id)
 
 
-async def read_left_columns(connection: TargetConnection) -> list[LeftColumn]:
+async def read_left_columns(session: Executor) -> list[LeftColumn]:
     """Return the columns that removed sources had, and no other source of the target table has."""
-    return [LeftColumn(**dict(row)) for row in await connection.fetch(_LEFT_COLUMNS_SQL)]
+    return [LeftColumn(**dict(row)) for row in await session.fetch(_LEFT_COLUMNS_SQL)]
 
 
 async def read_left_rows(
-    connection: TargetConnection, source_id: int, sources: Collection[str]
+    session: Executor, source_id: int, sources: Collection[str]
 ) -> list[LeftRows]:
     """Return the tables among *sources* that are new to the mapping, and were in it before."""
-    rows = await connection.fetch(_LEFT_ROWS_SQL, source_id, list(sources))
+    rows = await session.fetch(_LEFT_ROWS_SQL, source_id, list(sources))
     return [LeftRows(**dict(row)) for row in rows]
 
 
-async def read_removed(connection: TargetConnection) -> dict[tuple[str, str], bool]:
+async def read_removed(session: Executor) -> dict[tuple[str, str], bool]:
     """Return the tables of removed sources, by the source's label and the target.
 
     The value tells whether a purge has deleted rows.
     """
     return {
         (SourceLabel(row["database"], row["sid"]), row["target"]): row["is_purged"]
-        for row in await connection.fetch(_REMOVED_SQL)
+        for row in await session.fetch(_REMOVED_SQL)
     }
 
 
-async def find_other_writer(
-    connection: TargetConnection, database: str, sid: str, targets: Collection[str]
-) -> tuple[str, str] | None:
-    """Return one of *targets* where another database writes rows of *sid*, and that database."""
-    rows = await connection.fetch(_OTHERS_SQL, database, sid, list(targets))
-    return (rows[0]["target"], rows[0]["database"]) if rows else None
-
-
-async def begin_purge(
-    connection: TargetConnection, database: str, sid: str, targets: Collection[str]
-) -> None:
+async def begin_purge(session: Executor, database: str, sid: str, targets: Collection[str]) -> None:
     """Store the tables of a purge; one that was interrupted continues where it was."""
-    await connection.execute(_BEGIN_SQL, database, sid, sorted(targets))
+    await session.execute(_BEGIN_SQL, database, sid, sorted(targets))
 
 
 async def move_purge(
-    connection: TargetConnection,
+    session: Executor,
     record: PurgeRecord,
     deleted: int,
     next_block: int,
     blocks: int,
 ) -> None:
     """Store how far the purge of a table is, in the transaction that deletes its rows."""
-    await connection.execute(
+    await session.execute(
         "update streamer.purge set rows_deleted = rows_deleted + $4, next_block = $5, blocks = $6"
         " where (database, sid, target) = ($1, $2, $3)",
         record.database,
@@ -219,9 +205,9 @@ async def move_purge(
     )
 
 
-async def finish_purge(connection: TargetConnection, record: PurgeRecord) -> None:
+async def finish_purge(session: Executor, record: PurgeRecord) -> None:
     """Store that no row of the source is left in a table."""
-    await connection.execute(
+    await session.execute(
         "update streamer.purge set finished_at = pg_catalog.now()"
         " where (database, sid, target) = ($1, $2, $3)",
         record.database,

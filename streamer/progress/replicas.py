@@ -9,11 +9,10 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Final
 
-from streamer.error_reports import ErrorReport
 from streamer.mapping.rules import SourceLabel
-from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.table import BookkeepingTable, Codec, Executor
 from streamer.target.claim import LOCK_CLASS, MEMBER_CLASS
 from streamer.target.connection import TargetConnection, transaction
 
@@ -53,16 +52,11 @@ update streamer.replica set beat = beat + 1, seen_at = pg_catalog.clock_timestam
     mapping = $7
 where id = $1 and backend_pid = pg_catalog.pg_backend_pid() returning true
 """
-_REPLICAS_SQL: Final = _with_locks(
+_JOINED_SQL: Final = _with_locks(
     """
-select r.id as number, r.name, r.backend_pid, r.address, r.sources, r.max_sources, r.is_stopping,
-       r.journals, r.out_of_reach, r.mapping, m.revision as mapping_revision,
-       m.since as mapping_since, r.beat, r.started_at, r.seen_at, l.id is not null as is_alive
-from streamer.replica r
 left join lateral (select revision, since from streamer.mapping
                    where fingerprint = r.mapping order by revision desc limit 1) m on true
 left join LOCKS l on l.id = r.id and l.pid = r.backend_pid
-order by r.id
 """
 )
 _OWNERS_SQL: Final = _with_locks(
@@ -89,20 +83,13 @@ where a.usename = current_user and a.pid <> pg_catalog.pg_backend_pid()
 """,
     "$2",
 )
-_UNREADY_SQL: Final = """
-select s.database, s.sid, r.source, r.state, r.error, r.error_code, r.error_remedy
-from streamer.relation r join streamer.source s on s.id = r.source_id where r.state <> 'ready'
-"""
-
-UnreadyTables = dict[str, dict[str, tuple[str, ErrorReport | None]]]
-"""State and error of tables that are not ready, by the label of their source and their name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord:
     """A row of streamer.replica. ``is_alive``: its session has its lock."""
 
-    number: int
+    number: Annotated[int, Codec("r.id")]
     name: str
     """Host and pid."""
     backend_pid: int
@@ -115,14 +102,17 @@ class ReplicaRecord:
     out_of_reach: frozenset[str]
     mapping: str | None
     """The fingerprint of its mapping; None before its first beat."""
-    mapping_revision: int | None
+    mapping_revision: Annotated[int | None, Codec("m.revision")]
     """The newest revision with this mapping; None if no replica has run the mapping yet."""
-    mapping_since: datetime | None
+    mapping_since: Annotated[datetime | None, Codec("m.since")]
     """The time of this revision."""
     beat: int
     started_at: datetime
     seen_at: datetime
-    is_alive: bool
+    is_alive: Annotated[bool, Codec("l.id is not null")]
+
+
+REPLICAS: Final = BookkeepingTable("replica", "r", ReplicaRecord, _JOINED_SQL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,17 +209,8 @@ async def propose_mapping(session: TargetConnection, fingerprint: str, current: 
     await session.execute(_PROPOSE_SQL, fingerprint, current)
 
 
-async def read_replicas(session: TargetConnection) -> list[ReplicaRecord]:
-    rows = await session.fetch(_REPLICAS_SQL, REPLICA_CLASS)
-    return [_replica(row) for row in rows]
-
-
-def _replica(row: Any) -> ReplicaRecord:
-    fields = dict(row)
-    fields["sources"] = frozenset(fields["sources"])
-    fields["journals"] = frozenset(fields["journals"])
-    fields["out_of_reach"] = frozenset(fields["out_of_reach"])
-    return ReplicaRecord(**fields)
+async def read_replicas(session: Executor) -> list[ReplicaRecord]:
+    return await REPLICAS.read(session, "order by r.id", REPLICA_CLASS)
 
 
 def find_newest_mapping(replicas: Iterable[ReplicaRecord]) -> ReplicaRecord | None:
@@ -240,19 +221,6 @@ def find_newest_mapping(replicas: Iterable[ReplicaRecord]) -> ReplicaRecord | No
         if each.is_alive and not each.is_stopping and each.mapping_revision is not None
     ]
     return max(ranked, key=lambda item: item[0])[1] if ranked else None
-
-
-async def read_unready_tables(bookkeeping: Bookkeeping) -> UnreadyTables:
-    """Return the tables of all sources that are not ready."""
-    found: UnreadyTables = {}
-    async with bookkeeping.connection() as connection:
-        for row in await connection.fetch(_UNREADY_SQL):
-            tables = found.setdefault(SourceLabel(row["database"], row["sid"]), {})
-            tables[row["source"]] = (
-                row["state"],
-                ErrorReport.stored(row["error"], row["error_code"], row["error_remedy"]),
-            )
-    return found
 
 
 async def leave(session: TargetConnection, number: int) -> None:

@@ -9,7 +9,9 @@ from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.progress.audit import prune_acts
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.target.connection import TargetAddress, TargetConnection, transaction
+from streamer.progress.sources import read_source_labels
+from streamer.progress.table import Executor
+from streamer.target.connection import TargetAddress, TargetConnection
 
 TABLES: Final = (
     "audit",
@@ -62,7 +64,7 @@ async def migrate(bookkeeping: Bookkeeping) -> None:
     are.
     """
     # All or none: other readers of the bookkeeping must not find it half created.
-    async with bookkeeping.connection() as connection, transaction(connection):
+    async with bookkeeping.transaction() as connection:
         await _apply(connection)
         await prune_acts(connection)
 
@@ -107,12 +109,21 @@ async def _apply(connection: TargetConnection) -> None:
             )
 
 
+SUMMARY_SQL: Final = "select number, name, applied_at from streamer.migration order by number"
+
+
+async def read_version(session: Executor) -> int | None:
+    """Return the number of the newest migration of the bookkeeping."""
+    number: int | None = await session.fetch_value("select max(number) from streamer.migration")
+    return number
+
+
 async def is_installed(bookkeeping: Bookkeeping) -> bool:
     """Whether the bookkeeping tables are there, as this version makes them."""
     async with bookkeeping.connection() as connection:
         if await connection.fetch_value("select to_regclass('streamer.migration') is null"):
             return False
-        newest = await connection.fetch_value("select max(number) from streamer.migration")
+        newest = await read_version(connection)
         return bool(newest is not None and newest >= read_migrations("target")[-1].number)
 
 
@@ -135,8 +146,7 @@ async def installed(address: TargetAddress, application_name: str) -> AsyncItera
 
 async def read_installation(bookkeeping: Bookkeeping) -> str:
     """Return the id of this installation, which is that of its bookkeeping."""
-    async with bookkeeping.connection() as connection:
-        return str(await connection.fetch_value("select id from streamer.installation"))
+    return str(await bookkeeping.fetch_value("select id from streamer.installation"))
 
 
 async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
@@ -144,8 +154,8 @@ async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
 
     The schema goes too, if it has no objects of other programs.
     """
-    async with bookkeeping.connection() as connection, transaction(connection):
-        if not await connection.fetch_value("select exists (select from streamer.source)"):
+    async with bookkeeping.transaction() as connection:
+        if not await read_source_labels(connection):
             tables = ", ".join(f"streamer.{name}" for name in TABLES)
             await connection.execute(f"drop table if exists {tables}")
             functions = ", ".join(f"streamer.{name}" for name in FUNCTIONS)

@@ -13,9 +13,9 @@ from typing import Final
 from streamer.lsn import Lsn
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import CHANNEL
+from streamer.progress.table import BookkeepingTable, Executor
 from streamer.source.scripts import ScriptOrigin
 from streamer.target.claim import Claim
-from streamer.target.connection import TargetConnection
 
 
 class ScriptSide(enum.StrEnum):
@@ -82,66 +82,44 @@ class ScriptRecord:
         return self.source_xid is not None and self.source_xid & 0xFFFF_FFFF == xid
 
 
-_READ_SQL: Final = """
-select source_id, id, script, replacement, side, state, source_xid, system_identifier, timeline,
-    lsn::text as lsn, error
-from streamer.script where source_id = $1 and ($2::text is null or id = $2)
-order by requested_at, id
-"""
+SCRIPTS: Final = BookkeepingTable("script", "s", ScriptRecord)
+_OF_ID: Final = "where source_id = $2 and id = $3"
 _FINISH_SQL: Final = """
-update streamer.script set state = 'done', lsn = $4::text::pg_lsn, error = null,
-    finished_at = pg_catalog.clock_timestamp()
-where source_id = $1 and id = $2 and state in ('waiting', 'error')
-  and exists (select from streamer.source s where s.id = $1 and s.lock_token = $3)
+where source_id = $2 and id = $3 and state in ('waiting', 'error')
+  and exists (select from streamer.source o where o.id = $2 and o.lock_token = $4)
 """
-
-
-def _record(row: object) -> ScriptRecord:
-    fields = dict(row)  # type: ignore[call-overload]
-    fields["side"], fields["state"] = ScriptSide(fields["side"]), ScriptState(fields["state"])
-    fields["lsn"] = fields["lsn"] and Lsn.parse(fields["lsn"])
-    return ScriptRecord(**fields)
+_FINISHED: Final = "finished_at = pg_catalog.clock_timestamp()"
 
 
 async def add_script(
     bookkeeping: Bookkeeping, source_id: int, script_id: str, script: str, side: ScriptSide
 ) -> ScriptRecord:
     """Store a script unless its id is known; return the record that is there then."""
+    row = {"source_id": source_id, "id": script_id, "script": script, "side": side}
     async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "insert into streamer.script (source_id, id, script, side) values ($1, $2, $3, $4)"
-            " on conflict do nothing",
-            source_id,
-            script_id,
-            script,
-            side.value,
-        )
-        (row,) = await connection.fetch(_READ_SQL, source_id, script_id)
-    return _record(row)
+        await SCRIPTS.insert(connection, [row], "on conflict do nothing")
+        (record,) = await read_scripts(connection, source_id, script_id)
+    return record
 
 
 async def read_scripts(
-    bookkeeping: Bookkeeping, source_id: int, script_id: str | None = None
+    session: Executor, source_id: int, script_id: str | None = None
 ) -> list[ScriptRecord]:
     """Return the scripts of a source, oldest first; the one with an id, if that is given."""
-    async with bookkeeping.connection() as connection:
-        rows = await connection.fetch(_READ_SQL, source_id, script_id)
-    return [_record(row) for row in rows]
+    return await SCRIPTS.read(
+        session,
+        "where source_id = $1 and ($2::text is null or id = $2) order by requested_at, id",
+        source_id,
+        script_id,
+    )
 
 
 async def set_script_xid(
-    bookkeeping: Bookkeeping, source_id: int, script_id: str, xid: int, origin: ScriptOrigin
+    session: Executor, source_id: int, script_id: str, xid: int, origin: ScriptOrigin
 ) -> None:
     """Store the source transaction that is about to carry a script, before it commits."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.script set source_xid = $3, system_identifier = $4, timeline = $5"
-            " where source_id = $1 and id = $2",
-            source_id,
-            script_id,
-            xid,
-            *origin,
-        )
+    values = {"source_xid": xid} | dict(zip(("system_identifier", "timeline"), origin, strict=True))
+    await SCRIPTS.update(session, values, _OF_ID, source_id, script_id)
 
 
 async def end_script(
@@ -149,13 +127,13 @@ async def end_script(
 ) -> bool:
     """End a script from outside the stream, and wake the process; False if it has ended."""
     async with bookkeeping.connection() as connection:
-        count = await connection.execute(
-            "update streamer.script set state = $3, error = null,"
-            " finished_at = pg_catalog.clock_timestamp()"
-            " where source_id = $1 and id = $2 and state in ('waiting', 'error', 'missed')",
+        count = await SCRIPTS.update(
+            connection,
+            {"state": state, "error": None},
+            f"{_OF_ID} and state in ('waiting', 'error', 'missed')",
             source_id,
             script_id,
-            state.value,
+            also=_FINISHED,
         )
         await connection.execute(f"notify {CHANNEL}")
     return bool(count)
@@ -166,52 +144,45 @@ async def replace_script(
 ) -> bool:
     """Have the target run other text under an id, and wake the process; False if it has run."""
     async with bookkeeping.connection() as connection:
-        count = await connection.execute(
-            "update streamer.script set replacement = $3, state = 'waiting', error = null"
-            " where source_id = $1 and id = $2 and state in ('waiting', 'error')",
+        count = await SCRIPTS.update(
+            connection,
+            {"replacement": script, "state": ScriptState.WAITING, "error": None},
+            f"{_OF_ID} and state in ('waiting', 'error')",
             source_id,
             script_id,
-            script,
         )
         await connection.execute(f"notify {CHANNEL}")
     return bool(count)
 
 
 async def set_scripts_missed(
-    bookkeeping: Bookkeeping, source_id: int, script_ids: list[str], reason: str
+    session: Executor, source_id: int, script_ids: list[str], reason: str
 ) -> None:
     """Record that only one side has these scripts, and that the stream brings them to no other."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.script set state = 'missed', error = $3"
-            " where source_id = $1 and id = any ($2::text[])"
-            " and state in ('waiting', 'error', 'done')",
-            source_id,
-            script_ids,
-            reason,
-        )
+    await SCRIPTS.update(
+        session,
+        {"state": ScriptState.MISSED, "error": reason},
+        "where source_id = $2 and id = any ($3::text[]) and state in ('waiting', 'error', 'done')",
+        source_id,
+        script_ids,
+    )
 
 
-async def set_script_error(
-    bookkeeping: Bookkeeping, source_id: int, script_id: str, error: str
-) -> None:
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.script set state = 'error', error = $3"
-            " where source_id = $1 and id = $2 and state in ('waiting', 'error')",
-            source_id,
-            script_id,
-            error,
-        )
+async def set_script_error(session: Executor, source_id: int, script_id: str, error: str) -> None:
+    await SCRIPTS.update(
+        session,
+        {"state": ScriptState.ERROR, "error": error},
+        f"{_OF_ID} and state in ('waiting', 'error')",
+        source_id,
+        script_id,
+    )
 
 
-async def finish_script(
-    connection: TargetConnection, claim: Claim, script_id: str, lsn: Lsn
-) -> bool:
+async def finish_script(session: Executor, claim: Claim, script_id: str, lsn: Lsn) -> bool:
     """Record, in the transaction of the script, that it has run at *lsn*.
 
     Return False if it must not commit: another process has the source, or the script has ended.
     """
-    return bool(
-        await connection.execute(_FINISH_SQL, claim.source_id, script_id, claim.token, str(lsn))
-    )
+    values = {"state": ScriptState.DONE, "lsn": lsn, "error": None}
+    where = (_FINISH_SQL, claim.source_id, script_id, claim.token)
+    return bool(await SCRIPTS.update(session, values, *where, also=_FINISHED))

@@ -1,13 +1,12 @@
 """The sequences that follow those of a source, in the bookkeeping: for ``streamer status``."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Final
 
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.table import BookkeepingTable, Codec, Executor, fields_of
 from streamer.remedies import Remedy
-from streamer.target.connection import transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,8 @@ class SequenceRecord:
     source_value: int | None
     target_value: int | None
     error: str | None = None
-    remedy: Remedy | None = None
+    remedy: Annotated[Remedy | None, Codec("q.error_remedy")] = None
+    source_id: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -36,40 +36,28 @@ class SequenceRecord:
         }
 
 
+SEQUENCES: Final = BookkeepingTable("sequence", "q", SequenceRecord)
+
+
 async def store_sequences(
     bookkeeping: Bookkeeping, source_id: int, records: Sequence[SequenceRecord]
 ) -> None:
     """Store *records* as all sequences that follow those of a source. Raises TargetError."""
-    async with bookkeeping.connection() as connection, transaction(connection):
-        await connection.execute("delete from streamer.sequence where source_id = $1", source_id)
-        if not records:
-            return
-        await connection.execute(
-            "insert into streamer.sequence"
-            " (source_id, source, target, source_value, target_value, error, error_remedy)"
-            " select $1, a, b, c, d, e, f::jsonb from unnest($2::text[], $3::text[], $4::int8[],"
-            " $5::int8[], $6::text[], $7::text[]) as n (a, b, c, d, e, f)",
-            source_id,
-            [record.source for record in records],
-            [record.target for record in records],
-            [record.source_value for record in records],
-            [record.target_value for record in records],
-            [record.error for record in records],
-            [record.remedy and json.dumps(record.remedy.to_json()) for record in records],
+    async with bookkeeping.transaction() as connection:
+        await SEQUENCES.delete(connection, "where source_id = $1", source_id)
+        await SEQUENCES.insert(
+            connection,
+            (
+                fields_of(record, "remedy")
+                | {"source_id": source_id, "error_remedy": record.remedy}
+                for record in records
+            ),
         )
 
 
-async def read_sequences(bookkeeping: Bookkeeping) -> dict[int, list[SequenceRecord]]:
+async def read_sequences(session: Executor) -> dict[int, list[SequenceRecord]]:
     """Read the sequences of every source, by the id of the source. Raises TargetError."""
-    async with bookkeeping.connection() as connection:
-        rows = await connection.fetch(
-            "select source_id, source, target, source_value, target_value, error, error_remedy"
-            " from streamer.sequence order by source_id, source"
-        )
-    found: dict[int, list[SequenceRecord]] = {}
-    for row in rows:
-        fields = dict(row)
-        remedy = fields.pop("error_remedy")
-        fields["remedy"] = None if remedy is None else Remedy.from_json(json.loads(remedy))
-        found.setdefault(fields.pop("source_id"), []).append(SequenceRecord(**fields))
-    return found
+    by_source: dict[int, list[SequenceRecord]] = {}
+    for record in await SEQUENCES.read(session, "order by source_id, source"):
+        by_source.setdefault(record.source_id, []).append(record)
+    return by_source

@@ -4,27 +4,27 @@ to it.
 The session that holds the lock of a source stores its acknowledged position, see `lock`.
 """
 
-import json
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from streamer.error_reports import ErrorReport
 from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
-from streamer.mapping.rules import SourceLabel
+from streamer.mapping.rules import SourceLabel, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.purges import keep_columns
+from streamer.progress.purges import keep_targets
+from streamer.progress.table import BookkeepingTable, Codec, Executor
 from streamer.source.history_check import Landmark
 from streamer.source.timeline_branches import Branch, KnownPlace
 from streamer.target.claim import LOCK_CLASS, Claim
-from streamer.target.connection import TargetConnection, transaction
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
     """A row of streamer.source."""
 
-    source_id: int
+    source_id: Annotated[int, Codec("s.id")]
     database: str
     sid: str | None
     system_identifier: str | None
@@ -36,18 +36,22 @@ class SourceRecord:
     state: str
     error: ErrorReport | None
     acknowledged_lsn: Lsn
-    visible_seconds: float | None
+    visible_seconds: Annotated[
+        float | None, Codec("extract(epoch from clock_timestamp() - s.visible_time)::float8")
+    ]
     """How long ago everything was visible that the source had committed then."""
-    last_transaction: Landmark | None
+    last_transaction: Annotated[Landmark | None, Codec(decode=Landmark.from_json)]
     backlog: dict[str, Any] | None
     """The values stored last: see `set_backlog`."""
     heartbeat_seconds: float | None
-    heartbeat_overdue_seconds: float | None
+    heartbeat_overdue_seconds: Annotated[
+        float | None, Codec("extract(epoch from now() - s.heartbeat_since)::float8")
+    ]
     waiting_for: str | None = None
     """What the start of the source waits for, in words."""
-    holder: str | None = None
+    holder: Annotated[str | None, Codec("case when l.is_locked then {} end")] = None
     """Host and pid of the process whose session has the source's lock now."""
-    implementation: str | None = None
+    implementation: Annotated[str | None, Codec("case when l.is_locked then {} end")] = None
     """The implementation of the hot path that this process uses."""
 
     @property
@@ -69,19 +73,17 @@ _IS_LOCKED_SQL: Final = """exists (
       and l.database = (select d.oid from pg_catalog.pg_database d
                         where d.datname = pg_catalog.current_database())
       and l.classid = {class_}::int8::oid and l.objid = {id}::int8::oid)"""
-_SOURCES_SQL: Final = f"""
-select id as source_id, database, sid, system_identifier, timeline, timeline_history,
-       database_oid, slot, publication, state, error,
-       error_code, error_remedy, waiting_for, acknowledged_lsn::text as acknowledged_lsn,
-       extract(epoch from clock_timestamp() - visible_time)::float8 as visible_seconds,
-       last_transaction, backlog,
-       heartbeat_seconds,
-       extract(epoch from now() - heartbeat_since)::float8 as heartbeat_overdue_seconds,
-       case when is_locked then holder end as holder,
-       case when is_locked then implementation end as implementation
-from streamer.source,
-     lateral (select {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="source.id")} as is_locked) lock
-order by database, sid
+SOURCES: Final = BookkeepingTable(
+    "source",
+    "s",
+    SourceRecord,
+    "cross join lateral"
+    f" (select {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id='s.id')}) l (is_locked)",
+)
+SUMMARY_SQL: Final = """
+select database, sid, state, error, error_code, slot, publication, holder, acknowledged_lsn::text,
+       visible_time, heartbeat_seconds, heartbeat_since
+from streamer.source order by database, sid
 """
 _WRITERS_SQL: Final = f"""
 select distinct s.database, s.sid from streamer.source s
@@ -89,98 +91,109 @@ join streamer.relation r on r.source_id = s.id
 where r.target = $1 and ($2 or s.sid is not distinct from $3::text)
   and {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="s.id")}
 """
-_KEEP_TARGETS_SQL: Final = """
-insert into streamer.purge (database, sid, target)
-select distinct s.database, coalesce(s.sid, ''), r.target
-from streamer.source s join streamer.relation r on r.source_id = s.id where s.id = $1
-on conflict (database, sid, target) do update set
-    rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
+_CHECK_SQL: Final = """
+select s.lock_token as token
+from streamer.source s join unnest($1::int8[], $2::text[]) c (id, token)
+    on s.id = c.id and s.lock_token = c.token
 """
-_REPORT_FAILURE_SQL: Final = f"""
-update streamer.source set state = $2, error = $3, error_code = $4, waiting_for = null,
-    error_remedy = $7::text::jsonb
-where id = $1 and (holder = $5 or not {_IS_LOCKED_SQL.format(class_="$6", id="$1")})
-"""
-
-
-def _source_record(row: Any) -> SourceRecord:
-    fields = dict(row)
-    fields["error"] = ErrorReport.stored(
-        fields["error"], fields.pop("error_code"), fields.pop("error_remedy")
-    )
-    fields["acknowledged_lsn"] = Lsn.parse(fields["acknowledged_lsn"])
-    if fields["last_transaction"] is not None:
-        fields["last_transaction"] = Landmark.from_json(fields["last_transaction"])
-    if fields["backlog"] is not None:
-        fields["backlog"] = json.loads(fields["backlog"])
-    return SourceRecord(**fields)
 
 
 async def read_writers(
-    connection: TargetConnection, target: str, *, any_sid: bool, sid: str | None
+    session: Executor, target: str, *, any_sid: bool, sid: str | None
 ) -> list[tuple[str, str | None]]:
     """Return the label and sid of the sources of *target*, by its name, that a process runs now.
 
     *sid*: only sources with this one, unless *any_sid* is true.
     """
-    rows = await connection.fetch(_WRITERS_SQL, target, any_sid, sid)
+    rows = await session.fetch(_WRITERS_SQL, target, any_sid, sid)
     return [(SourceLabel(row["database"], row["sid"]), row["sid"]) for row in rows]
 
 
-async def read_source_records(bookkeeping: Bookkeeping) -> list[SourceRecord]:
-    async with bookkeeping.connection() as connection:
-        return [_source_record(row) for row in await connection.fetch(_SOURCES_SQL)]
+async def read_source_records(session: Executor) -> list[SourceRecord]:
+    return await SOURCES.read(session, "order by database, sid")
 
 
-async def read_source_record(bookkeeping: Bookkeeping, source_id: int) -> SourceRecord:
+async def read_source_record(session: Executor, source_id: int) -> SourceRecord:
     """Return the record of a source in the bookkeeping. Raises TargetFencedError."""
-    async with bookkeeping.connection() as connection:
-        rows = await connection.fetch(
-            f"select * from ({_SOURCES_SQL}) s where source_id = $1", source_id
-        )
-    if not rows:
+    if (record := await SOURCES.find(session, "where s.id = $1", source_id)) is None:
         raise TargetFencedError("target: the bookkeeping of this source was removed")
-    return _source_record(rows[0])
+    return record
+
+
+async def read_source_labels(session: Executor) -> dict[int, str]:
+    """Return the labels of all sources, by id."""
+    rows = await session.fetch("select id, database, sid from streamer.source")
+    return {row["id"]: SourceLabel(row["database"], row["sid"]) for row in rows}
+
+
+async def register_source(session: Executor, source: SourceMapping) -> tuple[int, str | None]:
+    """Register a source unless it is known; return its id and the process that ran it last."""
+    values = {name: getattr(source, name) for name in ("database", "sid", "slot", "publication")}
+    await SOURCES.insert(session, [values], "on conflict do nothing")
+    (row,) = await session.fetch(
+        "select id, holder from streamer.source"
+        " where database = $1 and sid is not distinct from $2",
+        source.database,
+        source.sid,
+    )
+    return row["id"], row["holder"]
+
+
+async def set_holder(session: Executor, source_id: int, holder: str, **values: str) -> None:
+    """Store the process that has the lock of a source; *values*: its token and implementation."""
+    await SOURCES.set(session, source_id, {"holder": holder, **values})
+
+
+async def holds_lock(session: Executor, claim: Claim) -> bool:
+    """Return whether *claim* is valid; it stays so until the transaction ends."""
+    return bool(
+        await session.fetch_value(
+            "select lock_token = $2 from streamer.source where id = $1 for share",
+            claim.source_id,
+            claim.token,
+        )
+    )
+
+
+async def read_valid_tokens(session: Executor, claims: Collection[Claim]) -> set[str]:
+    """Return the tokens of the valid ones among *claims*."""
+    ids, tokens = [claim.source_id for claim in claims], [claim.token for claim in claims]
+    return {row["token"] for row in await session.fetch(_CHECK_SQL, ids, tokens)}
 
 
 async def set_source_identity(
-    bookkeeping: Bookkeeping,
+    session: Executor,
     source_id: int,
     system_identifier: str,
     timeline: int,
     timeline_history: str,
     database_oid: int,
 ) -> None:
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.source set system_identifier = $2, timeline = $3,"
-            " timeline_history = $4, database_oid = $5 where id = $1",
-            source_id,
-            system_identifier,
-            timeline,
-            timeline_history,
-            database_oid,
-        )
+    values = {
+        "system_identifier": system_identifier,
+        "timeline": timeline,
+        "timeline_history": timeline_history,
+        "database_oid": database_oid,
+    }
+    await SOURCES.set(session, source_id, values)
 
 
 async def follow_timeline(
-    bookkeeping: Bookkeeping, claim: Claim, known: int, timeline: int, timeline_history: str
+    session: Executor, claim: Claim, known: int, timeline: int, timeline_history: str
 ) -> None:
     """Store a later timeline of the same server, while *claim* holds the lock of its source."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.source set timeline = $4, timeline_history = $5"
-            " where id = $1 and lock_token = $2 and timeline = $3",
-            claim.source_id,
-            claim.token,
-            known,
-            timeline,
-            timeline_history,
-        )
+    await SOURCES.update(
+        session,
+        {"timeline": timeline, "timeline_history": timeline_history},
+        "where id = $2 and lock_token = $3 and timeline = $4",
+        claim.source_id,
+        claim.token,
+        known,
+    )
 
 
 async def set_source_state(
-    bookkeeping: Bookkeeping,
+    session: Executor,
     source_id: int,
     state: str,
     error: ErrorReport | None = None,
@@ -188,83 +201,56 @@ async def set_source_state(
     waiting_for: str | None = None,
 ) -> None:
     """Store the state of a source. *waiting_for*: what its start waits for."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.source set state = $2, error = $3, error_code = $4, waiting_for = $5,"
-            " error_remedy = $6::text::jsonb where id = $1",
-            source_id,
-            state,
-            error and error.text,
-            error and error.code,
-            waiting_for,
-            error and error.stored_remedy,
-        )
+    values = {"state": state, "error": error, "waiting_for": waiting_for}
+    await SOURCES.set(session, source_id, values)
 
 
 async def report_source_failure(
-    bookkeeping: Bookkeeping, source_id: int, state: str, error: ErrorReport, holder: str
+    session: Executor, source_id: int, state: str, error: ErrorReport, holder: str
 ) -> None:
     """Store why *holder* cannot stream a source, unless another process streams it."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            _REPORT_FAILURE_SQL,
-            source_id,
-            state,
-            error.text,
-            error.code,
-            holder,
-            LOCK_CLASS,
-            error.stored_remedy,
-        )
+    await SOURCES.update(
+        session,
+        {"state": state, "error": error, "waiting_for": None},
+        f"where id = $2 and (holder = $3 or not {_IS_LOCKED_SQL.format(class_='$4', id='$2')})",
+        source_id,
+        holder,
+        LOCK_CLASS,
+    )
 
 
-async def set_heartbeat_overdue(
-    bookkeeping: Bookkeeping, source_id: int, seconds: float | None
-) -> None:
+async def set_heartbeat_overdue(session: Executor, source_id: int, seconds: float | None) -> None:
     """Say for how long a heartbeat has been on its way, or that none has for too long."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.source"
-            " set heartbeat_since = now() - make_interval(secs => $2::float8) where id = $1",
-            source_id,
-            seconds,
-        )
+    await session.execute(
+        "update streamer.source"
+        " set heartbeat_since = now() - make_interval(secs => $2::float8) where id = $1",
+        source_id,
+        seconds,
+    )
 
 
-async def reset_acknowledged(bookkeeping: Bookkeeping, source_id: int, lsn: Lsn) -> None:
+async def reset_acknowledged(session: Executor, source_id: int, lsn: Lsn) -> None:
     """A new slot begins at *lsn*."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.source set acknowledged_lsn = $2::text::pg_lsn,"
-            " last_transaction = null where id = $1",
-            source_id,
-            str(lsn),
-        )
+    await SOURCES.set(session, source_id, {"acknowledged_lsn": lsn, "last_transaction": None})
 
 
-async def set_backlog(
-    bookkeeping: Bookkeeping, source_id: int, backlog: dict[str, Any] | None
-) -> None:
+async def set_backlog(session: Executor, source_id: int, backlog: dict[str, Any] | None) -> None:
     """Store the state of a source's backlog; copies obey its ``throttled``."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.source set backlog = $2::text::jsonb where id = $1",
-            source_id,
-            None if backlog is None else json.dumps(backlog),
-        )
+    await SOURCES.set(session, source_id, {"backlog": backlog})
 
 
-async def set_copy_rounds(bookkeeping: Bookkeeping, source_id: int, rounds: int) -> None:
+async def set_copy_rounds(session: Executor, source_id: int, rounds: int) -> None:
     """Store how many rounds of copies share the rows per second of a source."""
-    async with bookkeeping.connection() as connection:
-        await connection.execute(
-            "update streamer.source set copy_rounds = $2 where id = $1", source_id, rounds
-        )
+    await SOURCES.set(session, source_id, {"copy_rounds": rounds})
 
 
 async def forget_source(bookkeeping: Bookkeeping, source_id: int) -> None:
     """Remove a source and its relations. A purge still knows the tables that hold rows of it."""
-    async with bookkeeping.connection() as connection, transaction(connection):
-        await connection.execute(_KEEP_TARGETS_SQL, source_id)
-        await keep_columns(connection, source_id)
-        await connection.execute("delete from streamer.source where id = $1", source_id)
+    async with bookkeeping.transaction() as connection:
+        await keep_targets(connection, source_id)
+        await remove_source(connection, source_id)
+
+
+async def remove_source(session: Executor, source_id: int) -> None:
+    """Remove a source in the transaction of the caller."""
+    await SOURCES.delete(session, "where id = $1", source_id)

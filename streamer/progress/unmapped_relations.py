@@ -9,7 +9,7 @@ import json
 from typing import Final
 
 from streamer.mapping.resync import Resync
-from streamer.target.connection import TargetConnection
+from streamer.progress.table import Executor
 
 # Its rows in quarantine are gone, so a table that had some cannot continue as it was.
 _KEEP_FORMER_SQL: Final = """
@@ -55,20 +55,20 @@ returning source
 """
 
 
-async def keep_former(connection: TargetConnection, relation_id: int) -> None:
+async def keep_former(session: Executor, relation_id: int) -> None:
     """Remember a relation that the mapping is about to lose."""
-    await connection.execute(_KEEP_FORMER_SQL, relation_id)
+    await session.execute(_KEEP_FORMER_SQL, relation_id)
 
 
 async def bring_back(
-    connection: TargetConnection, source_id: int, targets: dict[str, str], *, may_resume: bool
+    session: Executor, source_id: int, targets: dict[str, str], *, may_resume: bool
 ) -> set[str]:
     """Make the records of relations that were mapped before; return the source names of those.
 
     *targets*: by source name. *may_resume*: the stream is about to begin at the acknowledged
     position.
     """
-    returned = await connection.fetch(
+    returned = await session.fetch(
         _RETURN_SQL,
         source_id,
         list(targets),
@@ -76,9 +76,14 @@ async def bring_back(
         may_resume,
         json.dumps(Resync().to_json()),
     )
-    await connection.execute(
+    await session.execute(
         "delete from streamer.former_relation where source_id = $1 and source = any ($2::text[])",
         source_id,
         list(targets),
     )
     return {row["source"] for row in returned}
+
+
+async def forget_former(session: Executor, source_id: int) -> None:
+    """Forget the former relations of a source."""
+    await session.execute("delete from streamer.former_relation where source_id = $1", source_id)

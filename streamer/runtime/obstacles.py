@@ -9,7 +9,7 @@ from streamer.errors import StreamerError
 from streamer.lsn import EVERYTHING
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import set_streaming_state
+from streamer.progress.relation_states import set_streaming_state
 from streamer.runtime.relations import Relations
 from streamer.sync.states import State
 from streamer.target.catalog import Unlogged

@@ -18,14 +18,9 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import (
-    RelationRecord,
-    demand_copy,
-    demand_copy_at_point,
-    read_bare,
-    require_resync,
-    set_published,
-)
+from streamer.progress.relation_columns import set_published
+from streamer.progress.relation_states import demand_copy, demand_copy_at_point, require_resync
+from streamer.progress.relations import RelationRecord, read_bare
 from streamer.runtime.reconcile import (
     Case,
     Fate,

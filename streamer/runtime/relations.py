@@ -22,7 +22,8 @@ from streamer.mapping.options import OnTableDropped
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import RelationRecord, forget_relation, read_relation_records
+from streamer.progress.registered_relations import forget_relation
+from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.runtime.lag import lane_lag_seconds
 from streamer.runtime.services import Health, Services
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations

@@ -13,7 +13,11 @@ from streamer.failpoints import failpoint
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import DdlCapture, Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
-from streamer.progress.relations import brings_columns, forget_relation, register_relations
+from streamer.progress.registered_relations import (
+    brings_columns,
+    forget_relation,
+    register_relations,
+)
 from streamer.runtime.relations import Relations, forget_unmapped, resolve_at
 from streamer.runtime.session import Session, remove_relation
 from streamer.source.catalog import SourceRelation

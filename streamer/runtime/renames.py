@@ -27,12 +27,14 @@ from streamer.mapping.renames import Obstacle, follow
 from streamer.mapping.rules import BOOKKEEPING, RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import RelationRecord, forget_relation
+from streamer.progress.deferred_indexes import restore_indexes
+from streamer.progress.registered_relations import forget_relation
+from streamer.progress.relation_states import store_names
+from streamer.progress.relations import RelationRecord, RenameTargets, read_rename_targets
 from streamer.runtime.reconcile import renamed
 from streamer.source.connection import Connection
 from streamer.source.publication import read_publications
-from streamer.target.connection import TargetConnection, transaction
-from streamer.target.deferred_indexes import restore_indexes
+from streamer.target.connection import transaction
 
 log = structlog.get_logger()
 
@@ -177,7 +179,9 @@ async def judge(
             if isinstance(mapping, Obstacle):
                 found[move.relation_id] = mapping
                 continue
-            targets = await _read_targets(connection, move, mapping.target)
+            targets = await read_rename_targets(
+                connection, move.relation_id, move.target, mapping.target, move.now
+            )
             if targets.gives_way:
                 kept.discard(move.now)
             if targets.is_taken:
@@ -186,49 +190,11 @@ async def judge(
     return settle(moves, found, kept, taken)
 
 
-_TARGETS_SQL: Final = """
-select pg_catalog.to_regclass($2) is not null as is_there,
-       pg_catalog.to_regclass($3) is not null as is_taken,
-       exists (select from streamer.relation o where o.target = r.target and o.id <> r.id)
-           as is_shared,
-       r.snapshot_lsn is null and r.attempt = 0 and not r.owns_rows as is_bare,
-       exists (select from streamer.relation o
-                where o.source_id = r.source_id and o.source = $4
-                  and o.snapshot_lsn is null and o.attempt = 0 and not o.owns_rows
-                  and coalesce(o.publication_mark, r.publication_mark) = r.publication_mark)
-           as gives_way
-from streamer.relation r where r.id = $1
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """The former and the new target table of a relation that follows a rename."""
-
-    is_there: bool
-    """The former one exists."""
-    is_taken: bool
-    """The new one exists."""
-    is_shared: bool
-    """Other relations write to the former one."""
-    is_bare: bool
-    """Nothing of the relation is in the former one."""
-    gives_way: bool
-    """The relation of the new name is nothing but this table. A pattern may bring the new name
-    before the guard has found that it is a renamed table.
-    """
-
-
-async def _read_targets(
-    connection: TargetConnection, move: Renamed, target: RelationName
-) -> Targets:
-    quoted = [quote_qualified(name.namespace, name.name) for name in (move.target, target)]
-    (row,) = await connection.fetch(_TARGETS_SQL, move.relation_id, *quoted, str(move.now))
-    return Targets(**dict(row))
-
-
 def _step(
-    move: Renamed, mapping: RelationMapping, targets: Targets, leaving: Collection[RelationName]
+    move: Renamed,
+    mapping: RelationMapping,
+    targets: RenameTargets,
+    leaving: Collection[RelationName],
 ) -> Following | Obstacle:
     """Return how a relation follows, if only its own targets count. *leaving*: those that moves
     may leave.
@@ -307,19 +273,7 @@ async def _follow(
             await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
             for statement in statements:
                 await connection.execute(statement)
-            # Names of relations are unique at each moment.
-            await connection.execute(
-                "update streamer.relation set source = 'renamed ' || id"
-                " where id = any ($1::int8[])",
-                [move.relation_id for move, _ in steps],
-            )
-            for move, step in steps:
-                await connection.execute(
-                    "update streamer.relation set source = $2, target = $3 where id = $1",
-                    move.relation_id,
-                    str(step.mapping.source),
-                    str(step.mapping.target),
-                )
+            await store_names(connection, {move.relation_id: step.mapping for move, step in steps})
             failpoint("rename.followed")
     failpoint("rename.stored")
     for move, _ in steps:

@@ -7,8 +7,9 @@ from streamer.apply.lane import Hold, Lane, MappedRelation, QuarantineRequest
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.requests import Request, read_quarantine_requests, take_requests
+from streamer.progress.requests import Request, read_quarantine_requests
 from streamer.progress.sources import SourceRecord
+from streamer.progress.taken_requests import take_requests
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.relations import Relations, until_applied
 from streamer.sync.coordinator import SyncCoordinator

@@ -25,17 +25,15 @@ from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.options import DdlCapture, Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.credentials import awaited_password
-from streamer.progress.definition_changes import read_definitions, read_unknown
 from streamer.progress.lock import SourceLock
-from streamer.progress.relations import (
-    read_relation_records,
-    register_relations,
-    set_transports,
-    set_waiting,
-)
-from streamer.progress.requests import take_requests
+from streamer.progress.registered_relations import register_relations
+from streamer.progress.relation_columns import set_transports
+from streamer.progress.relation_definitions import read_definitions, read_unknown
+from streamer.progress.relation_states import set_waiting
+from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import read_installation
 from streamer.progress.sources import read_source_record, set_source_state
+from streamer.progress.taken_requests import take_requests
 from streamer.runtime.dispatch import Dispatcher
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.lag import Lag

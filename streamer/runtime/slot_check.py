@@ -27,7 +27,7 @@ from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import require_resync_of_source
+from streamer.progress.relation_states import require_resync_of_source
 from streamer.progress.sources import (
     SourceRecord,
     reset_acknowledged,

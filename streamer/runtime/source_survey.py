@@ -14,7 +14,7 @@ from streamer.errors import SourceContentionError
 from streamer.mapping.options import DdlCapture, DdlKind, OnDdl
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.definition_changes import read_definitions
+from streamer.progress.relation_definitions import read_definitions
 from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.discovery import Discovery

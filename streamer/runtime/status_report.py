@@ -14,8 +14,8 @@ from streamer.error_reports import TableWait
 from streamer.errors import RIGHT_LOST, TargetError
 from streamer.lsn import Lsn
 from streamer.progress.held_changes import HeldRecord, set_held
-from streamer.progress.lag import read_blockers, set_lags, set_visible
-from streamer.progress.relations import set_waiting
+from streamer.progress.lag import read_blockers
+from streamer.progress.relation_states import set_lags, set_visible, set_waiting
 from streamer.progress.sources import SourceRecord, set_heartbeat_overdue
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat

@@ -20,7 +20,8 @@ from streamer.mapping.options import OnTableDropped
 from streamer.mapping.renames import Obstacle
 from streamer.mapping.resync import Resync
 from streamer.progress.dropped_tables import forget_dropped
-from streamer.progress.relations import demand_copy, fail_copy, read_bare, require_resync
+from streamer.progress.relation_states import demand_copy, fail_copy, require_resync
+from streamer.progress.relations import read_bare
 from streamer.runtime.obstacles import Obstacles
 from streamer.runtime.publications import Publishing, Settled
 from streamer.runtime.reconcile import Case, Fate, stop_replaced

@@ -34,7 +34,7 @@ from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.names import RelationName
 from streamer.mapping.resync import Resync, after_loss, has_own_past
 from streamer.mapping.rules import RelationMapping, SourceMapping, find_rules, target_of
-from streamer.progress.relations import (
+from streamer.progress.relation_states import (
     request_still_unfilled,
     set_brake,
     set_streaming_state,

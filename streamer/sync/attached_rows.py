@@ -17,23 +17,17 @@ from streamer.failpoints import failpoint
 from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.relation_states import read_attach_state
+from streamer.progress.requests import request_automatic
 from streamer.source.attached_partitions import Leaf
 from streamer.source.connection import Connection, fetch_all
 from streamer.sync.resync_scope import parse_condition
-from streamer.target.connection import transaction
-from streamer.target.unfilled_columns import request_automatic
 
 log = structlog.get_logger()
 
 _BOUNDS_SQL: Final = """
 select o.oid::int8 as oid, pg_catalog.pg_get_partition_constraintdef(o.oid) as bounds
 from unnest(%s::oid[]) o (oid)
-"""
-_STATE_SQL: Final = """
-select r.snapshot_lsn::text as snapshot_lsn,
-       r.error is null or r.error_code = 'gap' as is_well, r.state,
-       exists (select from streamer.request q where q.relation_id = r.id) as is_asked
-from streamer.relation r where r.id = $1
 """
 
 
@@ -68,11 +62,11 @@ class AttachedRows:
     ) -> list[Leaf]:
         """Request the rows of *gaps*; return the leaves whose rows have come by now."""
         relation_id = mapped.relation_id
-        async with bookkeeping.connection() as connection, transaction(connection):
-            rows = await connection.fetch(_STATE_SQL, relation_id)
-            if not rows or rows[0]["is_asked"] or rows[0]["state"] != "ready":
+        async with bookkeeping.transaction() as connection:
+            row = await read_attach_state(connection, relation_id)
+            if row is None or row["is_asked"] or row["state"] != "ready":
                 return []
-            point, is_well = rows[0]["snapshot_lsn"], rows[0]["is_well"]
+            point, is_well = row["snapshot_lsn"], row["is_well"]
             asked = {leaf: self._asked.get((relation_id, leaf)) for leaf in gaps}
             if not is_well:  # the copy has failed, so it is asked for again once the error is gone
                 for leaf in gaps:

@@ -32,14 +32,14 @@ from streamer.mapping.definition_message import parts_of
 from streamer.mapping.objects import TypeChange
 from streamer.mapping.options import DdlKind
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.definition_changes import (
-    place_of_copy,
+from streamer.progress.deferred_indexes import restore_indexes
+from streamer.progress.definition_changes import place_of_copy, supersede
+from streamer.progress.relation_definitions import (
     read_definition,
     read_definitions,
     read_others,
     read_resync,
     store_first_definitions,
-    supersede,
 )
 from streamer.source.catalog import SourceRelation, flush_wal, read_relations
 from streamer.source.connection import Connection
@@ -49,7 +49,6 @@ from streamer.sync.context import SyncEvents
 from streamer.sync.create_tables import published_relation
 from streamer.target.catalog import read_partitions, read_relation
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.deferred_indexes import restore_indexes
 
 log = structlog.get_logger()
 

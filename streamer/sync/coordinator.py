@@ -24,6 +24,7 @@ from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport, TableWait
 from streamer.errors import Retry, StreamerError, TargetError, TargetMovedError
 from streamer.mapping.names import parse_name
+from streamer.progress.deferred_indexes import read_deferred_targets, restore_indexes
 from streamer.progress.sources import set_copy_rounds
 from streamer.source.slot import ExportedSnapshot
 from streamer.sync.context import CopyContext
@@ -34,7 +35,6 @@ from streamer.sync.round import Round
 from streamer.sync.source_turns import CopyTurn
 from streamer.sync.staging_tables import drop_leftover_stages, find_leftover_stages
 from streamer.sync.stalled_copies import CopyReports
-from streamer.target.deferred_indexes import read_deferred_targets, restore_indexes
 
 log = structlog.get_logger()
 

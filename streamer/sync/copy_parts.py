@@ -35,6 +35,12 @@ from streamer.postgres.keyed_hash import KeyedHash, hashed_line
 from streamer.postgres.password_source import open_job_url
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
+from streamer.progress.task_statements import (
+    FAIL_PART_SQL,
+    FINISH_PART_SQL,
+    IS_WANTED_SQL,
+    LOCK_PART_SQL,
+)
 from streamer.source.reached_server import PLACE_SQL, Place, find_difference, place_of
 from streamer.target.claim import PROOF_SQL
 
@@ -220,9 +226,7 @@ def _record_error(part: dict[str, Any], ends: CopyEnds, kind: str, message: str)
     source_and_token = ends.claim[1], ends.claim[3]
     with suppress(psycopg.Error), connect(ends.target_url, ends.application_name) as target:
         target.execute(
-            "update streamer.sync_partition set error = %s, failure = %s"
-            " where relation_id = %s and part = %s and attempt = %s"
-            " and exists (select from streamer.source where id = %s and lock_token = %s)",
+            FAIL_PART_SQL,
             (message, kind, part["relation_id"], part["part"], part["attempt"], *source_and_token),
         )
 
@@ -258,12 +262,12 @@ class PartCopier:
         Raises NotCopiedError.
         """
         key = (part["relation_id"], part["part"], part["attempt"])
-        if not self._target.execute(_IS_WANTED_SQL, key).fetchone():
+        if not self._target.execute(IS_WANTED_SQL, key).fetchone():
             return False
         self._source.execute("savepoint part")
         self._hold(part)
         with self._target.transaction():
-            row = self._target.execute(_LOCK_PART_SQL, (self._token, *key)).fetchone()
+            row = self._target.execute(LOCK_PART_SQL, (self._token, *key)).fetchone()
             if row is not None and not row[2]:
                 raise NotCopiedError("elsewhere", "another process has taken the source over")
             is_wanted = row is not None and bool(row[0])
@@ -290,9 +294,7 @@ class PartCopier:
                 exc.add_note(place)
             raise
         self._target.execute(
-            "update streamer.sync_partition set rows_copied = %s, bytes_copied = %s,"
-            " started_at = now(), finished_at = clock_timestamp(), error = null"
-            " where relation_id = %s and part = %s and attempt = %s",
+            FINISH_PART_SQL,
             (rows, size, *key),
         )
         self._pace.wait(rows, time.monotonic() - began)
@@ -476,17 +478,6 @@ class Pace:
             time.sleep(early)
 
 
-_IS_WANTED_SQL: Final = """
-select true from streamer.sync_partition
-where relation_id = %s and part = %s and attempt = %s and finished_at is null
-"""
-_LOCK_PART_SQL: Final = """
-select finished_at is null, coalesce((s.backlog ->> 'throttled')::boolean, false),
-    s.lock_token is not distinct from %s, s.copy_rounds
-from streamer.sync_partition p join streamer.relation r on r.id = relation_id
-join streamer.source s on s.id = r.source_id
-where relation_id = %s and part = %s and p.attempt = %s for update of p
-"""
 _IS_ANOTHER_SQL: Final = """
 select pg_catalog.to_regclass(%s)::oid is distinct from %s::int8::oid
     or coalesce(pg_catalog.bool_or(

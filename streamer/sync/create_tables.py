@@ -27,6 +27,7 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.options import METADATA_TYPES, Create, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
+from streamer.progress.relation_definitions import store_created
 from streamer.remedies import Remedy, at_target
 from streamer.source.catalog import SourceColumn, SourceRelation
 from streamer.source.user_defined_types import SourceType
@@ -245,12 +246,8 @@ async def create_tables(
                 raise _waiting(calls, *_schemas(made, wanted), *sql, _joined(wanted.values()))
             for table in wanted.values():
                 await _name_primary_key(connection, table)
-            await connection.execute(
-                "update streamer.relation r set target_created = true,"
-                " definition = d.definition::jsonb"
-                " from unnest($1::int8[], $2::text[]) d (id, definition) where r.id = d.id",
-                [table.relation_id for table in wanted.values()],
-                [table.relation.definition.to_json() for table in wanted.values()],
+            await store_created(
+                connection, {t.relation_id: t.relation.definition for t in wanted.values()}
             )
     except TargetRejectedError as exc:
         look_up, write = _grants(wanted.values(), role)

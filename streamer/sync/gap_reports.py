@@ -24,10 +24,16 @@ from streamer.failpoints import failpoint
 from streamer.mapping.definition import DefinedColumn, widens
 from streamer.mapping.rules import RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.copies import read_columns_known
-from streamer.progress.definition_changes import read_definition
-from streamer.progress.relations import read_known_leaves, report_gap, set_leaves
-from streamer.progress.storage import read_storage, set_storage
+from streamer.progress.relation_columns import (
+    read_known,
+    read_known_leaves,
+    read_storage,
+    set_leaves,
+    set_storage,
+    store_known,
+)
+from streamer.progress.relation_definitions import read_definition
+from streamer.progress.relation_states import report_gap
 from streamer.remedies import Remedy, run
 from streamer.source.attached_partitions import Leaf, brought_rows, read_leaves
 from streamer.source.catalog import read_relations
@@ -35,7 +41,6 @@ from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection
 from streamer.source.rewritten_tables import is_rewritten, read_stored_tables
 from streamer.sync.attached_rows import AttachedRows
-from streamer.target.add_columns import store_known
 from streamer.target.catalog import read_relation as read_target
 
 log = structlog.get_logger()
@@ -186,7 +191,7 @@ async def _find_columns(
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     async with bookkeeping.connection() as connection:
         ids = [mapped.relation_id for mapped in by_name.values()]
-        stored = await read_columns_known(connection, ids)
+        stored = await read_known(connection, ids)
     for name, columns in (await read_columns(plain, by_name)).items():
         mapped = by_name[name]
         known = stored.get(mapped.relation_id)

@@ -28,6 +28,7 @@ from streamer.errors import (
 from streamer.failpoints import failpoint
 from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.resync import KeySet, RowScope
+from streamer.progress.copied_parts import add_parts
 from streamer.progress.copies import (
     HandedOver,
     hand_over,
@@ -36,8 +37,10 @@ from streamer.progress.copies import (
     is_handed_over,
     read_chunks,
 )
-from streamer.progress.definition_changes import read_users
-from streamer.progress.relations import (
+from streamer.progress.deferred_indexes import restore_indexes
+from streamer.progress.relation_columns import set_leaves
+from streamer.progress.relation_definitions import read_users
+from streamer.progress.relation_states import (
     demand_copy,
     demand_part,
     fail_chunk,
@@ -45,7 +48,6 @@ from streamer.progress.relations import (
     fail_part,
     forget_target,
     is_copy_due,
-    store_leaves,
 )
 from streamer.remedies import Remedy, run
 from streamer.source.catalog import read_relations
@@ -56,12 +58,11 @@ from streamer.sync.copy_query import copy_source
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.ctid_ranges import CopyPart, cut
 from streamer.sync.point import reach_with_snapshot
-from streamer.sync.prepare import TableCopy, add_parts, exchange_of
+from streamer.sync.prepare import TableCopy, exchange_of
 from streamer.sync.resync_scope import cut_keys, source_condition
 from streamer.sync.staging_tables import LOCK_SECONDS, drop_stages, exchange_rows
 from streamer.sync.target_definitions import make_before_hand_over
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.deferred_indexes import restore_indexes
 from streamer.target.kept_connection import KeptConnection
 
 log = structlog.get_logger()
@@ -465,7 +466,7 @@ async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:
         filled=copy.resync.columns or (),
     )
     if copy.leaves is not None:
-        await store_leaves(target, mapped.relation_id, copy.leaves)
+        await set_leaves(target, mapped.relation_id, copy.leaves)
 
 
 async def _analyze(target: TargetConnection, copy: TableCopy) -> None:

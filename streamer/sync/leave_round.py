@@ -20,6 +20,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport
 from streamer.errors import RIGHT_LOST, Retry, StreamerError, SyncAgainError
+from streamer.progress.copied_parts import withdraw_parts
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.stalled_copies import CopyReports
@@ -29,20 +30,6 @@ log = structlog.get_logger()
 LOOK_SECONDS: Final = 0.5
 
 T = TypeVar("T")
-
-# A part whose row another session has locked is being copied. An attempt has a number above 0.
-_WITHDRAW_SQL: Final = """
-with free as (
-    select relation_id, part from streamer.sync_partition
-    where relation_id = $1 and attempt > 0 and finished_at is null for update skip locked
-)
-update streamer.sync_partition p set attempt = 0
-from free where p.relation_id = free.relation_id and p.part = free.part
-"""
-_IS_WRITTEN_SQL: Final = """
-select exists (select from streamer.sync_partition
-               where relation_id = $1 and attempt > 0 and finished_at is null)
-"""
 
 
 class Leaving:
@@ -125,10 +112,7 @@ class Leaving:
 
     async def _withdraw(self, mapped: MappedRelation) -> bool:
         """Withdraw the parts that no task writes; return whether those were all."""
-        async with self._context.bookkeeping.connection() as bookkeeping:
-            await bookkeeping.execute(_WITHDRAW_SQL, mapped.relation_id)
-            is_written = await bookkeeping.fetch_value(_IS_WRITTEN_SQL, mapped.relation_id)
-        return not is_written
+        return await withdraw_parts(self._context.bookkeeping, mapped.relation_id)
 
 
 async def _persist(action: Callable[[], Awaitable[T]]) -> T:

@@ -38,7 +38,15 @@ from streamer.mapping.options import Initial, MetadataKind, OnColumnAdded, Table
 from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
-from streamer.progress.copies import begin_chunk, begin_copies, begin_part, read_filling
+from streamer.progress.copied_parts import add_parts, remove_parts
+from streamer.progress.copies import (
+    begin_chunk,
+    begin_copies,
+    begin_part,
+    fill_directly,
+    read_filling,
+    set_row_estimates,
+)
 from streamer.remedies import Remedy, run
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
@@ -425,9 +433,7 @@ class Preparation:
         """
         relation_id = copy.mapped.relation_id
         async with transaction(target):
-            await target.execute(
-                "delete from streamer.sync_partition where relation_id = $1", relation_id
-            )
+            await remove_parts(target, [relation_id])
             begun = await begin_part(target, relation_id)
             copy.attempt = begun.attempt
             await drop_stages(target, [relation_id])
@@ -440,9 +446,7 @@ class Preparation:
         """Store a new attempt to copy the next chunk, and remove the rows of an earlier one."""
         mapped = copy.mapped
         async with transaction(target):
-            await target.execute(
-                "delete from streamer.sync_partition where relation_id = $1", mapped.relation_id
-            )
+            await remove_parts(target, [mapped.relation_id])
             begun = await begin_chunk(target, mapped.relation_id)
             copy.attempt = begun.attempt
             if mapped.chunks != begun.chunks:  # the outcome of a commit was unknown
@@ -496,9 +500,7 @@ class Preparation:
         # A task of a process that died may still hold its part's row. This waits until the task
         # commits or ends, and the statements below see the rows that it committed. From here on no
         # task finds its row, and so none copies.
-        await target.execute(
-            "delete from streamer.sync_partition where relation_id = any ($1::int8[])", ids
-        )
+        await remove_parts(target, ids)
         begun = await begin_copies(target, [c.mapped.relation_id for c in copies])
         await drop_stages(target, ids)
         occupied = await read_occupied(target, copies)
@@ -512,10 +514,8 @@ class Preparation:
             else:
                 copy.mode = _choose_mode(copy, owns_rows=its.owns_rows)
                 copy.owns_rows = its.owns_rows or _may_remove(copy)
-        await target.execute(
-            "update streamer.relation set filling = true, owns_rows = true"
-            " where id = any ($1::int8[])",
-            [copy.mapped.relation_id for copy in copies if not copy.is_staged],
+        await fill_directly(
+            target, [copy.mapped.relation_id for copy in copies if not copy.is_staged]
         )
 
 
@@ -693,24 +693,7 @@ async def store_parts(target: TargetConnection, copies: list[TableCopy]) -> None
     parts = [part for copy in copies for part in copy.parts]
     whole = [copy for copy in copies if not copy.is_to_point]
     async with transaction(target):
-        await target.execute(
-            "update streamer.relation r set rows_total = n.rows_total"
-            " from unnest($1::int8[], $2::int8[]) n (id, rows_total) where r.id = n.id",
-            [copy.mapped.relation_id for copy in whole],
-            [copy.relation.row_count_estimate for copy in whole],
+        await set_row_estimates(
+            target, {copy.mapped.relation_id: copy.relation.row_count_estimate for copy in whole}
         )
         await add_parts(target, parts)
-
-
-async def add_parts(target: TargetConnection, parts: list[CopyPart]) -> None:
-    """Add *parts* to the ledger."""
-    await target.execute(
-        "insert into streamer.sync_partition"
-        " (relation_id, part, attempt, description, size_bytes)"
-        " select * from unnest($1::int8[], $2::int4[], $3::int4[], $4::text[], $5::int8[])",
-        [part.relation_id for part in parts],
-        [part.part for part in parts],
-        [part.attempt for part in parts],
-        [part.description for part in parts],
-        [part.size_bytes for part in parts],
-    )

@@ -8,7 +8,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.object_changes import read_used_types
 from streamer.apply.sql.joining_source import joining_statements
 from streamer.errors import TargetSchemaError
-from streamer.progress.definition_changes import read_others
+from streamer.progress.relation_definitions import read_others
 from streamer.remedies import Remedy, at_target, run
 from streamer.source.catalog import SourceRelation
 from streamer.target.catalog import TargetRelation

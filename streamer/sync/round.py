@@ -42,7 +42,9 @@ from streamer.failpoints import failpoint
 from streamer.mapping.names import RelationName
 from streamer.mapping.resync import RowScope
 from streamer.postgres.credentials import passwords_kept
-from streamer.progress.relations import set_waiting
+from streamer.progress.copied_parts import read_ended_parts
+from streamer.progress.deferred_indexes import defer_indexes, restore_indexes
+from streamer.progress.relation_states import set_waiting
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.connection import (
     Connection,
@@ -90,7 +92,6 @@ from streamer.sync.stalled_copies import CopyReports
 from streamer.sync.target_definitions import plan_definitions
 from streamer.target.connection import TargetConnection, login_of_target
 from streamer.target.conventions import SID
-from streamer.target.deferred_indexes import defer_indexes, restore_indexes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -711,17 +712,13 @@ class Round:
     async def _finish_complete(self) -> list[CopyPart]:
         """Finish relations without a part left to copy; return the parts of the others."""
         active = self._unfinished
-        async with self._context.bookkeeping.connection() as bookkeeping:
-            rows = await bookkeeping.fetch(
-                "select relation_id, part, rows_copied, bytes_copied, failure as kind, error"
-                " from streamer.sync_partition where relation_id = any ($1::int8[])"
-                " and attempt > 0 and (finished_at is not null or failure is not null)",
-                [copy.mapped.relation_id for copy in active],
-            )
+        ended = await read_ended_parts(
+            self._context.bookkeeping, [copy.mapped.relation_id for copy in active]
+        )
         # Others of the round may take hours, and the failures of a job come at its end.
-        await self._settle([dict(row) for row in rows if row["kind"] is not None])
+        await self._settle([asdict(part) for part in ended if part.kind is not None])
         active = [copy for copy in active if not copy.is_done]
-        copied = {(row["relation_id"], row["part"]): row for row in rows if row["kind"] is None}
+        copied = {(part.relation_id, part.part): part for part in ended if part.kind is None}
         await self._reports.show_progress(Counter(relation_id for relation_id, _ in copied))
         remaining: list[CopyPart] = []
         for copy in active:
@@ -732,8 +729,8 @@ class Round:
                 done = [copied[p.relation_id, p.part] for p in copy.parts]
                 self._finishing.begin(
                     copy,
-                    sum(row["rows_copied"] for row in done),
-                    sum(row["bytes_copied"] for row in done),
+                    sum(part.rows_copied or 0 for part in done),
+                    sum(part.bytes_copied or 0 for part in done),
                 )
         self._finishing.check()
         return remaining

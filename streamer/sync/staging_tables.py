@@ -12,6 +12,7 @@ from typing import Final
 from streamer.errors import ConflictError, SyncAgainError, TargetRejectedError
 from streamer.postgres.quoting import quote_columns, quote_identifier
 from streamer.postgres.session import memory_sql
+from streamer.progress.copies import read_leftover_stages
 from streamer.sync.exchange_rows import Exchange, WriteMode
 from streamer.target.connection import TargetConnection
 
@@ -22,15 +23,6 @@ later.
 
 # Comparing sorts and hashes whole tables. With PostgreSQL's default of 4 MB that is done on disk.
 _ENOUGH_MEMORY_SQL: Final = memory_sql("work_mem", 128, is_local=True)
-
-_LEFTOVERS_SQL: Final = """
-select c.relname as name
-from pg_catalog.pg_class c
-join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-left join streamer.relation r on c.relname = 'copy_' || r.id
-where n.nspname = 'streamer' and c.relkind = 'r' and c.relname ~ '^copy_[0-9]+$'
-  and (r.id is null or r.source_id = $1)
-"""
 
 
 def stage_name(relation_id: int) -> str:
@@ -69,7 +61,7 @@ async def drop_stages(target: TargetConnection, relation_ids: Sequence[int]) -> 
 
 async def find_leftover_stages(target: TargetConnection, source_id: int | None = None) -> list[str]:
     """Return the names of staging tables of unknown relations, and of those of a source."""
-    return [row["name"] for row in await target.fetch(_LEFTOVERS_SQL, source_id)]
+    return await read_leftover_stages(target, source_id)
 
 
 async def drop_leftover_stages(target: TargetConnection, names: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import structlog
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport, TableWait
 from streamer.progress.copies import set_copy_error
-from streamer.progress.relations import set_waiting
+from streamer.progress.relation_states import set_waiting
 from streamer.source.wait_limits import Reported
 from streamer.sync.context import CopyContext
 

@@ -13,7 +13,7 @@ index, which the next attempt drops.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Final
 
 import structlog
 
@@ -21,7 +21,6 @@ from streamer.definitions.planned import ObjectKind, Places, TargetPlace
 from streamer.definitions.read import definition_of, definitions_sql
 from streamer.definitions.render import Renderer, without_acting
 from streamer.errors import (
-    ConflictError,
     MappingError,
     Retry,
     StreamerError,
@@ -29,30 +28,33 @@ from streamer.errors import (
     TargetSchemaError,
 )
 from streamer.failpoints import failpoint
-from streamer.mapping.names import RelationName, parse_name
+from streamer.mapping.names import RelationName
 from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
+from streamer.progress.deferred_indexes import has_primary_key
 from streamer.progress.planned_definitions import (
     DefinitionRecord,
     forget_unwanted,
     give_up,
     is_pending,
+    is_remade,
     read_given_up,
     read_pending,
+    read_reference,
     read_taken,
     read_unwanted,
     set_failed,
     set_made,
     store_definitions,
 )
+from streamer.progress.relation_definitions import has_other_streams
 from streamer.progress.relations import read_created
 from streamer.source.catalog import read_relation_names
 from streamer.source.connection import Connection, fetch_all
 from streamer.sync.prepare import TableCopy
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetConnection, may_replace_role, transaction
-from streamer.target.deferred_indexes import has_primary_key
 from streamer.target.foreign_functions import refuse_in_trial
 
 log = structlog.get_logger()
@@ -101,30 +103,6 @@ from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamesp
 join pg_catalog.pg_attribute a on a.attrelid = c.oid and not a.attisdropped
 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where n.nspname = $1 and c.relname = $2 and a.attname = $3
-"""
-_REMADE_SQL: Final = """
-select exists (select from streamer.definition d
-                 join streamer.relation r on r.id = d.relation_id
-                 join streamer.definition u on u.id = $1
-                 join streamer.relation ur on ur.id = u.relation_id
-                where r.target = ur.target and d.id <> u.id and d.name = u.name
-                  and d.state in ('pending', 'made'))
-"""
-# Of a foreign key: whether its other table is still to come, or to get an index. The positions are
-# those of both tables, if their streams have applied all that they have read.
-_REFERENCED_SQL: Final = """
-select pg_catalog.to_regclass($3) is null or exists (
-           select from streamer.definition d join streamer.relation r on r.id = d.relation_id
-            where r.target = $2 and d.state = 'pending' and d.kind in ('index', 'unique'))
-           as is_to_come,
-       (select case when bool_and(r.state = 'ready' and r.end_lsn <= s.acknowledged_lsn)
-                    then pg_catalog.string_agg(r.end_lsn::text, ' ' order by r.id) end
-          from streamer.relation r join streamer.source s on s.id = r.source_id
-         where r.target in ($1, $2)) as positions
-"""
-_OTHERS_SQL: Final = """
-select exists (select from streamer.relation o join streamer.relation r on r.target = o.target
-                where r.id = $1 and o.id <> r.id and o.state not in ('init'))
 """
 
 
@@ -298,7 +276,7 @@ async def make_before_hand_over(target: TargetConnection, relation_id: int) -> N
     Raises TargetError if the target is lost; a refused definition stays in the bookkeeping.
     """
     records = await read_pending(target, relation_id)
-    if not records or await target.fetch_value(_OTHERS_SQL, relation_id):
+    if not records or await has_other_streams(target, relation_id):
         return
     await target.execute(f"set lock_timeout = '{QUEUED_SECONDS}s'")
     await target.fetch(_ENOUGH_MEMORY_SQL)
@@ -346,7 +324,7 @@ async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
     The lock of the caller keeps that session away; an object of another plan stays.
     """
     place = record.target
-    if await target.fetch_value(_REMADE_SQL, record.id):
+    if await is_remade(target, record):
         await forget_unwanted(target, record.id)
         return
     quoted = quote_identifier(record.name)
@@ -380,44 +358,15 @@ async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
     await forget_unwanted(target, record.id)
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceFacts:
-    """The tables of a foreign key. ``is_to_come``: the other one, or its index, is not made yet.
-    ``positions``: of their streams, if these have applied all that they have read.
-    """
-
-    is_to_come: bool
-    positions: str | None
-
-    def may_become(self, now: Self, error: StreamerError) -> bool:
-        """Whether a key that *error* has refused between these facts and *now* may be made later.
-
-        A row may precede the row that it refers to while the tables stream. Pure.
-        """
-        if isinstance(error, ConflictError):
-            return self.positions is None or self.positions != now.positions
-        return isinstance(error, TargetSchemaError) and self.is_to_come
-
-
-async def _read_reference(target: TargetConnection, record: DefinitionRecord) -> ReferenceFacts:
-    own, other = str(record.target), record.referenced or str(record.target)
-    name = parse_name(other)
-    quoted = quote_qualified(name.namespace, name.name)
-    (row,) = await target.fetch(_REFERENCED_SQL, own, other, quoted)
-    return ReferenceFacts(**row)
-
-
 async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online: bool) -> None:
     is_reference = record.kind is ObjectKind.FOREIGN_KEY
-    before = await _read_reference(target, record) if is_reference else None
+    before = await read_reference(target, record) if is_reference else None
     try:
         await _make(target, record, online=online)
     except StreamerError as exc:
         if target.is_closed:
             raise
-        is_lag = before is not None and before.may_become(
-            await _read_reference(target, record), exc
-        )
+        is_lag = before is not None and before.may_become(await read_reference(target, record), exc)
         is_final = exc.retry is not Retry.TIMED and not (
             is_lag and record.attempts + 1 < FOREIGN_KEY_ATTEMPTS
         )

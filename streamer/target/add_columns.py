@@ -4,7 +4,6 @@ RELATION gives a column's type as an OID. PostgreSQL's own types have the same O
 the target knows their names; only the source knows the names of other types.
 """
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -28,7 +27,6 @@ from streamer.target.connection import (
     transaction,
 )
 from streamer.target.conventions import STABLE_OIDS_END
-from streamer.target.unfilled_columns import request_unfilled
 
 log = structlog.get_logger()
 
@@ -71,39 +69,6 @@ async def read_own_type_names(
         _TYPE_NAMES_SQL, [oid for oid, _ in own], [modifier for _, modifier in own]
     )
     return {(row["oid"], row["modifier"]): row["name"] for row in rows}
-
-
-async def read_known(
-    connection: TargetConnection, relation_ids: Sequence[int] | None = None
-) -> dict[int, dict[str, int]]:
-    """Return the source's columns by their numbers as they were when each table was last in sync.
-
-    By id of the relation, of those with such a record; *relation_ids*: None for all. The
-    number of a column that the target did not get is negative.
-    """
-    rows = await connection.fetch(
-        "select id, columns::text from streamer.relation"
-        " where columns is not null and ($1::int8[] is null or id = any ($1))",
-        relation_ids,
-    )
-    return {row["id"]: json.loads(row["columns"]) for row in rows}
-
-
-async def store_known(
-    connection: TargetConnection,
-    relation_id: int,
-    columns: Mapping[str, int],
-    wanted: Sequence[str] = (),
-) -> None:
-    """Store the columns of a table, and request those of *wanted* for existing rows."""
-    async with transaction(connection):
-        await connection.execute(
-            "update streamer.relation set columns = $2::text::jsonb where id = $1",
-            relation_id,
-            json.dumps(columns),
-        )
-        if wanted:
-            await request_unfilled(connection, relation_id, wanted)
 
 
 async def add_columns(

@@ -2,8 +2,8 @@
 
 from streamer.config import static
 from streamer.mapping.names import RelationName
+from streamer.progress.deferred_indexes import defer_indexes
 from streamer.target.connection import TargetAddress, target_connection
-from streamer.target.deferred_indexes import defer_indexes
 from tests.support.checking import (
     ERROR,
     INFO,

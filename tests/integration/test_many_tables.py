@@ -9,7 +9,7 @@ from streamer.mapping.names import RelationName, RelationPattern
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import register_relations
+from streamer.progress.registered_relations import register_relations
 from streamer.progress.requests import CHANNEL, has_requests
 from streamer.progress.schema import migrate
 from streamer.runtime import planner_questions, target_watch

@@ -11,7 +11,7 @@ from streamer.commands.requests import request
 from streamer.config import static
 from streamer.errors import MappingError
 from streamer.postgres.secret import Secret
-from streamer.progress.relations import demand_copy_at_point
+from streamer.progress.relation_states import demand_copy_at_point
 from streamer.remedies import Remedy
 from streamer.runtime import publications
 from streamer.source import publication as source_publication

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from streamer.progress import deferred_indexes
 from streamer.sync import hand_over, point
-from streamer.target import deferred_indexes
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from streamer.commands.requests import request
-from streamer.progress.requests import Request, take_requests
+from streamer.progress.requests import Request
+from streamer.progress.taken_requests import take_requests
 from streamer.runtime import requests as requests_task
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer

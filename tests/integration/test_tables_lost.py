@@ -13,7 +13,8 @@ from streamer.mapping.names import RelationPattern, parse_name
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import forget_relation, read_relation_records, register_relations
+from streamer.progress.registered_relations import forget_relation, register_relations
+from streamer.progress.relations import read_relation_records
 from streamer.report.problems import Severity
 from streamer.runtime import source_guard as watch
 from streamer.target.connection import TargetAddress

@@ -26,7 +26,7 @@ from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.spool import OpenShareDiscarded
 from streamer.errors import DefinitionStopError, ProtocolError, Retry, StreamerError
 from streamer.observability.metrics import Metrics
-from streamer.progress.definition_changes import read_former_labels
+from streamer.progress.relation_definitions import read_former_labels
 
 READ_BYTES: Final = 4 * 1024 * 1024
 

@@ -21,7 +21,8 @@ from streamer.errors import StreamerError
 from streamer.mapping.definition import all_differences
 from streamer.mapping.definition_message import Shown, explaining
 from streamer.mapping.options import DdlCapture, OnDdl
-from streamer.progress.definition_changes import DdlPlace, read_definition
+from streamer.progress.definition_changes import DdlPlace
+from streamer.progress.relation_definitions import read_definition
 from streamer.target.connection import TargetConnection, transaction
 
 log = structlog.get_logger()

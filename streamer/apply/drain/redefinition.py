@@ -20,7 +20,8 @@ from streamer.apply.table_change import TableChange, Waiting, store_waiting
 from streamer.decode.pgoutput import Redefinition, to_datetime
 from streamer.mapping.definition import AnyChange, all_differences
 from streamer.mapping.definition_message import DefinitionMessage, definition_after
-from streamer.progress.definition_changes import DdlPlace, read_definition, store_definition
+from streamer.progress.definition_changes import DdlPlace
+from streamer.progress.relation_definitions import read_definition, store_definition
 from streamer.target.connection import TargetConnection
 
 

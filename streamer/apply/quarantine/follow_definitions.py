@@ -8,24 +8,15 @@ gets the value that the source gave to existing rows.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from streamer.mapping.definition import ColumnChange, columns_after
+from streamer.progress.quarantined_changes import (
+    QuarantinedChange,
+    follow_quarantined,
+    read_quarantine_page,
+)
 from streamer.target.connection import TargetConnection
-
-READ_ROWS: Final = 500
-_READ_SQL: Final = """
-select id, operation, key::text as key, old::text as old, new::text as new,
-       definition::text as definition
-from streamer.quarantine where relation_id = $1 and id > $2 order by id limit $3
-"""
-_WRITE_SQL: Final = """
-update streamer.quarantine q
-set key = w.key::json, old = w.old::json, new = w.new::json, definition = w.definition::json
-from unnest($1::int8[], $2::text[], $3::text[], $4::text[], $5::text[])
-     w (id, key, old, new, definition)
-where q.id = w.id
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +28,23 @@ class Added:
 
 
 def followed(
-    row: Mapping[str, Any], moved: Mapping[str, str | None], added: Mapping[str, Added]
+    row: QuarantinedChange, moved: Mapping[str, str | None], added: Mapping[str, Added]
 ) -> tuple[str | None, str | None, str | None, str]:
     """Return key, old and new values, and definition of a row in quarantine after a change. Pure.
 
     *row* has them as JSON. *moved*: columns by their former names; None for a dropped one.
     """
-    definition = json.loads(row["definition"])
+    definition = json.loads(row.definition)
     columns = [
         [moved.get(name, name), *rest]
         for name, *rest in definition["columns"]
         if moved.get(name, name) is not None
     ]
-    new = _renamed(row["new"], moved)
-    if row["operation"] == "insert" and new is not None:
+    new = _renamed(row.new, moved)
+    if row.operation == "insert" and new is not None:
         new |= {name: column.text for name, column in added.items()}
         columns += [[name, column.type_oid, -1, False] for name, column in added.items()]
-    key, old = _renamed(row["key"], moved), _renamed(row["old"], moved)
+    key, old = _renamed(row.key, moved), _renamed(row.old, moved)
     return _json(key), _json(old), _json(new), json.dumps(definition | {"columns": columns})
 
 
@@ -80,7 +71,7 @@ async def follow_changes(
     moved: dict[str, str | None] = {}
     added: dict[str, Added] = {}
     last = 0
-    while rows := await connection.fetch(_READ_SQL, relation_id, last, READ_ROWS):
+    while rows := await read_quarantine_page(connection, relation_id, last):
         if not last:
             for former, column in columns_after(changes).items():
                 if column is None or column.name != former:
@@ -92,9 +83,9 @@ async def follow_changes(
                         added[name] = await _read_added(connection, constant, there[name])
             if not moved and not added:
                 return
-        last = rows[-1]["id"]
-        written = [(row["id"], *followed(row, moved, added)) for row in rows]
-        await connection.execute(_WRITE_SQL, *map(list, zip(*written, strict=True)))
+        last = rows[-1].id
+        written = [(row.id, *followed(row, moved, added)) for row in rows]
+        await follow_quarantined(connection, written)
 
 
 async def _read_added(connection: TargetConnection, constant: str, kind: str) -> Added:

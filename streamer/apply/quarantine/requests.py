@@ -7,7 +7,6 @@ come behind it or follow them into quarantine, and never overtake.
 
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final
 
 import structlog
 
@@ -24,40 +23,21 @@ from streamer.apply.quarantine.stored_change import (
     from_json,
     payload,
 )
-from streamer.apply.quarantine.table import READ_ROWS
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.decode.pgoutput import from_datetime
 from streamer.decode.transactions import Changes, Transaction
 from streamer.errors import Retry, StreamerError
-from streamer.lsn import Lsn
-from streamer.target.connection import Record
+from streamer.progress.quarantined_changes import (
+    QuarantinedChange,
+    count_quarantined,
+    leave_all_quarantined,
+    leave_quarantined,
+    read_quarantine_page,
+    remove_quarantined,
+)
+from streamer.progress.requests import remove_request
 
 log = structlog.get_logger()
-
-_KEYS_SQL: Final = """
-select id, key::text as key, old::text as old, new::text as new, definition::text as definition
-from streamer.quarantine
-where relation_id = $1 and id > $2 order by id limit $3
-"""
-_PAGE_SQL: Final = """
-select id, operation, old::text as old, new::text as new, definition::text as definition,
-       lsn::text as lsn, commit_time, xid, ended_at
-from streamer.quarantine
-where relation_id = $1 and id > $2 and ($3::int8[] is null or id = any ($3)) order by id limit $4
-"""
-_DROP_SQL: Final = """
-delete from streamer.quarantine where relation_id = $1 and ($2::int8[] is null or id = any ($2))
-"""
-_LEAVE_SQL: Final = """
-update streamer.quarantine q set error = l.error, code = l.code, retried_at = now()
-from unnest($1::int8[], $2::text[], $3::text[]) l (id, error, code) where q.id = l.id
-"""
-_LEAVE_ALL_SQL: Final = """
-update streamer.quarantine set error = $3, code = $4, retried_at = now()
-where relation_id = $1 and ($2::int8[] is null or id = any ($2))
-"""
-_DONE_SQL: Final = "delete from streamer.request where id = $1"
-_COUNT_SQL: Final = "select count(*) from streamer.quarantine where relation_id = $1"
 
 
 async def fulfil(
@@ -88,7 +68,7 @@ async def fulfil(
     else:
         dropped = 0
         if await _begin(request, writer):
-            dropped = await writer.target.execute(_DROP_SQL, mapped.relation_id, request.ids)
+            dropped = await remove_quarantined(writer.target, mapped.relation_id, request.ids)
             await writer.transaction.commit({})
         log.warning(
             "rows in quarantine were given up",
@@ -96,7 +76,7 @@ async def fulfil(
             table=str(mapped.mapping.source),
             rows=dropped,
         )
-    mapped.quarantine.forget(await writer.target.fetch_value(_COUNT_SQL, mapped.relation_id))
+    mapped.quarantine.forget(await count_quarantined(writer.target, mapped.relation_id))
 
 
 async def _begin(request: QuarantineRequest, writer: QuarantineWriter) -> bool:
@@ -106,7 +86,7 @@ async def _begin(request: QuarantineRequest, writer: QuarantineWriter) -> bool:
     progress row moves here, so the request's row is what one process alone can take.
     """
     await writer.begin()
-    if await writer.target.execute(_DONE_SQL, request.request_id):
+    if await remove_request(writer.target, request.request_id):
         return True
     await writer.rollback()
     return False
@@ -116,8 +96,8 @@ async def _leave_all(
     request: QuarantineRequest, writer: QuarantineWriter, error: StreamerError
 ) -> None:
     if await _begin(request, writer):
-        await writer.target.execute(
-            _LEAVE_ALL_SQL, request.mapped.relation_id, request.ids, str(error), None
+        await leave_all_quarantined(
+            writer.target, request.mapped.relation_id, request.ids, str(error)
         )
         await writer.transaction.commit({})
     log.error(
@@ -148,10 +128,10 @@ class _Attempt:
         if self.request.ids is not None:
             ids = await self._with_their_rows(set(self.request.ids))
         last = 0
-        while rows := await self.writer.target.fetch(
-            _PAGE_SQL, self._mapped.relation_id, last, ids, READ_ROWS
+        while rows := await read_quarantine_page(
+            self.writer.target, self._mapped.relation_id, last, ids=ids
         ):
-            last = rows[-1]["id"]
+            last = rows[-1].id
             await self._apply(rows)
 
     async def _with_their_rows(self, ids: set[int]) -> list[int]:
@@ -160,38 +140,38 @@ class _Attempt:
         found: list[tuple[int, int]] = []
         equal_keys = EqualKeys(self.writer.transaction)
         last = 0
-        while rows := await self.writer.target.fetch(
-            _KEYS_SQL, self._mapped.relation_id, last, READ_ROWS
+        while rows := await read_quarantine_page(
+            self.writer.target, self._mapped.relation_id, last
         ):
             for columns, some in groupby([(await self._key_columns(r), r) for r in rows], _first):
                 of_columns = [row for _, row in some]
                 values = (
-                    values_of_stored(columns.names, from_json(row["old"]), from_json(row["new"]))
+                    values_of_stored(columns.names, from_json(row.old), from_json(row.new))
                     for row in of_columns
                 )
                 keys = await equal_keys.keys(columns, values)
                 for row, of_row in zip(of_columns, keys, strict=True):
-                    found.append((row["id"], chains.join(of_row)))
-            last = rows[-1]["id"]
+                    found.append((row.id, chains.join(of_row)))
+            last = rows[-1].id
         wanted = {chains.find(chain) for row_id, chain in found if row_id in ids}
         return [row_id for row_id, chain in found if chains.find(chain) in wanted]
 
-    async def _apply(self, rows: list[Record]) -> None:
+    async def _apply(self, rows: list[QuarantinedChange]) -> None:
         window = LaneWindow(self.lane)
         for row in rows:
-            plan = await self._plan(row["definition"])
-            values = from_json(row["old"]), from_json(row["new"])
-            message = payload(row["operation"], plan.relation, *values)
-            lsn = Lsn.parse(row["lsn"])
-            transaction = Transaction(row["xid"], lsn, from_datetime(row["commit_time"]))
-            if row["ended_at"] is not None:
-                transaction = EndedTransaction.of(transaction, row["ended_at"])
+            plan = await self._plan(row.definition)
+            values = from_json(row.old), from_json(row.new)
+            message = payload(row.operation, plan.relation, *values)
+            lsn = row.lsn
+            transaction = Transaction(row.xid, lsn, from_datetime(row.commit_time))
+            if row.ended_at is not None:
+                transaction = EndedTransaction.of(transaction, row.ended_at)
             changes = Changes(plan.relation, [message])
             window.shares.append(
                 LaneTransaction(transaction, [(self._mapped, changes)], lsn, len(message))
             )
             window.parts.append([(self._mapped, changes, plan)])
-        ids = [row["id"] for row in rows]
+        ids = [row.id for row in rows]
         await self.writer.savepoint()
         try:
             left = await self._write(window, ids, immediate=False)
@@ -203,10 +183,9 @@ class _Attempt:
             left = await self._write(window, ids, immediate=True)
         await self.writer.transaction.release_savepoint()
         applied = set(ids) - {row_id for row_id, _, _ in left}
-        execute = self.writer.target.execute
-        await execute("delete from streamer.quarantine where id = any ($1::int8[])", list(applied))
+        await remove_quarantined(self.writer.target, self._mapped.relation_id, list(applied))
         if left:
-            await execute(_LEAVE_SQL, *map(list, zip(*left, strict=True)))
+            await leave_quarantined(self.writer.target, left)
         self.applied_count += len(applied)
         self.left_count += len(left)
 
@@ -218,10 +197,10 @@ class _Attempt:
         await self.writer.transaction.check_constraints()
         return [(ids[change.place[0]], change.error, change.code) for change in left]
 
-    async def _key_columns(self, row: Record) -> KeyColumns:
+    async def _key_columns(self, row: QuarantinedChange) -> KeyColumns:
         """Return the columns that tell the row of a change in quarantine."""
-        key = from_json(row["key"])
-        plan = await self._plan(row["definition"])
+        key = from_json(row.key)
+        plan = await self._plan(row.definition)
         return KeyColumns.of(plan, () if key is None else tuple(key))
 
     async def _plan(self, definition: str) -> ApplyPlan:
@@ -232,7 +211,7 @@ class _Attempt:
         return plan
 
 
-def _first(pair: tuple[KeyColumns, Record]) -> KeyColumns:
+def _first(pair: tuple[KeyColumns, QuarantinedChange]) -> KeyColumns:
     return pair[0]
 
 

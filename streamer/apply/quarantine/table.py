@@ -14,38 +14,16 @@ from streamer.apply.quarantine.equal_keys import EqualKeys
 from streamer.apply.quarantine.stored_change import Emptied, Quarantined, from_json, to_json
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.decode.pgoutput import to_datetime
+from streamer.progress.quarantined_changes import (
+    add_quarantined,
+    end_quarantined,
+    mark_quarantined,
+    read_quarantine_page,
+    remove_quarantined,
+)
 
-READ_ROWS: Final = 500
 INSERT_ROWS_MAX: Final = 1000
 INSERT_BYTES_MAX: Final = 4 * 1024 * 1024
-
-_INSERT_SQL: Final = """
-insert into streamer.quarantine
-       (relation_id, operation, key, old, new, definition, lsn, commit_time, xid, error, code)
-select $1, c.operation, c.key::json, c.old::json, c.new::json, c.definition::json, c.lsn::pg_lsn,
-       c.commit_time, c.xid, c.error, c.code
-from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
-            $8::timestamptz[], $9::int8[], $10::text[], $11::text[]) with ordinality
-     c (operation, key, old, new, definition, lsn, commit_time, xid, error, code, n)
-order by c.n
-"""
-_MARK_SQL: Final = """
-insert into streamer.quarantine
-       (relation_id, operation, key, old, new, definition, lsn, commit_time, xid, error, code)
-select $1, 'delete', q.key, q.key, null, q.definition, $2::text::pg_lsn, $3, $4, $5, null
-from (select distinct on (key::text) operation, key, definition from streamer.quarantine
-      where relation_id = $1 order by key::text, id desc) q
-where q.operation <> 'delete'
-"""
-_END_SQL: Final = """
-update streamer.quarantine set ended_at = $2
-where relation_id = $1 and ended_at is null
-"""
-_READ_SQL: Final = """
-select id, old::text as old, new::text as new from streamer.quarantine
-where relation_id = $1 and id > $2 and id < $3 order by id limit $4
-"""
-_LAST_ID: Final = 2**63 - 1
 
 
 class QuarantineTable:
@@ -61,17 +39,16 @@ class QuarantineTable:
         """Return the keys with *columns* of rows in quarantine, of those before *before*."""
         keys: set[bytes] = set()
         last = 0
-        before = _LAST_ID if before is None else before
-        while rows := await self._transaction.target.fetch(
-            _READ_SQL, mapped.relation_id, last, before, READ_ROWS
+        while rows := await read_quarantine_page(
+            self._transaction.target, mapped.relation_id, last, before=before
         ):
             values = (
-                values_of_stored(columns.names, from_json(row["old"]), from_json(row["new"]))
+                values_of_stored(columns.names, from_json(row.old), from_json(row.new))
                 for row in rows
             )
             for of_row in await self._equal_keys.keys(columns, values):
                 keys.update(of_row)
-            last = rows[-1]["id"]
+            last = rows[-1].id
         return keys
 
     async def keys_of_pending(self, blocked: BlockedKeys, columns: KeyColumns) -> list[Keys]:
@@ -84,8 +61,8 @@ class QuarantineTable:
         """Write the pending changes of each relation."""
         for mapped, blocked in relations.items():
             if blocked.is_to_clear:
-                blocked.change_count -= await self._transaction.target.execute(
-                    "delete from streamer.quarantine where relation_id = $1", mapped.relation_id
+                blocked.change_count -= await remove_quarantined(
+                    self._transaction.target, mapped.relation_id
                 )
                 blocked.is_to_clear = False
             batch: list[Quarantined] = []
@@ -120,22 +97,18 @@ class QuarantineTable:
             rows.append(row)
             size += sum(len(item) for item in row if isinstance(item, str))
             if len(rows) >= INSERT_ROWS_MAX or size >= INSERT_BYTES_MAX:
-                await self._insert_rows(mapped, rows)
+                await add_quarantined(self._transaction.target, mapped.relation_id, rows)
                 rows, size = [], 0
         if rows:
-            await self._insert_rows(mapped, rows)
-
-    async def _insert_rows(self, mapped: MappedRelation, rows: list[tuple[Any, ...]]) -> None:
-        columns = map(list, zip(*rows, strict=True))
-        await self._transaction.target.execute(_INSERT_SQL, mapped.relation_id, *columns)
+            await add_quarantined(self._transaction.target, mapped.relation_id, rows)
 
     async def _empty(self, mapped: MappedRelation, emptied: Emptied) -> int:
         """Return the number of new changes in quarantine."""
-        execute, at = self._transaction.target.execute, emptied.transaction
+        target, at = self._transaction.target, emptied.transaction
         ended_at = to_datetime(at.commit_time)
         if not emptied.marks:
-            await execute(_END_SQL, mapped.relation_id, ended_at)
+            await end_quarantined(target, mapped.relation_id, ended_at)
             return 0
-        return await execute(
-            _MARK_SQL, mapped.relation_id, str(at.final_lsn), ended_at, at.xid, TRUNCATED
+        return await mark_quarantined(
+            target, mapped.relation_id, at.final_lsn, ended_at, at.xid, TRUNCATED
         )

@@ -12,18 +12,18 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.deferred_indexes import read_deferred_targets
 from streamer.progress.purges import read_removed
+from streamer.progress.relation_columns import read_known
 from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.schema import is_installed, read_installation, rehearse
+from streamer.progress.schema import is_installed, read_installation, read_version, rehearse
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.source.catalog import SourceRelation
 from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
 from streamer.sync.states import State, needs_copy
-from streamer.target.add_columns import read_known
 from streamer.target.catalog import TargetRelation, holds_rows, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
 from streamer.target.conventions import SID
-from streamer.target.deferred_indexes import read_deferred_targets
 from streamer.target.sequences import TargetSequence, find_sequences
 
 VERSION_MIN: Final = 12_00_00
@@ -247,7 +247,7 @@ async def _read_bookkeeping(connection: TargetConnection) -> BookkeepingFacts:
     migration = None
     if "migration" in tables and row["may_use"] and "migration" not in forbidden:
         try:
-            migration = await connection.fetch_value("select max(number) from streamer.migration")
+            migration = await read_version(connection)
         except TargetSchemaError:
             migration = None  # another program's table of that name
     return BookkeepingFacts(row["exists"], row["may_use"], tables, forbidden, migration)

@@ -34,6 +34,16 @@ from streamer.observability.logs import redact
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.secret import Secret
 from streamer.postgres.url_passwords import MASK, SECRET_PARAMETERS, mask, secret_spans
+from streamer.progress import (
+    copied_parts,
+    deferred_indexes,
+    held_changes,
+    quarantined_changes,
+    relations,
+    requests,
+    schema,
+    sources,
+)
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.server_of_run import read_known_place
 from streamer.source.connection import connection, fetch_all
@@ -231,34 +241,14 @@ async def _slots(settings: Settings, mapping: Mapping) -> list[Any]:
 
 # Names and errors, never values of rows.
 _BOOKKEEPING_SQL: Final = {
-    "migrations": "select number, name, applied_at from streamer.migration order by number",
-    "sources": """
-        select database, sid, state, error, error_code, slot, publication, holder,
-               acknowledged_lsn::text, visible_time, heartbeat_seconds,
-               heartbeat_since from streamer.source
-        order by database, sid""",
-    "last_changes": """
-        select s.database, s.sid, r.source, r.target, r.type, r.state, r.error, r.error_code,
-               r.changed_at, r.attempt, r.end_lsn::text, r.snapshot_lsn::text, r.rows_copied,
-               r.resync::text
-        from streamer.relation r join streamer.source s on s.id = r.source_id
-        order by r.changed_at desc limit 200""",
-    "held": """
-        select r.source, h.changes, h.bytes, h.behind_lsn::text
-        from streamer.held h join streamer.relation r on r.id = h.relation_id""",
-    "parts": """
-        select r.source, count(*) as parts, count(p.finished_at) as finished,
-               max(p.finished_at) as last_finished_at, min(p.error) as error
-        from streamer.sync_partition p join streamer.relation r on r.id = p.relation_id
-        group by 1""",
-    "quarantine": """
-        select r.source, q.operation, q.code, count(*) as changes, min(q.quarantined_at) as since
-        from streamer.quarantine q join streamer.relation r on r.id = q.relation_id
-        group by 1, 2, 3""",
-    "requests": """
-        select r.source, q.action, q.requested_at
-        from streamer.request q join streamer.relation r on r.id = q.relation_id order by q.id""",
-    "deferred_indexes": "select target, definition from streamer.deferred_index",
+    "migrations": schema.SUMMARY_SQL,
+    "sources": sources.SUMMARY_SQL,
+    "last_changes": relations.SUMMARY_SQL,
+    "held": held_changes.SUMMARY_SQL,
+    "parts": copied_parts.SUMMARY_SQL,
+    "quarantine": quarantined_changes.SUMMARY_SQL,
+    "requests": requests.SUMMARY_SQL,
+    "deferred_indexes": deferred_indexes.SUMMARY_SQL,
 }
 
 

@@ -27,14 +27,15 @@ from streamer.progress.lock import LockSession, SourceLock
 from streamer.progress.purges import (
     PurgeRecord,
     begin_purge,
-    find_other_writer,
     finish_purge,
     keep_columns,
     move_purge,
     read_purges,
-    read_targets,
 )
+from streamer.progress.registered_relations import remove_relations
+from streamer.progress.relations import find_other_writer, read_targets
 from streamer.progress.schema import require_installed
+from streamer.progress.sources import holds_lock, remove_source
 from streamer.target.catalog import TargetRelation, holds_rows, read_relations
 from streamer.target.claim import Claim
 from streamer.target.connection import (
@@ -50,10 +51,6 @@ CHUNK_ROWS: Final = 5000
 CHUNK_BLOCKS: Final = 500
 """Blocks of 8 KB that a transaction reads at most, where no index finds the rows of a sid."""
 
-_CHECK_LOCK_SQL: Final = """
-select lock_token = $2 from streamer.source where id = $1 for share
-"""
-_FORGET_SQL: Final = "delete from streamer.{} where source_id = $1"
 _LEAVES_SQL: Final = """
 with recursive leaf (oid) as (
     select $1::int8::oid
@@ -132,9 +129,7 @@ async def purge(
             await _purge_all(bookkeeping, target, lock.claim, database, sid, report)
             records = await _of(bookkeeping, database, sid)
             async with _under(lock.claim, target):
-                await target.execute(
-                    "delete from streamer.source where id = $1", lock.claim.source_id
-                )
+                await remove_source(target, lock.claim.source_id)
         return records
     finally:
         await locks.close()
@@ -169,7 +164,7 @@ async def _write_as_workers_do(target: TargetConnection) -> None:
 async def _under(claim: Claim, target: TargetConnection) -> AsyncIterator[None]:
     """Run a block in a transaction that only the holder of the source's lock may commit."""
     async with transaction(target):
-        if not await target.fetch_value(_CHECK_LOCK_SQL, claim.source_id, claim.token):
+        if not await holds_lock(target, claim):
             raise TargetFencedError("target: another process has the lock on this source")
         yield
 
@@ -196,8 +191,7 @@ async def _purge_all(
         await begin_purge(target, database, sid, relations)
         await keep_columns(target, claim.source_id)
         # From here on rows are missing: a source that comes back has to be copied.
-        await target.execute(_FORGET_SQL.format("former_relation"), claim.source_id)
-        await target.execute(_FORGET_SQL.format("relation"), claim.source_id)
+        await remove_relations(target, claim.source_id)
         for record in records:  # tables that were dropped meanwhile
             if record.target not in relations:
                 await finish_purge(target, record)

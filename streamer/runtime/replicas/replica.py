@@ -26,6 +26,7 @@ from streamer.errors import NoReplicaError, StreamerError
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession
+from streamer.progress.relations import read_unready_tables
 from streamer.progress.replicas import (
     Fleet,
     FleetRecord,
@@ -37,7 +38,6 @@ from streamer.progress.replicas import (
     leave,
     propose_mapping,
     read_fleet,
-    read_unready_tables,
 )
 from streamer.progress.sources import read_source_records
 from streamer.remedies import Remedy

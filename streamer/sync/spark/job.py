@@ -70,6 +70,8 @@ SHIPPED: Final = (
     "streamer.postgres.secret_command",
     "streamer.postgres.session",
     "streamer.postgres.sqlstate",
+    "streamer.progress",
+    "streamer.progress.task_statements",
     "streamer.remedies",
     "streamer.source",
     "streamer.source.reached_server",

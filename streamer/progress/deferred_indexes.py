@@ -18,6 +18,7 @@ from streamer.failpoints import failpoint
 from streamer.mapping.names import RelationName
 from streamer.postgres.quoting import quote_qualified
 from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
+from streamer.progress.table import Executor
 from streamer.target.connection import TargetConnection, transaction
 
 # Half filled, a table gives autovacuum work that is in vain, and whose lock the indexes wait for.
@@ -197,6 +198,18 @@ where not exists (
           where p.relation_id = r.id and p.attempt > 0 and p.finished_at is null)))
 order by 1
 """
+
+
+async def has_deferred(connection: Executor, target: str) -> bool:
+    """Return whether *target* has indexes put off."""
+    return bool(
+        await connection.fetch_value(
+            "select exists (select from streamer.deferred_index where target = $1)", target
+        )
+    )
+
+
+SUMMARY_SQL: Final = "select target, definition from streamer.deferred_index"
 
 
 async def read_abandoned_targets(connection: TargetConnection) -> list[str]:

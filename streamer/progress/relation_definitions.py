@@ -1,0 +1,251 @@
+"""The definitions of source tables that the rows in the target have: ``streamer.relation``."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from streamer.mapping.definition import SourceDefinition
+from streamer.mapping.former_label_columns import FormerColumns, follow_labels, former_columns
+from streamer.mapping.names import RelationName, parse_name
+from streamer.mapping.resync import Resync
+from streamer.progress.definition_changes import DdlPlace
+from streamer.progress.relations import RELATIONS
+from streamer.progress.requests import RENAMED_SQL
+from streamer.progress.table import Executor
+
+_RENAME_SQL: Final = (
+    """
+    update streamer.relation
+    set unfilled = array(select jsonb_array_elements_text({columns}) order by 1)
+    where id = $1 and unfilled <> '{{}}'
+    """.format(columns=RENAMED_SQL.format(columns="to_jsonb(unfilled)")),
+    """
+    update streamer.relation set resync = jsonb_set(resync, '{{columns}}', {columns})
+    where id = $1 and resync ? 'columns'
+    """.format(columns=RENAMED_SQL.format(columns="resync->'columns'")),
+)
+
+
+async def read_definition(session: Executor, relation_id: int) -> SourceDefinition | None:
+    """Return the source's definition that the target's rows have; None if it is not known."""
+    return SourceDefinition.from_json(
+        await session.fetch_value(
+            "select definition::text from streamer.relation where id = $1", relation_id
+        )
+    )
+
+
+async def read_definitions(
+    session: Executor, relation_ids: Sequence[int]
+) -> dict[int, SourceDefinition]:
+    """Return the same of several relations by id, where it is known."""
+    rows = await session.fetch(
+        "select id, definition::text as definition from streamer.relation"
+        " where id = any ($1::int8[])",
+        list(relation_ids),
+    )
+    found = {row["id"]: SourceDefinition.from_json(row["definition"]) for row in rows}
+    return {key: definition for key, definition in found.items() if definition is not None}
+
+
+async def read_unknown(session: Executor, relation_ids: Sequence[int]) -> set[int]:
+    """Return those of some relations in sync whose definitions are not known."""
+    rows = await session.fetch(
+        "select id from streamer.relation where id = any ($1::int8[])"
+        " and not coalesce(definition ? 'objects', false) and snapshot_lsn is not null",
+        list(relation_ids),
+    )
+    return {row["id"] for row in rows}
+
+
+async def store_definition(
+    session: Executor, relation_id: int, definition: SourceDefinition
+) -> None:
+    """Store the definition that the target's rows have from now on."""
+    await RELATIONS.set(session, relation_id, {"definition": definition})
+
+
+async def store_former_labels(
+    session: Executor,
+    relation_id: int,
+    renamed: Mapping[int, Mapping[str, str]],
+    definition: SourceDefinition,
+) -> None:
+    """Store labels that the source has *renamed*, by the OID of their type. Labels that a type of
+    *definition* has again are former ones no more.
+    """
+    stored = await session.fetch_value(
+        "select former_labels::text from streamer.relation where id = $1", relation_id
+    )
+    labels = follow_labels(json.loads(stored), renamed, definition.types or ())
+    await RELATIONS.set(session, relation_id, {"former_labels": labels})
+
+
+async def read_former_labels(
+    session: Executor, relation_ids: Collection[int]
+) -> dict[int, FormerColumns]:
+    """Return the columns of relations, by id, whose enums had labels under other names."""
+    rows = await session.fetch(
+        "select id, former_labels::text as labels from streamer.relation"
+        " where id = any ($1::int8[]) and former_labels <> '{}'",
+        list(relation_ids),
+    )
+    found = {}
+    for row in rows:
+        definition = await read_definition(session, row["id"])
+        if definition is not None:
+            found[row["id"]] = former_columns(definition, json.loads(row["labels"]))
+    return found
+
+
+async def store_first_definitions(
+    session: Executor, definitions: Mapping[int, SourceDefinition]
+) -> None:
+    """Store definitions by relation id, of relations that have none."""
+    rows = ({"id": key, "definition": definition} for key, definition in definitions.items())
+    await RELATIONS.update_each(session, rows, "and r.definition is null")
+
+
+async def read_resync(session: Executor, relation_id: int) -> Resync | None:
+    """Return the options of the copy that is due, whose columns may have been renamed."""
+    stored = await session.fetch_value(
+        "select resync::text from streamer.relation where id = $1", relation_id
+    )
+    return None if stored is None else Resync.from_json(json.loads(stored))
+
+
+async def read_users(
+    session: Executor, relation_id: int, types: Collection[int]
+) -> list[RelationName]:
+    """Return the tables of the same source that have a column of one of *types*, given as OIDs."""
+    rows = await session.fetch(
+        "select o.source from streamer.relation r"
+        " join streamer.relation o on o.source_id = r.source_id"
+        " where r.id = $1 and exists (select from jsonb_array_elements(o.definition->'types') t"
+        " where (t->>'oid')::int8 = any ($2::int8[])) order by 1",
+        relation_id,
+        list(types),
+    )
+    return [parse_name(row["source"]) for row in rows]
+
+
+async def read_known_types(
+    session: Executor, relation_id: int, names: Sequence[RelationName]
+) -> dict[RelationName, frozenset[int]]:
+    """Return the OIDs of the types by *names* that other tables of the same source have."""
+    rows = await session.fetch(
+        "select w.namespace, w.name, array_agg(distinct (t->>'oid')::int8) as oids"
+        " from streamer.relation r"
+        " join streamer.relation o on o.source_id = r.source_id and o.id <> r.id"
+        " cross join lateral jsonb_array_elements(o.definition->'types') t"
+        " join unnest($2::text[], $3::text[]) w (namespace, name)"
+        " on (w.namespace, w.name) = (t->>'namespace', t->>'name')"
+        " where r.id = $1 and o.definition ? 'types' group by 1, 2",
+        relation_id,
+        [name.namespace for name in names],
+        [name.name for name in names],
+    )
+    return {RelationName(e["namespace"], e["name"]): frozenset(e["oids"]) for e in rows}
+
+
+async def read_own_targets(session: Executor, relation_id: int) -> list[RelationName]:
+    """Return the target tables that only the same source fills."""
+    rows = await session.fetch(
+        "select o.target from streamer.relation r"
+        " join streamer.relation o on o.source_id = r.source_id where r.id = $1"
+        " and not exists (select from streamer.relation e"
+        " where e.target = o.target and e.source_id <> o.source_id)",
+        relation_id,
+    )
+    return [parse_name(row["target"]) for row in rows]
+
+
+async def lock_definition(session: Executor, target: RelationName) -> None:
+    """Let no other source change the definition of a target table before this transaction ends.
+
+    Otherwise each of two sources could believe that the other still has a former column. Neither
+    would drop it.
+    """
+    await session.execute(
+        "select pg_advisory_xact_lock(hashtextextended('streamer definition ' || $1, 0))",
+        str(target),
+    )
+
+
+async def read_others(session: Executor, relation_id: int) -> list[SourceDefinition]:
+    """Return the definitions of other source tables that go to the same target table."""
+    rows = await session.fetch(
+        "select o.definition::text as definition from streamer.relation r"
+        " join streamer.relation o on o.target = r.target and o.id <> r.id where r.id = $1",
+        relation_id,
+    )
+    found = (SourceDefinition.from_json(row["definition"]) for row in rows)
+    return [definition for definition in found if definition is not None]
+
+
+async def read_other_users(
+    session: Executor,
+    place: DdlPlace,
+    names: Sequence[RelationName],
+    changes: Sequence[str],
+) -> list[SourceDefinition]:
+    """Return the definitions of other sources' tables, of any target, with types by *names*.
+
+    The last of several sources to change a type makes the changes for all. So a table is left out
+    if it waits with one of *changes*, or with a change that the transaction of *place* has made.
+    """
+    rows = await session.fetch(
+        "select o.definition::text as definition from streamer.relation r"
+        " join streamer.relation o on o.source_id <> r.source_id"
+        " where r.id = $1 and exists (select from jsonb_array_elements(o.definition->'types') t"
+        " join unnest($2::text[], $3::text[]) w (namespace, name)"
+        " on (w.namespace, w.name) = (t->>'namespace', t->>'name'))"
+        " and not exists (select from streamer.ddl d where d.relation_id = o.id"
+        " and d.state in ('waiting', 'apply') and (d.changes && $4::text[] or exists ("
+        "select from streamer.ddl own where own.relation_id = r.id and own.lsn = $5::text::pg_lsn"
+        " and own.state = 'applied' and own.changes && d.changes)))",
+        place.relation_id,
+        [name.namespace for name in names],
+        [name.name for name in names],
+        list(changes),
+        str(place.lsn),
+    )
+    found = (SourceDefinition.from_json(row["definition"]) for row in rows)
+    return [definition for definition in found if definition is not None]
+
+
+async def rename_unfilled(
+    session: Executor, relation_id: int, moved: Mapping[str, str | None]
+) -> None:
+    """Rename columns of the target whose values existing rows lack; None: such a column is gone.
+
+    Requests for them, and a copy that is to bring them, follow.
+    """
+    if not moved:
+        return
+    names = json.dumps(moved)
+    for statement in _RENAME_SQL:
+        await session.execute(statement, relation_id, names)
+
+
+async def store_created(session: Executor, definitions: Mapping[int, SourceDefinition]) -> None:
+    """Store that streamer created the target tables of relations, by these definitions."""
+    await RELATIONS.update_each(
+        session,
+        (
+            {"id": key, "target_created": True, "definition": definition}
+            for key, definition in definitions.items()
+        ),
+    )
+
+
+async def has_other_streams(session: Executor, relation_id: int) -> bool:
+    """Return whether another relation writes to the same target table, or has begun to."""
+    return bool(
+        await session.fetch_value(
+            "select exists (select from streamer.relation o"
+            " join streamer.relation r on r.target = o.target"
+            " where r.id = $1 and o.id <> r.id and o.state not in ('init'))",
+            relation_id,
+        )
+    )

@@ -1,0 +1,374 @@
+"""Every statement of the bookkeeping, once, on the tables as the migrations make them."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from streamer.definitions.planned import ObjectKind, Planned
+from streamer.error_reports import ErrorReport, TableWait
+from streamer.lsn import Lsn
+from streamer.mapping.chunks import ChunkedCopy
+from streamer.mapping.definition import SourceDefinition
+from streamer.mapping.mass_delete import MassDelete
+from streamer.mapping.names import RelationName, parse_relation
+from streamer.mapping.resync import Mode, Resync
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
+from streamer.postgres.secret import Secret
+from streamer.progress import (
+    copied_parts,
+    copies,
+    cutovers,
+    definition_changes,
+    held_changes,
+    noted_conflicts,
+    planned_definitions,
+    purges,
+    quarantined_changes,
+    registered_relations,
+    relation_columns,
+    relation_definitions,
+    relation_states,
+    relations,
+    requests,
+    schema,
+    scripts,
+    sequences,
+    sources,
+    stored_problems,
+    taken_requests,
+    unmapped_relations,
+    verifications,
+)
+from streamer.progress.bookkeeping import Bookkeeping
+from streamer.remedies import Remedy, run
+from streamer.source.rewritten_tables import Storage
+from streamer.sync.ctid_ranges import CopyPart
+from streamer.target.claim import Claim
+from streamer.target.connection import TargetAddress
+from tests.support.postgres import Database
+
+ERROR = ErrorReport("it failed", "value", Remedy.of("run: ", run("resume", "public.t")))
+DEFINITION = SourceDefinition.of({"columns": [{"number": 1, "name": "größe", "type": "text"}]})
+NAME = RelationName("public", "t")
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SOURCE = SourceMapping("shop", "eu", Secret(""), ())
+CHUNKS = ChunkedCopy(("id",), ("int8",), ("7",), "d", 1, 1000, 5000, 16384)
+
+
+@pytest.fixture
+async def books(target: Database) -> AsyncIterator[Bookkeeping]:
+    bookkeeping = Bookkeeping(TargetAddress.parse(Secret(target.url)))
+    await schema.migrate(bookkeeping)
+    yield bookkeeping
+    await bookkeeping.close()
+
+
+async def add_relation(books: Bookkeeping) -> tuple[int, int]:
+    """Store a source and a relation in sync; return their ids."""
+    source_id, _ = await sources.register_source(books, SOURCE)
+    await relations.RELATIONS.insert(
+        books,
+        [
+            {
+                "source_id": source_id,
+                "source": NAME,
+                "target": NAME,
+                "type": "clone",
+                "state": "ready",
+                "snapshot_lsn": Lsn(16),
+                "end_lsn": Lsn(16),
+                "definition": DEFINITION,
+                "columns": {"größe": 1},
+            }
+        ],
+    )
+    (record,) = await relations.read_relation_records(books)
+    return source_id, record.relation_id
+
+
+async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
+    source_id, relation_id = await add_relation(books)
+    claim = Claim(source_id, "token", 1)
+    await sources.set_holder(books, source_id, "h:1", lock_token="token", implementation="pure")
+    assert await sources.read_valid_tokens(books, [claim]) == {"token"}
+    assert await sources.holds_lock(books, claim)
+    await sources.set_source_state(books, source_id, "error", ERROR, waiting_for="a slot")
+    await sources.set_source_identity(books, source_id, "7000", 1, "", 5)
+    await sources.follow_timeline(books, claim, 1, 2, "1 0/10")
+    await sources.set_backlog(books, source_id, {"throttled": True})
+    await sources.set_copy_rounds(books, source_id, 2)
+    await sources.set_heartbeat_overdue(books, source_id, 3.5)
+    await sources.reset_acknowledged(books, source_id, Lsn(32))
+    source = await sources.read_source_record(books, source_id)
+    assert (source.error, source.timeline, source.timeline_history) == (ERROR, 2, "1 0/10")
+    assert (source.backlog, source.acknowledged_lsn) == ({"throttled": True}, Lsn(32))
+    assert source.heartbeat_overdue_seconds is not None
+    assert source.holder is None
+    await sources.report_source_failure(books, source_id, "waiting", ERROR, "h:2")
+    assert (await sources.read_source_record(books, source_id)).state == "waiting"
+    assert await sources.read_source_labels(books) == {source_id: "shop:eu"}
+    assert await sources.read_writers(books, "public.t", any_sid=True, sid=None) == []
+
+    wait = TableWait("a lock", ERROR.remedy)
+    brake = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)
+    await relation_states.set_waiting(books, [relation_id], wait)
+    await relation_states.set_brake(books, relation_id, brake, ERROR)
+    await relation_states.set_lags(books, {relation_id: 2.0})
+    await relation_states.set_visible(books, {relation_id: Lsn(64)})
+    await relation_columns.set_transports(books, {relation_id: ("text", "a reason")})
+    await relation_columns.set_published(books, {relation_id: ("mark", "none", 9)})
+    await relation_columns.set_leaves(books, relation_id, {3: "1 2"})
+    storage = {9: Storage(0, 7, "digest")}
+    assert await relation_columns.set_storage(books, relation_id, storage, None)
+    assert await relation_columns.read_storage(books, [relation_id]) == {relation_id: storage}
+    assert await relation_columns.read_known_leaves(books, [relation_id]) == {
+        relation_id: {3: "1 2"}
+    }
+    assert await relation_columns.read_known(books) == {relation_id: {"größe": 1}}
+    (record,) = await relations.read_relation_records(books, source_id)
+    assert (record.state, record.wait, record.error, record.brake) == ("paused", wait, ERROR, brake)
+    assert (record.visible_lsn, record.snapshot_lsn, record.end_lsn) == (Lsn(64), Lsn(16), Lsn(16))
+    assert (record.resync, record.quarantined, record.source_oid) == (Resync(), 0, 9)
+    assert record.lag_seconds is not None
+    assert (record.transport, record.identity) == ("text", "none")
+    assert await relation_definitions.read_definition(books, relation_id) == DEFINITION
+    (shown,) = (await stored_problems.read_stored_facts(books)).values()
+    assert shown.identities == {"public.t": "none"}
+    assert await relations.read_labels(books, [relation_id]) == {
+        relation_id: ("shop:eu", "public.t")
+    }
+    assert await relations.read_unready_tables(books) == {
+        "shop:eu": {"public.t": ("paused", ERROR)}
+    }
+    assert await relations.read_targets(books, "shop") == {"public.t"}
+
+
+async def test_states_of_a_relation(books: Bookkeeping) -> None:
+    source_id, relation_id = await add_relation(books)
+
+    async def now() -> relations.RelationRecord:
+        (record,) = await relations.read_relation_records(books, source_id)
+        return record
+
+    await relation_states.set_streaming_state(books, relation_id, "error", ERROR)
+    assert (await now()).state == "error"
+    await relation_states.set_streaming_state(books, relation_id, "ready")
+    assert await relation_states.report_gap(books, relation_id, ERROR)
+    assert not await relation_states.report_gap(books, relation_id, ERROR)
+    await relation_states.demand_part(books, relation_id, Resync(Mode.DIFF, columns=("v",)))
+    assert ((await now()).state, (await now()).resync.columns) == ("copying", ("v",))
+    await relation_states.fail_part(books, relation_id, ERROR)
+    assert ((await now()).state, (await now()).resync) == ("ready", Resync())
+    await relation_states.fail_chunk(books, relation_id, ERROR)
+    assert (await now()).state == "ready"
+    await relation_states.fail_copy(books, relation_id, ERROR)
+    assert (await now()).state == "error"
+    await relation_states.require_resync_of_source(books, source_id, ERROR)
+    await relation_states.require_resync(books, relation_id, ERROR)
+    assert ((await now()).needs_resync, (await now()).snapshot_lsn) == (True, None)
+    await relation_states.demand_copy(books, relation_id, Resync(Mode.DIFF))
+    assert ((await now()).state, (await now()).needs_resync) == ("init", False)
+    await relation_states.demand_copy_at_point(books, relation_id, ["v"])
+    assert not await relation_states.is_copy_due(books, relation_id)
+    await relation_states.forget_target(books, relation_id)
+    await relation_states.store_names(
+        books,
+        {
+            relation_id: RelationMapping(
+                RelationName("s", "a"), NAME, TableRule(parse_relation("s.a", "s"))
+            )
+        },
+    )
+    assert (await now()).source == "s.a"
+    await copies.set_copy_error(books, [relation_id], ERROR)
+    await copies.fill_directly(books, [relation_id])
+    await copies.set_row_estimates(books, {relation_id: 5})
+    assert ((await now()).owns_rows, (await now()).rows_total) == (True, 5)
+
+
+async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
+    source_id, relation_id = await add_relation(books)
+    part = CopyPart(relation_id, 1, 0, "a part", "", "", "", "", 100, "", "", (), (), "")
+    change = (
+        "insert",
+        '{"id": "7"}',
+        None,
+        '{"id": "7"}',
+        '{"columns": []}',
+        "0/20",
+        NOW,
+        7,
+        "no",
+        "1",
+    )
+    place = definition_changes.DdlPlace(relation_id, Lsn(32), 0)
+    async with books.transaction() as target:
+        await quarantined_changes.add_quarantined(target, relation_id, [change])
+        await quarantined_changes.mark_quarantined(target, relation_id, Lsn(33), NOW, 8, "emptied")
+        await quarantined_changes.end_quarantined(target, relation_id, NOW)
+        await definition_changes.put_ddl(
+            target, place, query="q", changes=["c"], statements=["s"], reason="r", state="waiting"
+        )
+        assert await copies.read_filling(target, [relation_id]) == set()
+        begun = (await copies.begin_copies(target, [relation_id]))[relation_id]
+        await copied_parts.add_parts(target, [part])
+        assert await copies.read_progress(target)
+        assert await copied_parts.read_ended_parts(target, [relation_id]) == []
+        assert await copied_parts.withdraw_parts(target, relation_id)
+        assert await copied_parts.read_copy_speed(target) is None
+        await copied_parts.remove_parts(target, [relation_id])
+        handed = copies.HandedOver(
+            relation_id,
+            Lsn(64),
+            begun.attempt,
+            5,
+            50,
+            True,
+            {"v": 1},
+            DEFINITION,
+            {9: Storage(0, 7, None)},
+        )
+        await copies.hand_over(target, [handed])
+        assert await copies.is_handed_over(target, relation_id, Lsn(64), attempt=begun.attempt)
+        assert await copies.read_leftover_stages(target, source_id) == []
+    (record,) = await relations.read_relation_records(books)
+    assert (record.state, record.rows_copied, record.quarantined) == ("catching_up", 5, 0)
+    assert await definition_changes.read_ddl(books, with_done=True) == []
+
+    async with books.transaction() as target:
+        await quarantined_changes.add_quarantined(target, relation_id, [change])
+        await relation_states.demand_part(target, relation_id, Resync(Mode.DIFF))
+        attempt = (await copies.begin_part(target, relation_id)).attempt
+        storage = {9: Storage(0, 8, None)}
+        await copies.hand_over_part(
+            target,
+            relation_id,
+            Lsn(80),
+            attempt=attempt,
+            end_lsn=Lsn(64),
+            is_whole=False,
+            columns={"v": 2},
+            storage=storage,
+            filled=["v"],
+        )
+        assert await quarantined_changes.count_quarantined(target, relation_id) == 1
+        await relation_states.demand_part(target, relation_id, Resync(Mode.DIFF))
+        attempt = (await copies.begin_part(target, relation_id)).attempt
+        await copies.hand_over_part(
+            target,
+            relation_id,
+            Lsn(96),
+            attempt=attempt,
+            end_lsn=Lsn(80),
+            is_whole=True,
+            columns={"v": 2},
+            storage=storage,
+        )
+        assert await quarantined_changes.count_quarantined(target, relation_id) == 0
+        assert await relation_columns.read_storage(target, [relation_id]) == {relation_id: storage}
+        await relation_states.demand_copy(target, relation_id, Resync())
+        attempt = (await copies.begin_copies(target, [relation_id]))[relation_id].attempt
+        await copies.hand_over_chunk(
+            target,
+            relation_id,
+            Lsn(112),
+            CHUNKS,
+            attempt=attempt,
+            rows=1,
+            size=2,
+            columns={"v": 2},
+            definition=DEFINITION,
+        )
+        assert await copies.read_chunks(target, relation_id) == CHUNKS
+        assert (await copies.begin_chunk(target, relation_id)).chunks == CHUNKS
+        await quarantined_changes.add_quarantined(target, relation_id, [change])
+        handed = copies.HandedOver(relation_id, Lsn(128), None, 5, 50, True, {"v": 1}, DEFINITION)
+        await copies.hand_over(target, [handed])
+        assert await quarantined_changes.count_quarantined(target, relation_id) == 1
+
+
+async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
+    source_id, relation_id = await add_relation(books)
+    claim = Claim(source_id, "token", 1)
+    await sources.set_holder(books, source_id, "h:1", lock_token="token")
+    await requests.make_request(books, relation_id, "quarantine_drop", {"ids": [1]})
+    (request,) = await requests.read_quarantine_requests(books, source_id)
+    assert (request.options, request.action) == ({"ids": [1]}, "quarantine_drop")
+    assert await requests.remove_request(books, request.request_id)
+    await requests.make_request(books, relation_id, "resync", Resync(Mode.DIFF).to_json())
+    await requests.make_request(books, relation_id, "pause")
+    assert await requests.has_requests(books)
+    async with books.transaction() as target:
+        await relation_columns.request_unfilled(target, relation_id, ["v"])
+        await requests.request_resume(target, relation_id)
+        await relation_definitions.rename_unfilled(target, relation_id, {"v": "größe"})
+        assert await relation_columns.read_unfilled(target, relation_id) == ["größe"]
+    taken = await taken_requests.take_requests(books, source_id, SOURCE)
+    assert [each.action for each in taken] == ["resync", "pause"]
+
+    await cutovers.store_step(books, source_id, "check", {"a": 1})
+    await cutovers.store_marker(books, source_id, Lsn(16))
+    await cutovers.finish_cutover(books, source_id)
+    cutover = cutovers.CutoverRecord(source_id, "check", {"a": 1}, Lsn(16), True)
+    assert await cutovers.read_cutover(books, source_id) == cutover
+
+    side = scripts.ScriptSide.BOTH
+    await scripts.add_script(books, source_id, "s", "select 1", side)
+    await scripts.set_script_xid(books, source_id, "s", 7, ("7000", 1))
+    assert await scripts.replace_script(books, source_id, "s", "select 2")
+    await scripts.set_script_error(books, source_id, "s", "no")
+    await scripts.set_scripts_missed(books, source_id, ["s"], "gone")
+    assert await scripts.end_script(books, source_id, "s", scripts.ScriptState.SKIPPED)
+    assert not await scripts.finish_script(books, claim, "s", Lsn(16))
+    await scripts.add_script(books, source_id, "done", "select 1", side)
+    assert await scripts.finish_script(books, claim, "done", Lsn(16))
+    (done,) = await scripts.read_scripts(books, source_id, "done")
+    assert (done.state, done.lsn) == (scripts.ScriptState.DONE, Lsn(16))
+
+    result = verifications.VerificationRecord(relation_id, NOW, NOW, Lsn(16), 0, 0)
+    await verifications.store_verifications(books, [result, replace(result, relation_id=0)])
+    assert await verifications.read_verifications(books) == {relation_id: result}
+    held = held_changes.HeldRecord(relation_id, 5, 50, Lsn(16))
+    await held_changes.set_held(books, source_id, [held])
+    assert await held_changes.read_held(books) == {relation_id: held}
+    await held_changes.set_held(books, source_id, [])
+    assert await held_changes.read_held(books) == {}
+    follower = sequences.SequenceRecord("s", "t", 1, 2, "no", ERROR.remedy, source_id)
+    await sequences.store_sequences(books, source_id, [follower])
+    assert await sequences.read_sequences(books) == {source_id: [follower]}
+
+    planned = Planned(ObjectKind.INDEX, "i", ("create",), ("create online",), source_sql="create")
+    async with books.transaction() as target:
+        await planned_definitions.store_definitions(target, relation_id, [planned])
+        (plan,) = await planned_definitions.read_plans(target, relation_id)
+        assert (plan.kind, plan.online, plan.target) == (ObjectKind.INDEX, ("create online",), NAME)
+        assert await planned_definitions.read_pending(target, relation_id) == [plan]
+        assert not await planned_definitions.is_remade(target, plan)
+        await planned_definitions.read_reference(target, plan)
+        await planned_definitions.give_up(target, plan, "no", ["left"])
+        assert await planned_definitions.read_unwanted(target) == []
+        conflict = ("insert_exists", "stopped", "insert", '{"id": "1"}', "0/10", NOW, 7, None)
+        await noted_conflicts.add_conflicts(target, relation_id, [conflict, conflict], 10)
+        (noted,) = await noted_conflicts.read_newest_conflicts(target, [relation_id], 10)
+        assert (noted.lsn, noted.key) == ("0/10", '{"id": "1"}')
+    (facts,) = (await stored_problems.read_stored_facts(books)).values()
+    assert facts.definitions["public.t"][0].statements == ("left",)
+
+    async with books.transaction() as target:
+        await purges.begin_purge(target, "shop", "eu", ["public.t"])
+        await purges.keep_columns(target, source_id)
+        (purge,) = await purges.read_purges(target)
+        await purges.move_purge(target, purge, 5, 1, 2)
+        await purges.finish_purge(target, purge)
+        await registered_relations.remove_relation(target, relation_id)
+        returned = await unmapped_relations.bring_back(
+            target, source_id, {"public.t": "public.t"}, may_resume=True
+        )
+        assert returned == {"public.t"}
+        await registered_relations.remove_relations(target, source_id)
+    await sources.forget_source(books, source_id)
+    assert await sources.read_source_records(books) == []
+    (purge,) = await purges.read_purges(books)
+    assert purge.is_finished
