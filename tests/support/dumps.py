@@ -143,7 +143,7 @@ def of_history(source: Dump, target: Dump) -> Sides:
 _KEY: Final = re.compile(
     r"ALTER TABLE (\S+)\n +ADD CONSTRAINT (\S+) (PRIMARY KEY|UNIQUE|EXCLUDE USING \w+) \((.*?)\)"
 )
-_OWN: Final = re.compile(r"( DEFAULT .*?)?( NOT NULL)?$")
+_OWN: Final = re.compile(r"( DEFAULT .*?)?( NOT NULL)?( COLLATE \S+)?$")
 
 
 def _columns(text: str) -> list[str]:
@@ -151,7 +151,7 @@ def _columns(text: str) -> list[str]:
     inner = text.partition("(\n")[2].rpartition("\n)")[0]
     lines = [line.strip().removesuffix(",") for line in inner.splitlines()]
     return sorted(
-        line if line.startswith("CONSTRAINT ") else _OWN.sub("", line, count=1) for line in lines
+        line if line.startswith("CONSTRAINT ") else _OWN.sub(r"\3", line, count=1) for line in lines
     )
 
 
