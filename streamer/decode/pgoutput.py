@@ -260,6 +260,10 @@ class _Cursor:
     def skip(self, size: int) -> bytes:
         return self._take(size)
 
+    @property
+    def has_more(self) -> bool:
+        return self._position < len(self._data)
+
     def row(self) -> list[bytes]:
         """The columns of a TupleData, each with its kind and length."""
         columns = []
@@ -394,6 +398,18 @@ _PARSERS: Final[dict[int, Callable[[_Cursor], Message]]] = {
 _CARRY_XID: Final = frozenset({RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE})
 
 ROW_KINDS: Final = frozenset({INSERT, UPDATE, DELETE})
+
+
+def new_row(payload: bytes) -> list[bytes]:
+    """Return the columns of a message's newest row, each with its kind and length."""
+    row: list[bytes] = []
+    if payload[0] in ROW_KINDS:
+        cursor = _Cursor(payload, None)
+        cursor.skip(4)
+        while not row or cursor.has_more:
+            cursor.skip(1)
+            row = cursor.row()
+    return row
 
 
 def as_upserts(payload: bytes, relation: Relation) -> list[bytes]:

@@ -395,11 +395,13 @@ class Shown:
     ``relations``: the columns of each RELATION message of the rows, in order, with their types as
     far as these are known. ``may_have``: whether a row may contain a label of an enum. ``eases``:
     the kinds of changes that may be made early, because they only let more rows in.
+    ``attribute_counts``: the numbers of attributes that composite values have, by type.
     """
 
     relations: Sequence[Mapping[str, str | None]]
     may_have: Callable[[str], bool]
     eases: Collection[DdlKind]
+    attribute_counts: Mapping[int, Collection[int]] = field(default_factory=dict)
 
     @property
     def names(self) -> set[str]:
@@ -497,7 +499,11 @@ def _explaining_types(
             for oid, label in now.labels
             if oid in before or shown.may_have(label)
         ]
-        explained = replace(was, labels=_united(was, replace(now, labels=tuple(labels))).labels)
+        explained = replace(
+            was,
+            labels=_united(was, replace(now, labels=tuple(labels))).labels,
+            attributes=_explaining_attributes(was, now, shown),
+        )
         if DdlKind.CHANGE_DOMAIN in shown.eases:
             left = {oid for oid, _, _ in now.checks}
             checks = tuple(check for check in was.checks if check[0] in left)
@@ -505,6 +511,23 @@ def _explaining_types(
             explained = replace(explained, checks=checks, not_null=not_null)
         types.append(explained)
     return (*types, *former.values())
+
+
+def _explaining_attributes(
+    was: DefinedType, now: DefinedType, shown: Shown
+) -> tuple[tuple[int, str, str], ...]:
+    """Return the attributes of a composite type that all values of the rows have.
+
+    Values have no names of attributes. So only another number of attributes is evidence.
+    """
+    counts = set(shown.attribute_counts.get(now.oid, ()))
+    attributes = now.attributes[: max(counts, default=0)]
+    numbers = {number for number, _, _ in attributes}
+    has_former = all(number in numbers for number, _, _ in was.attributes)
+    is_shown = counts == {len(attributes)} and counts != {len(was.attributes)}
+    return (
+        attributes if is_shown and (has_former or attributes == now.attributes) else was.attributes
+    )
 
 
 def _more_partitions(

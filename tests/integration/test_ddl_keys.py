@@ -9,6 +9,7 @@ import pytest
 from streamer.runtime import definition_maker
 from tests.support.definitions import described
 from tests.support.postgres import Database
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
@@ -257,3 +258,48 @@ async def test_a_history_takes_a_key_that_an_index_becomes(
         )
         key = "pg_constraint where conname = 'h_key' and contype = 'p' and cardinality(conkey) = 2"
         await streamer.eventually(partial(is_made, key))
+
+
+@pytest.mark.follows("runtime.publications:Publishing._judge_identities")
+async def test_a_history_whose_key_was_absent_goes_on_after_the_printed_command(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """The key comes back, or another one, before an operator reads the message."""
+    keys = {"same": "id", "other": "uid"}
+    for table in keys:
+        source.execute(f"create table {table} (id int primary key, uid int not null, v text)")
+        source.execute(f"insert into {table} values (1, 10, 'a'), (2, 20, 'b')")
+    rules = "\n".join(f"{table}: {{type: history}}" for table in keys)
+    async with stream(rules, group=GROUP) as streamer:
+        operator = Operator(streamer.path, source, target)
+        await streamer.caught_up()
+        for table in keys:
+            source.execute(f"alter table {table} drop constraint {table}_pkey")
+            source.execute(f"insert into {table} values (3, 30, 'c')")
+        for table in keys:
+            await streamer.table_state(f"public.{table}", "error")
+        for table, key in keys.items():
+            source.execute(f"alter table {table} add primary key ({key})")
+            source.execute(f"update {table} set v = 'x' where uid = 10")
+            source.execute(f"delete from {table} where uid = 20")
+            remedy = await remedy_of(streamer, f"public.{table}", "no longer published")
+            assert "check" in str(remedy.steps[0])
+            await operator.follow(remedy, choose=1)
+        source.execute("alter table other alter id drop not null")
+        source.execute("insert into other values (1, 40, 'd')")
+        for table in keys:
+            await streamer.table_state(f"public.{table}", "ready")
+            source.execute(f"update {table} set v = 'y' where uid = 30")
+        await streamer.caught_up()
+        for table, key in keys.items():
+            versions = f"select id, uid, v from {table} where kvsz_end = '9999-01-01 00:00:00+00'"
+            rows = sorted(source.execute(f"select id, uid, v from {table}"), key=str)
+            assert sorted(target.execute(versions), key=str) == rows
+            ended = f"select v from {table} where kvsz_end < now() order by uid, kvsz_id"
+            assert target.execute(ended) == [("a",), ("b",), ("c",)]
+
+            async def has_key(table: str = table, key: str = key) -> bool:
+                found = await asyncio.to_thread(described, target, f"public.{table}")
+                return found["constraints"] == [f"{table}_pkey PRIMARY KEY ({key}, kvsz_id)"]
+
+            await streamer.eventually(has_key)

@@ -18,10 +18,11 @@ T = "t: {initial: none}"
 DDL = """
 create type mood as enum ('sad', 'happy');
 create domain few as int constraint below check (value < 10);
+create type place as (street text, number int);
 create table t (id int primary key, name varchar(3) not null, m mood, list mood[], n few,
-                constraint positive check (id > 0));
+                p place, ps place[], constraint positive check (id > 0));
 create unique index t_name on t (name);
-insert into t values (1, 'a', 'sad', '{sad}', 1)
+insert into t values (1, 'a', 'sad', '{sad}', 1, row('x', 1), array[row('y', 2)::place])
 """
 
 
@@ -88,6 +89,18 @@ LOST = {
         "alter table t add column c text",
         "alter table t rename m to feeling; insert into t (id, name, c) values (2, 'b', 'c')",
     ),
+    "label, and a command of the row's own transaction": (
+        "alter type mood add value 'calm'",
+        "alter table t rename n to few; insert into t (id, name, m) values (2, 'b', 'calm')",
+    ),
+    "attribute": (
+        "alter type place add attribute zip int",
+        """insert into t (id, name, p) values (2, 'b', row('x, "\\y") ', 1, 2))""",
+    ),
+    "attributes in an array": (
+        "alter type place add attribute zip int, add attribute more text",
+        """insert into t (id, name, ps) values (2, 'b', array[row('("a,', 1, 2, null)::place])""",
+    ),
     "domain": (
         "alter domain few drop constraint below",
         "insert into t (id, name, n) values (2, 'b', 12)",
@@ -95,9 +108,17 @@ LOST = {
 }
 
 
+OWN = "label, and a command of the row's own transaction"
+
+
 @pytest.mark.parametrize(
     ("name", "on_error"),
-    [*((name, "stop") for name in LOST), ("label", "quarantine"), ("check", "quarantine")],
+    [
+        *((name, "stop") for name in LOST),
+        ("label", "quarantine"),
+        ("check", "quarantine"),
+        (OWN, "quarantine"),
+    ],
 )
 async def test_a_row_that_the_stored_definition_does_not_explain_arrives(
     source: Database, target: Database, stream: MakeStreamer, name: str, on_error: str

@@ -1,5 +1,6 @@
 """One lane's use of one connection of the drainer: requests, windows of shares, large shares."""
 
+from functools import partial
 from itertools import takewhile
 from typing import Final
 
@@ -96,6 +97,7 @@ class Turn:
                 self._metrics,
                 read_bytes=READ_BYTES,
                 tried=refused,
+                explain=partial(self._explain, refused),
             )
             await large.apply(shares[0])
         else:

@@ -8,7 +8,7 @@ one of its tables rolls all of it back.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final
 
 from streamer.apply.commit_counts import count_changes
@@ -44,7 +44,8 @@ class LargeShare:
     """Applies the share at the front of *lane* through *writer*.
 
     *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: takes the pieces
-    that were to be written.
+    that were to be written. *explain*: looks for changes of which no message came, and makes those
+    that explain *tried*; true if there are any.
     """
 
     def __init__(
@@ -56,9 +57,12 @@ class LargeShare:
         *,
         read_bytes: int,
         tried: Refused,
+        explain: Callable[[], Awaitable[bool]],
     ) -> None:
         self._read_bytes = read_bytes
         self._tried = tried
+        self._explain = explain
+        self._may_explain = True
         self._lane = lane
         self._writer = writer
         self._planner = planner
@@ -77,10 +81,16 @@ class LargeShare:
 
     async def apply(self, piece: LaneTransaction) -> None:
         """Apply the share that begins with *piece*, as its pieces arrive."""
-        try:
-            await self._apply_pieces([piece], immediate=False)
-        except _ConstraintAtEnd:
-            await self._apply_pieces(await self._next_piece(), immediate=True)
+        pieces, immediate = [piece], False
+        while True:
+            try:
+                await self._apply_pieces(pieces, immediate=immediate)
+                return
+            except _ConstraintAtEnd:
+                immediate = True
+            except _RowsToExplain:
+                self._may_explain = await self._explain()
+            pieces = await self._next_piece()
 
     async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
         writer, spool = self._writer, self._spool
@@ -125,7 +135,7 @@ class LargeShare:
         except BaseException as exc:
             spool.rewind()
             definitions.forget_plans()
-            if isinstance(exc, _ConstraintAtEnd):
+            if isinstance(exc, (_ConstraintAtEnd, _RowsToExplain)):
                 await writer.rollback()
             if isinstance(exc, StreamerError):
                 add_context(exc, piece)
@@ -228,6 +238,8 @@ class LargeShare:
         except StreamerError as exc:
             if exc.retry is Retry.TIMED or immediate:
                 raise
+            if self._may_explain and may_divert(piece):  # rather than to put rows into quarantine
+                raise _RowsToExplain from exc
             await writer.rollback_to_savepoint()
             self._planner.forget(piece)
             window = await self._piece_window(piece)
@@ -261,6 +273,10 @@ def _check_still_wanted(touched: Iterable[MappedRelation], transaction: Transact
     """
     if any(mapped.has(transaction) for mapped in touched):
         raise _NotWanted
+
+
+class _RowsToExplain(Exception):  # not an error: rows that a lost message may explain
+    """The target refuses rows that may go into quarantine."""
 
 
 class _ConstraintAtEnd(Exception):  # not an error: another way has to write a large share

@@ -2,12 +2,12 @@
 
 The capture gives a warning where it cannot send a message: another session holds the lock of a
 table, or the event triggers are disabled. The next message of the table makes up for that one. But
-a row may come before, with a column or a label that the stored definition lacks. The drainer then
-reads the present definition of the source beside the stream. It makes those parts of the difference
-that the row needs, in front of the row, and tries the row again.
+a row may come before, with a column, a label or an attribute that the stored definition lacks. The
+drainer then reads the present definition of the source beside the stream. It makes those parts of
+the difference that the row needs, in front of the row, and tries the row again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import structlog
@@ -16,9 +16,10 @@ from streamer.apply.lane import LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.planner import Planner
 from streamer.apply.table_change import TableChange, store_waiting
-from streamer.decode.pgoutput import Redefinition, Relation, to_datetime
+from streamer.decode.pgoutput import Redefinition, Relation, new_row, to_datetime
 from streamer.errors import StreamerError
-from streamer.mapping.definition import all_differences
+from streamer.mapping.composite_values import attribute_counts
+from streamer.mapping.definition import SourceDefinition, all_differences
 from streamer.mapping.definition_message import Shown, explaining
 from streamer.mapping.options import DdlCapture, OnDdl
 from streamer.progress.definition_changes import DdlPlace
@@ -60,12 +61,30 @@ class Refused:
         if not label.isascii() or any(character in label for character in '"\\'):
             return True  # arrays and the source's encoding may write the label in another way
         text = label.encode()
-        return any(
-            text in payload
-            for piece in self._newest
-            for _, changes in piece.changes
-            for payload in changes.payloads
-        )
+        return any(text in payload for _, payload in self._rows())
+
+    def _rows(self) -> Iterator[tuple[Relation, bytes]]:
+        """Yield the messages of the newest pieces."""
+        for piece in self._newest:
+            for _, changes in piece.changes:
+                if not isinstance(changes.relation, Redefinition):
+                    for payload in changes.payloads:
+                        yield changes.relation, payload
+
+    def attribute_counts(self, definition: SourceDefinition) -> dict[int, set[int]]:
+        """Return the numbers of attributes of composite values, by the OID of their type."""
+        types = {each.quoted: each for each in definition.types or ()}
+        kinds = {each.name: each.type for each in definition.columns if "." in each.type}
+        counts: dict[int, set[int]] = {}
+        for relation, payload in self._rows() if types else ():
+            if relation.relid != definition.oid:
+                continue
+            for column, value in zip(relation.columns, new_row(payload), strict=False):
+                if column.name in kinds and value[:1] == b"t":
+                    text = bytes(value[5:]).decode(errors="replace")
+                    for oid, count in attribute_counts(text, kinds[column.name], types):
+                        counts.setdefault(oid, set()).add(count)
+        return counts
 
 
 async def explain(
@@ -108,7 +127,8 @@ async def _explain(
     if message is None or message.definition is None or message.definition.oid != known.oid:
         return False
     eases = {kind for kind, reaction in owner.source.on_ddl.items() if reaction is OnDdl.APPLY}
-    shown = Shown(columns, refused.may_have, eases)
+    counts = refused.attribute_counts(message.definition)
+    shown = Shown(columns, refused.may_have, eases, counts)
     definition = explaining(known, message.definition, shown)
     changes = all_differences(known, definition)
     if not changes:
