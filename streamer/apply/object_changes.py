@@ -5,7 +5,7 @@ index is there exactly once, and so is its end.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from streamer.apply.lane import MappedRelation
@@ -70,10 +70,12 @@ async def translate_types(
     columns: Sequence[DefinedColumn],
     changes: Sequence[TypeChange],
     place: DdlPlace,
+    kept: Mapping[str, Sequence[str]],
 ) -> TypeTranslation:
     """Return the statements for changes of types. Raises TargetSchemaError, see `TypeTranslator`.
 
-    *columns*: of the source's table after the changes. *place*: of these.
+    *columns*: of the source's table after the changes. *place*: of these. *kept*: see
+    `streamer.apply.kept_labels`.
     """
     named = {type_ for change in changes for type_ in (change.before, change.after) if type_}
     found = await target.fetch_value(
@@ -102,6 +104,7 @@ async def translate_types(
         uses=await read_uses(target, types, await read_own_targets(target, mapped.relation_id)),
         own=own,
         known=await read_known_types(target, mapped.relation_id, names),
+        kept=kept,
     ).translate(changes)
 
 

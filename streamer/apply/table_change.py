@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from streamer.apply.kept_labels import read_kept_labels, refuse_missing_labels
 from streamer.apply.lane import MappedRelation
 from streamer.apply.missing_types import AskTypes, refuse_types_of_extensions
 from streamer.apply.object_changes import (
@@ -41,7 +42,7 @@ from streamer.mapping.definition import (
 )
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.objects import ObjectChange, TypeChange, base_type
-from streamer.mapping.options import DdlKind, OnDdl
+from streamer.mapping.options import DdlKind, OnDdl, TableType
 from streamer.mapping.partitions import PartitionChange
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
@@ -343,13 +344,21 @@ class TableChange:
         mapped = self._mapped
         others = await read_others(self._target, mapped.relation_id) if target.has_sid else []
         made = [change for change in changes if change not in ignored]
+        of_columns = [c for c in made if isinstance(c, ColumnChange)]
+        kept: dict[str, list[str]] = {}
+        if mapped.mapping.type is TableType.HISTORY:
+            types_now = self._definition.types or ()
+            kept = await read_kept_labels(
+                self._target, mapped.mapping, target, types_now, of_columns
+            )
         typed = TypeTranslation()
         if types := [c for c in made if isinstance(c, TypeChange)]:
             its_columns = self._definition.columns
             typed = await translate_types(
-                self._target, mapped, target, its_columns, types, self._place
+                self._target, mapped, target, its_columns, types, self._place, kept
             )
             await self._wait_for_others(types, typed)
+        await refuse_missing_labels(self._target, kept, typed.created)
         columns = DefinitionTranslator(
             mapped.mapping,
             target,
@@ -363,7 +372,7 @@ class TableChange:
             ),
             renamed=typed.renamed,
         )
-        translation = columns.translate([c for c in made if isinstance(c, ColumnChange)])
+        translation = columns.translate(of_columns)
         left_out = [c for c in ignored if isinstance(c, ColumnChange)]
         translation.statements += columns.ignore(left_out).statements
         translation.statements[:0] = typed.statements

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from streamer.apply.drain import drainer
-from streamer.commands import ddl
 from streamer.commands.embedded import Server
 from streamer.runtime import definition_maker as definition_builder
-from streamer.target.connection import TargetAddress
 from tests.support.definitions import everything
 from tests.support.postgres import Database, contents, database
+from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = [
@@ -273,28 +272,65 @@ async def test_types_of_histories_and_partitions_are_replaced(
         ]
 
 
-async def test_versions_that_have_ended_keep_their_values_or_the_table_stops(
+@pytest.mark.parametrize("together", [False, True])
+async def test_versions_that_have_ended_keep_their_values_in_each_way_to_exchange_an_enum(
+    source: Database, target: Database, stream: MakeStreamer, together: bool
+) -> None:
+    tables = [f"{t}_{kind}" for kind in MIGRATIONS for t in "tu"]
+    for kind in MIGRATIONS:
+        source.execute(DDL.format(k=kind))
+    rules = "\n".join(f"{table}: {{type: history}}" for table in tables)
+    async with stream(rules, group=GROUP) as streamer:
+        await streamer.caught_up()
+        for kind, commands in MIGRATIONS.items():
+            before = (
+                "insert into t_{k} values (3, 'open', 'c'); delete from t_{k} where id = 3;"
+                "update u_{k} set w = 'open', s = '{{done}}'"
+            )
+            after = "insert into t_{k} values (4, 'finished', 'd'), (5, 'halted', 'e')"
+            texts = [text.format(k=kind) for text in (before, *commands, after)]
+            for text in ["; ".join(texts)] if together else texts:
+                await asyncio.to_thread(source.execute, text)
+        await streamer.caught_up()
+        columns = "where kvsz_end = '9999-01-01 00:00:00+00' order by id"
+        for table in tables:
+            names = "id, s::text, v" if table.startswith("t") else "id, s::text, w::text"
+            rows = source.execute(f"select {names} from {table} order by id")
+
+            async def is_equal(read: str = f"select {names} from {table} {columns}") -> bool:
+                return await asyncio.to_thread(target.execute, read) == rows  # noqa: B023
+
+            await streamer.eventually(is_equal)
+        labels = "select e::text from unnest(enum_range(null::st_{k})) e"
+        for kind in MIGRATIONS:
+            ended = f"select s::text from t_{kind} where kvsz_deleted"
+            assert target.execute(ended) == [("open",)]
+            wanted, kept = (db.execute(labels.format(k=kind)) for db in (source, target))
+            assert kept[:3] == wanted
+            assert set(kept[3:]) == {("open",), ("done",)}
+
+
+@pytest.mark.follows("apply.kept_labels:refuse_missing_labels")
+async def test_the_printed_statement_adds_the_label_of_versions_that_have_ended(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     source.execute(SHAPES_DDL)
-    async with stream("h: {type: history}", group=GROUP) as streamer:
+    async with stream("h: {type: history}\no: {type: history}", group=GROUP) as streamer:
         await streamer.caught_up()
         source.execute("update h set s = 'done' where id = 1; update h set s = 'new' where id = 1")
         source.execute("create type st2 as enum ('new', 'open')")
+        source.execute("alter table o alter s drop default, alter s type st2 using s::text::st2")
+        await streamer.caught_up()
         source.execute("alter table h alter s type st2 using s::text::st2")
         source.execute("insert into h values (3, 'open')")
-        await streamer.table_state("public.h", "error")
-        error = str((await streamer.table("public.h"))["error"])
-        assert 'invalid input value for enum public.st2: "done"' in error
-        statements = [
-            "create type st2 as enum ('new', 'open')",
-            "alter table h alter s type st2 using coalesce(nullif(s::text, 'done'), 'open')::st2",
-        ]
-        address = TargetAddress.parse(streamer.settings.target.url)
-        await ddl.store_decision(address, "apply", "h", "shop", None, statements)
+        remedy = await remedy_of(
+            streamer, "public.h", 'versions that have ended have values "done"'
+        )
+        await Operator(streamer.path, source, target).follow(remedy, choose=0)
         await streamer.table_state("public.h", "ready")
         await streamer.caught_up()
-        assert target.value("select count(*) from h where s = 'open'") == 3
+        assert target.value("select count(*) from h where s = 'open'") == 2
+        assert target.value("select count(*) from h where s = 'done'") == 1
 
 
 async def test_a_type_that_others_use_at_the_target_keeps_its_name(

@@ -27,8 +27,8 @@ class TypeTranslation:
     """``statements``: to run in place. ``rewritten``: types whose values in rows from before differ
     at the target, with the reason. ``doubts``: changes that an operator should see first, and why.
     ``renamed``: the new names of the target's types by those before the statements. ``merged``: the
-    types that columns of a type with another name get. ``awaited``: OIDs of the source's types
-    whose other tables must not be behind.
+    types that columns of a type with another name get. ``created``: types that the statements make.
+    ``awaited``: OIDs of the source's types whose other tables must not be behind.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -36,6 +36,7 @@ class TypeTranslation:
     doubts: list[tuple[TypeChange, str]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)
     merged: set[str] = field(default_factory=set)
+    created: set[str] = field(default_factory=set)
     awaited: set[int] = field(default_factory=set)
 
 
@@ -45,6 +46,7 @@ class TypeTranslator:
     *others*: the types that other sources of the target table have. *uses*: of the target's types,
     by their OIDs. *own*: the target's types of the table's columns, by the source's names before
     the changes. *known*: the OIDs of the source's types that its other tables have, by name.
+    *kept*: labels of enums, by name, that only ended versions of a history have.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class TypeTranslator:
         uses: Mapping[int, TypeUse] | None = None,
         own: Mapping[RelationName, DefinedType] | None = None,
         known: Mapping[RelationName, frozenset[int]] | None = None,
+        kept: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._there = dict(there)
         self._others = others
         self._uses = uses or {}
         self._known = known or {}
+        self._kept = kept or {}
         self._before = {**there, **(own or {})}
         self._names = {each.oid: each.full_name for each in there.values()}
         """The names that the target's types have after the statements."""
@@ -106,6 +110,8 @@ class TypeTranslator:
                 self._change_attribute(change, there, alter, found)
 
     def _create(self, new: DefinedType, found: TypeTranslation) -> None:
+        if kept := self._kept.get(new.quoted):
+            new = replace(new, labels=(*new.labels, *((0, label) for label in kept)))
         there = self._there.get(new.full_name)
         if there is not None:
             is_alike = there.content == new.content and self._replaced.isdisjoint(new.parts)
@@ -117,6 +123,7 @@ class TypeTranslator:
             self._make_room(there, found)
             self._replaced.add(new.quoted)
         found.statements += create_statements(new)
+        found.created.add(new.quoted)
         self._there[new.full_name] = replace(new, oid=-new.oid)
 
     def _drop(self, old: DefinedType, found: TypeTranslation) -> None:
