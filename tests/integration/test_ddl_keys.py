@@ -260,7 +260,7 @@ async def test_a_history_takes_a_key_that_an_index_becomes(
         await streamer.eventually(partial(is_made, key))
 
 
-@pytest.mark.follows("runtime.publications:Publishing._judge_identities")
+@pytest.mark.follows("runtime.reconcile:_identity_lost")
 async def test_a_history_whose_key_was_absent_goes_on_after_the_printed_command(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
