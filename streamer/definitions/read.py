@@ -141,4 +141,6 @@ def _constraint(fields: Mapping[str, Any], names: Mapping[int, str]) -> Constrai
 
 
 def _named(numbers: Iterable[int] | None, names: Mapping[int, str]) -> tuple[str, ...]:
-    return tuple(names[number] for number in numbers or ())
+    # An expression of an exclusion constraint has the number 0, and system columns have negative
+    # numbers.
+    return tuple(names[number] for number in numbers or () if number > 0)
