@@ -340,7 +340,15 @@ def resync_in_large(world: World) -> None:
 def lock_unmapped(world: World) -> None:
     """A table that is not mapped is locked at the source while the program starts."""
     source = world.random.choice(world.mapped)
-    if not world.is_streaming(source):  # its slot is made, so the lock delays none
+    if not world.is_streaming(source):
+        return
+    # The slot stays as soon as a table is copied. Before, a start makes the slot anew, and waits.
+    is_ready = (
+        "select 1 from streamer.relation r join streamer.source s on s.id = r.source_id"
+        f" where s.slot = '{source.slot}' and r.state = 'ready'"
+    )
+    if not _until(lambda: world.target.execute(is_ready), NOTICE_SECONDS):
+        world.skip(f"no table of {source.slot} is ready")
         return
     with _open_transaction(source, "lock table unmapped in access exclusive mode"):
         world.stop()
