@@ -14,7 +14,17 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Annotated, Any, Final, Generic, Protocol, TypeVar, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 from streamer.error_reports import ErrorReport
 from streamer.errors import StreamerError
@@ -22,7 +32,10 @@ from streamer.lsn import Lsn
 from streamer.mapping.names import RelationName, parse_name
 from streamer.remedies import Remedy
 
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
 Values = Mapping[str, Any]
 
 
@@ -132,7 +145,7 @@ class BookkeepingTable(Generic[R]):
     def columns(self) -> dict[str, Codec]:
         """How each field of the record is read, by its name."""
         hints = typing.get_type_hints(self._record, include_extras=True)
-        names = [field.name for field in fields(self._record)]  # type: ignore[arg-type]
+        names = [field.name for field in fields(self._record)]
         columns = {name: _column(hints[name]) for name in names}
         return {name: column for name, column in columns.items() if column.sql}
 
