@@ -14,9 +14,9 @@ import yaml
 from prometheus_client import Histogram
 
 from streamer.config import static
+from streamer.progress.table_state import State
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.runtime.services import SOURCE_STATES
-from streamer.sync.states import State
 from tests.test_docs import ROOT, anchors
 
 DEPLOY: Final = ROOT / "deploy"

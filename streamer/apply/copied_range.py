@@ -119,11 +119,11 @@ def only_copied(share: "LaneTransaction") -> "LaneTransaction":
 
     Raises SyncError if that cannot be decided: then the copy has to begin again, in one piece.
     """
-    if all(mapped.chunks is None for mapped, _ in share.changes):
+    if all(mapped.state.chunks is None for mapped, _ in share.changes):
         return share
     changes = []
     for mapped, its in share.changes:
-        copied = mapped.chunks
+        copied = mapped.state.chunks
         is_there = mapped.has(share.transaction)
         if copied is None or is_there or isinstance(its.relation, Redefinition):
             changes.append((mapped, its))
@@ -135,7 +135,7 @@ def only_copied(share: "LaneTransaction") -> "LaneTransaction":
             taken = map(range_.take, its.payloads)
             changes.append((mapped, Changes(its.relation, [p for p in taken if p is not None])))
         except UnknownRowError as exc:
-            mapped.chunks_obstacle = str(exc)
+            mapped.become(mapped.state.unfit_for_chunks(str(exc)))
             error = SyncError(
                 f'"{mapped.mapping.source}" cannot be copied in chunks: {exc}',
                 hint="nothing: streamer copies it again, in one piece",

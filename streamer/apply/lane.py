@@ -14,20 +14,19 @@ shares of the lane, and a lane becomes live again only with an empty spool.
 A lane *held to a point* lets a copy bring some rows or columns of a relation that is in sync. The
 others are not in the copy, so no change of theirs may be dropped:
 
-0. ``keep(Hold.POINT)`` and ``drain_to(EVERYTHING)``: the drainer applies everything while the copy
+0. ``hold_to_point(EVERYTHING)``: the drainer applies everything while the copy
    waits for its turn and prepares the target. So this table never holds back a change of a type
    that other tables use, which could hold back the copy.
-1. ``drain_to(None)`` before the copy's snapshot exists: everything dispatched before is older.
-2. The snapshot has the consistent point P. ``drain_to(P)`` lets the drainer apply what commits
+1. ``hold_to_point(None)`` before the copy's snapshot exists: everything dispatched before is older.
+2. The snapshot has the consistent point P. ``hold_to_point(P)`` lets the drainer apply what commits
    before P, and nothing else. The stream has delivered all of that once the tracker is at P.
 3. With ``is_at_point`` the target has this relation as the source had it at P. Now a transaction
    may exchange rows for those of the snapshot. It stores P as the relation's position.
-4. ``release_point()`` lets the drainer apply the rest.
+4. ``release(Hold.POINT)`` lets the drainer apply the rest.
 
-`Relations.hold_to_point` begins, `SyncEvents.snapshot_begins` does the first step, and `copy_began`
-the second. `SyncEvents.reach` waits for the third. `copy_finished` or ``copy_failed`` does the
-last. A process that dies before the commit has stored nothing but applied changes, so the relation
-is as it was.
+The state of the table (`streamer.progress.table_state`) says which step comes next. `Relations`
+takes the step, and `SyncEvents.reach` waits for the third. A process that dies before the commit
+has stored nothing but applied changes, so the relation is as it was.
 
 A copy in chunks (`streamer.sync.chunks`) takes the same steps for each chunk after the first. Its
 lane stays held in between, and the drainer leaves out changes of rows that a later chunk brings
@@ -57,15 +56,14 @@ from streamer.mapping.definition_message import Part
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.names import RelationName
 from streamer.mapping.recomputed import recomputed
-from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.progress.table_state import Need, State, TableState
 from streamer.progress.tracker import LanePending
 from streamer.source.catalog import SourceRelation
 from streamer.target.claim import Claim
 from streamer.waiting import wait_for_event
 
 if TYPE_CHECKING:
-    from streamer.mapping.chunks import ChunkedCopy
     from streamer.remedies import Remedy
 
 CONFIRMED_MAX: Final = 4
@@ -114,17 +112,11 @@ class MappedRelation:
     __slots__ = (
         "_confirmed",
         "_statements",
-        "chunks",
-        "chunks_obstacle",
         "conflict_watch",
         "decided",
         "end_lsn",
         "former_labels",
         "is_doubtful",
-        "is_held_to_point",
-        "is_read",
-        "is_set_aside",
-        "is_to_declare",
         "mapping",
         "obstacle",
         "outlives",
@@ -133,10 +125,10 @@ class MappedRelation:
         "quarantine",
         "relation_id",
         "relid",
-        "resync",
         "size_bytes",
         "skip_through_lsn",
         "source",
+        "state",
         "way_past_changes",
     )
 
@@ -146,36 +138,19 @@ class MappedRelation:
         mapping: RelationMapping,
         end_lsn: Lsn,
         source: RelationSource,
-        *,
-        is_to_declare: bool = False,
-        resync: Resync | None = None,
+        state: TableState | None = None,
     ) -> None:
+        """*state*: that of a table in sync through *end_lsn*, if it is not given."""
         self.relation_id = relation_id
-        self.is_to_declare = is_to_declare
-        """It counts as in sync at ``end_lsn``, without a copy."""
-        self.resync = resync or Resync()
-        """The options of its next copy."""
         self.mapping = mapping
         self.end_lsn = end_lsn
-        self.skip_through_lsn = end_lsn
-        """Changes of transactions that end here or before are in the target already."""
+        self.become(state or TableState(State.READY, through_lsn=end_lsn))
         self.decided: MassDelete | None = None
         """The last mass delete about which an operator has decided."""
         self.outlives = False
         """The target may have rows whose deletes an operator has left out."""
         self.obstacle: Callable[[], StreamerError] | None = None
         """Makes the error that stops the relation until the rules have changed."""
-        self.is_set_aside = False
-        """Changes are missing, so later ones are of no use until an operator requests a copy."""
-        self.is_held_to_point = False
-        """It is in sync, and its lane is held to the point of a copy, see the module."""
-        self.is_read = False
-        """A copy under way has a snapshot of it, or is about to."""
-        self.chunks: ChunkedCopy | None = None
-        """A copy in chunks is under way: the rows that the target has, and that the stream changes.
-        """
-        self.chunks_obstacle: str | None = None
-        """Why this copy cannot go on in chunks."""
         self.parts: set[Part] | None = None
         """Parts of the source's table that a command may drop without naming the table; None: any.
         """
@@ -198,6 +173,11 @@ class MappedRelation:
         """
         self.conflict_watch = 0
         """Windows to come in which a writer looks for missing rows before it changes them."""
+
+    def become(self, state: TableState) -> None:
+        """Take *state* from now on. Its lane has to follow, see `Relations.become`."""
+        self.state = state
+        self.skip_through_lsn = state.skips_through
 
     def knows(self, parts: set[Part]) -> None:
         """Count *parts* to those of the source's table; a part that is gone makes no difference."""
@@ -256,14 +236,12 @@ class MappedRelation:
             self.plan = None
 
     def handed_over(self, lsn: Lsn) -> None:
-        """The target has everything up to *lsn*, and the stream brings the rest."""
+        """A copy is complete: the target has everything up to *lsn*."""
         self.plan = None  # the copy may have changed the target's indexes
-        self.end_lsn = self.skip_through_lsn = lsn
-        if not self.is_held_to_point:
+        self.end_lsn = lsn
+        self.way_past_changes = None
+        if self.state.need is not Need.PART:
             self.outlives = False
-        self.is_held_to_point = self.is_to_declare = False
-        self.chunks = self.chunks_obstacle = None
-        self.resync = Resync()
 
     def fills_like(self, mapping: RelationMapping | None, columns: Sequence[str] | None) -> bool:
         """Whether the target's rows are those that *mapping* would produce, but for the values of
@@ -304,6 +282,26 @@ class Hold(enum.Flag):
 
 
 BLOCKING = Hold.SYNC | Hold.PAUSED
+
+
+def holds(state: TableState) -> Hold:
+    """Return the reasons to hold the lane of a table in *state*. Pure."""
+    if state.is_lost:
+        return Hold.NONE  # its changes are dropped
+    reasons = Hold.PAUSED if state.is_paused else Hold.NONE
+    match state.need:
+        case Need.ROWS:
+            return reasons | Hold.SYNC
+        case Need.PART:
+            return reasons | Hold.POINT
+        case Need.CHUNKS:
+            return reasons | Hold.CHUNKS
+        case Need.CHUNK:
+            return reasons | Hold.CHUNKS | Hold.POINT
+        case _:
+            return reasons
+
+
 STAYING = Hold.QUARANTINE | Hold.CHUNKS | Hold.SLOW
 """A lane stays with the drainer for these, also with nothing held."""
 
@@ -550,6 +548,8 @@ class Lane:
         self.hold &= ~reason
         if reason & Hold.ERROR:
             self.error = None
+        if reason & Hold.POINT:
+            self.point, self.is_at_point = None, False
         self.changed.set()
 
     def keep_aside(self, until: float) -> None:
@@ -557,15 +557,11 @@ class Lane:
         self.slow_until = until
         self.keep(Hold.SLOW)
 
-    def drain_to(self, point: Lsn | None) -> None:
+    def hold_to_point(self, point: Lsn | None) -> None:
         """Let the drainer apply changes that commit before *point*; None: no more for now."""
-        self.point, self.is_at_point = point, False
-        self.changed.set()
-
-    def release_point(self) -> None:
-        """The copy for which the lane was held to a point is over."""
-        self.point, self.is_at_point = None, False
-        self.release(Hold.POINT)
+        if Hold.POINT not in self.hold or self.point != point:
+            self.point, self.is_at_point = point, False
+            self.keep(Hold.POINT)
 
     def _is_before_point(self, share: LaneTransaction) -> bool:
         return self.point is not None and share.transaction.final_lsn < self.point

@@ -44,7 +44,7 @@ class Brake:
             rule = mapped.mapping.rule
             if rule.max_deleted_rows is None or rule.type is TableType.APPEND:
                 continue
-            if mapped.chunks is not None:
+            if mapped.state.chunks is not None:
                 continue  # as in any copy
             for transaction, payloads in share.by_transaction(changes):
                 self._count(mapped, transaction, payloads)

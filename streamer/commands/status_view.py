@@ -30,7 +30,7 @@ from streamer.progress.replicas import ReplicaRecord
 from streamer.quantities import format_bytes, format_latency
 from streamer.report.problems import Problem
 from streamer.runtime.target_watch import TargetHealth
-from streamer.sync.states import STARTING_SPARK
+from streamer.sync.turn_waits import STARTING_SPARK
 
 STATE_STYLES = {
     "streaming": "green",

@@ -15,13 +15,13 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from streamer.observability.metrics import gauge
 from streamer.observability.table_metrics import TableDetail
 from streamer.progress.replicas import Fleet
+from streamer.progress.table_state import State
 from streamer.progress.verifications import VerificationRecord
 from streamer.report.problems import Problem, needs_operator
 from streamer.runtime.services import SOURCE_STATES
 from streamer.runtime.supervisor import Supervisor
 from streamer.runtime.target_watch import TargetHealth
 from streamer.runtime.wal_retention.guard import BacklogGuard
-from streamer.sync.states import State
 
 T = TypeVar("T", int, float)
 

@@ -10,8 +10,8 @@ from streamer.lsn import EVERYTHING
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relation_states import set_streaming_state
+from streamer.progress.table_state import State
 from streamer.runtime.relations import Relations
-from streamer.sync.states import State
 from streamer.target.catalog import Unlogged
 
 log = structlog.get_logger()
@@ -47,14 +47,13 @@ class Obstacles:
                 error=report.text,
                 **report.log_fields,
             )
-            if self._relations.state(mapped) is not State.PAUSED:
-                self._relations.set_state(mapped, State.ERROR, report)
+            self._relations.become(mapped, mapped.state.failing(report))
             await set_streaming_state(self._bookkeeping, mapped.relation_id, State.ERROR, report)
 
     async def remove(self, mapped: MappedRelation) -> None:
         """Let *mapped* go on."""
         mapped.obstacle = None
-        self._relations.set_state(mapped, State.READY)
+        self._relations.become(mapped, mapped.state.drained())
         await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)
 
     async def look_at_target(self, unlogged: Unlogged) -> None:

@@ -214,7 +214,6 @@ class Pipeline:
             record,
             tables.relations,
             session.coordinator,
-            tables.tracker,
             session.watch.cases.publish,
         )
         follower = SequenceFollower(

@@ -21,13 +21,14 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relation_columns import set_published
 from streamer.progress.relation_states import demand_copy, demand_copy_at_point, require_resync
 from streamer.progress.relations import RelationRecord, read_bare
+from streamer.progress.table_state import Need
 from streamer.runtime.reconcile import (
     Case,
     Fate,
     LastPublished,
+    MappedTable,
     PublicationPlan,
     SourceState,
-    TableState,
     conclude,
     members_by_mark,
     reconcile,
@@ -55,7 +56,7 @@ async def read_state(
     plain: Connection,
     source: SourceMapping,
     version: int,
-    tables: Iterable[TableState],
+    tables: Iterable[MappedTable],
     *,
     captures: bool,
 ) -> SourceState:
@@ -239,15 +240,15 @@ class Publishing:
         self,
         relations: Mapping[RelationName, MappedRelation],
         bare: Iterable[int] = (),
-    ) -> list[TableState]:
+    ) -> list[MappedTable]:
         return [
-            TableState(
+            MappedTable(
                 mapped.mapping,
                 self._last(mapped),
                 oid=mapped.relid,
                 seen_oid=self._roots.get(mapped.relation_id),
                 is_in_sync=_is_in_sync(mapped),
-                is_set_aside=mapped.is_set_aside,
+                is_set_aside=mapped.state.is_lost,
                 is_being_copied=self.is_being_copied(mapped),
                 is_renewed=mapped in self._renewed,
                 has_past=self._has_past(mapped),
@@ -259,9 +260,7 @@ class Publishing:
 
     def _has_past(self, mapped: MappedRelation) -> bool:
         """Whether the target has a past of *mapped* that a copy of all rows would break off."""
-        is_first = self.is_being_copied(mapped) and (
-            not mapped.is_held_to_point or mapped.chunks is not None
-        )
+        is_first = self.is_being_copied(mapped) and (mapped.state.need is not Need.PART)
         return mapped.mapping.rule.keeps_past and _is_in_sync(mapped) and not is_first
 
     def _last(self, mapped: MappedRelation) -> LastPublished:
@@ -308,9 +307,10 @@ class Publishing:
                     assert case.error is not None
                     await require_resync(self._bookkeeping, mapped.relation_id, case.error)
                 case Fate.COPY:
-                    if not self.is_being_copied(mapped) or mapped.is_held_to_point:
-                        mapped.resync = Resync()
-                    await demand_copy(self._bookkeeping, mapped.relation_id, mapped.resync)
+                    if not self.is_being_copied(mapped) or mapped.state.follows:
+                        mapped.become(mapped.state.with_options(Resync()))
+                    options = mapped.state.resync
+                    await demand_copy(self._bookkeeping, mapped.relation_id, options)
                 case Fate.COPY_AT_POINT:
                     await demand_copy_at_point(self._bookkeeping, mapped.relation_id, case.columns)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from streamer.error_reports import ErrorReport
 from streamer.errors import MassDeleteError
 from streamer.mapping.rules import SourceMapping
+from streamer.progress.table_state import State
 from streamer.report.facts import (
     ReportedBacklog,
     ReportedSource,
@@ -16,7 +17,6 @@ from streamer.report.facts import (
 from streamer.report.problems import Problem, of_source, of_target
 from streamer.runtime.services import Health
 from streamer.runtime.target_watch import TargetHealth
-from streamer.sync.states import State
 
 if TYPE_CHECKING:
     from streamer.runtime.supervisor import Supervisor

@@ -82,7 +82,7 @@ class LastPublished:
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class MappedTable:
     """A mapped table, as the bookkeeping and the running process have it."""
 
     mapping: RelationMapping
@@ -144,7 +144,7 @@ class PublicationPlan:
     """The consequences for tables, and the wanted members of our publications."""
 
     cases: Mapping[RelationName, Case]
-    tables: tuple[TableState, ...]
+    tables: tuple[MappedTable, ...]
     """The tables that have their names, as of this plan."""
     identities: Mapping[RelationName, RelationIdentity]
     """The replica identities of `tables`."""
@@ -195,7 +195,7 @@ def members_by_mark(
 
 
 def reconcile(
-    state: SourceState, tables: Iterable[TableState], source: SourceMapping
+    state: SourceState, tables: Iterable[MappedTable], source: SourceMapping
 ) -> PublicationPlan:
     """Return the plan for *tables*, as far as it does not depend on changed publications.
 
@@ -246,7 +246,7 @@ def reconcile(
 
 
 def _find_members(
-    state: SourceState, tables: Iterable[TableState], cases: Mapping[RelationName, Case]
+    state: SourceState, tables: Iterable[MappedTable], cases: Mapping[RelationName, Case]
 ) -> list[RelationIdentity]:
     """Return the tables to publish: those that stay, and renamed ones under their new names.
 
@@ -263,7 +263,7 @@ def _find_members(
 
 
 def _require_publications(
-    state: SourceState, tables: Iterable[TableState], source: SourceMapping
+    state: SourceState, tables: Iterable[MappedTable], source: SourceMapping
 ) -> None:
     """Refuse to stream without a publication: the slot needs it to decode the rest."""
     oids = {publication.oid for publication in state.publications.values()}
@@ -287,7 +287,7 @@ def _require_publications(
         )
 
 
-def _find_away(state: SourceState, tables: Sequence[TableState]) -> dict[RelationName, Case]:
+def _find_away(state: SourceState, tables: Sequence[MappedTable]) -> dict[RelationName, Case]:
     """Return the cases of tables that are gone, or that have other names."""
     marks = {table.name: table.last.mark for table in tables}
     moves = renamed(marks, state.publications.values()) if state.captures else {}
@@ -308,7 +308,7 @@ def _find_away(state: SourceState, tables: Sequence[TableState]) -> dict[Relatio
     return cases
 
 
-def _is_let_go(table: TableState, state: SourceState) -> bool:
+def _is_let_go(table: MappedTable, state: SourceState) -> bool:
     """Whether `on_table_dropped` lets a missing table go: neither its OID nor its membership is
     left. A renamed table has both.
     """
@@ -318,7 +318,7 @@ def _is_let_go(table: TableState, state: SourceState) -> bool:
     return (table.last.mark or "").partition("/")[2] not in members
 
 
-def _is_replaced(table: TableState, state: SourceState) -> bool:
+def _is_replaced(table: MappedTable, state: SourceState) -> bool:
     """Whether the table of a relation in sync was dropped, and another table has its name."""
     return (
         table.is_in_sync
@@ -330,7 +330,7 @@ def _is_replaced(table: TableState, state: SourceState) -> bool:
 
 
 def _judge_membership(
-    table: TableState,
+    table: MappedTable,
     state: SourceState,
     identity: RelationIdentity | None,
     source: SourceMapping,
@@ -356,7 +356,7 @@ def _judge_membership(
     return stop(table.mapping, error, source)
 
 
-def _is_of_former_table(table: TableState, identity: RelationIdentity | None) -> bool:
+def _is_of_former_table(table: MappedTable, identity: RelationIdentity | None) -> bool:
     """Whether another table got the name of *table* during its copy.
 
     The copy may be over by now, and may have read the other table.
@@ -369,7 +369,7 @@ def _is_of_former_table(table: TableState, identity: RelationIdentity | None) ->
 
 
 def _find_unlisted(
-    table: TableState,
+    table: MappedTable,
     identity: RelationIdentity,
     publications: Iterable[Publication],
     lists: ColumnLists,
@@ -384,7 +384,7 @@ def _find_unlisted(
     return unlisted(table.mapping, identity, publications, lists)
 
 
-def _copy(table: TableState, reason: str, columns: Iterable[str] | None = None) -> Case:
+def _copy(table: MappedTable, reason: str, columns: Iterable[str] | None = None) -> Case:
     """Have *table* copied, or only *columns* of the target if the table keeps its past."""
     if table.has_past:
         return Case(Fate.COPY_AT_POINT, reason, columns=None if columns is None else tuple(columns))
@@ -392,7 +392,7 @@ def _copy(table: TableState, reason: str, columns: Iterable[str] | None = None) 
 
 
 def _judge_lost_identity(
-    table: TableState, case: Case | None, identity: RelationIdentity, source: SourceMapping
+    table: MappedTable, case: Case | None, identity: RelationIdentity, source: SourceMapping
 ) -> Case | None:
     """Stop a table in sync whose updates can no longer be published."""
     is_kept = case is None or case.fate is Fate.COPY_AT_POINT
@@ -422,7 +422,7 @@ def _identity_lost(
 def conclude(
     plan: PublicationPlan,
     state: SourceState,
-    tables: Iterable[TableState],
+    tables: Iterable[MappedTable],
     refused: Mapping[RelationName, StreamerError],
     source: SourceMapping,
 ) -> PublicationPlan:
@@ -476,7 +476,7 @@ def foresee(plan: PublicationPlan, source: SourceMapping) -> dict[RelationName, 
 
 
 def _find_fault(
-    table: TableState,
+    table: MappedTable,
     state: SourceState,
     identity: RelationIdentity | None,
     refusal: StreamerError | None,
@@ -497,7 +497,7 @@ def _find_fault(
 
 
 def _judge_fault(
-    table: TableState, case: Case | None, error: StreamerError | None, source: SourceMapping
+    table: MappedTable, case: Case | None, error: StreamerError | None, source: SourceMapping
 ) -> Case | None:
     if error is None or table.is_set_aside:
         return case
@@ -513,7 +513,7 @@ def _judge_fault(
 
 
 def _judge_identity(
-    table: TableState, case: Case | None, identity: RelationIdentity, source: SourceMapping
+    table: MappedTable, case: Case | None, identity: RelationIdentity, source: SourceMapping
 ) -> Case | None:
     if case is not None and case.fate is not Fate.COPY_AT_POINT:
         return case
@@ -529,7 +529,7 @@ def _judge_identity(
     return case
 
 
-def _is_followed(table: TableState, case: Case | None) -> bool:
+def _is_followed(table: MappedTable, case: Case | None) -> bool:
     """Whether the stream brings the changes of *table* from now on, or a copy precedes them."""
     if case is not None and case.fate is Fate.STOP:
         return False
@@ -539,7 +539,7 @@ def _is_followed(table: TableState, case: Case | None) -> bool:
 def _membership(
     plan: PublicationPlan,
     state: SourceState,
-    table: TableState,
+    table: MappedTable,
     case: Case | None,
     identity: RelationIdentity,
 ) -> LastPublished:

@@ -10,26 +10,25 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 
-from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource
+from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource, holds
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
 from streamer.error_reports import ErrorReport, TableWait
 from streamer.errors import MappingError
-from streamer.lsn import EVERYTHING, NOTHING, Lsn
-from streamer.mapping.chunks import ChunkedCopy
+from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import OnTableDropped
-from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.registered_relations import forget_relation
 from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.table_state import TO_POINT, Need, State, TableState
+from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.lag import lane_lag_seconds
 from streamer.runtime.services import Health, Services
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
 from streamer.source.clock import SourceClock
 from streamer.source.connection import Connection
-from streamer.sync.states import State, needs_copy
 from streamer.target.claim import Claim
 from streamer.target.foreign_key_groups import Groups, read_groups
 
@@ -42,11 +41,19 @@ def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:
 class Relations:
     """See the module. Owned by a pipeline, which owns the lanes too."""
 
-    def __init__(self, label: str, services: Services, owner: LaneOwner, health: Health) -> None:
+    def __init__(
+        self,
+        label: str,
+        services: Services,
+        owner: LaneOwner,
+        health: Health,
+        tracker: ProgressTracker,
+    ) -> None:
         self._label = label
         self._services = services
         self._owner = owner
         self._health = health
+        self._tracker = tracker
         self.clock = SourceClock()
         """That of the source, measured against ours."""
         self.missing: set[MappedRelation] = set()
@@ -55,7 +62,6 @@ class Relations:
         self._by_name: dict[RelationName, MappedRelation] = {}
         self._by_relid: dict[int, tuple[Relation, MappedRelation | None]] = {}
         self._lanes: dict[MappedRelation, Lane] = {}
-        self._states: dict[MappedRelation, State] = {}
         self._shared_lanes: dict[RelationName | None, Lane] = {}
         """Lanes of several relations, by the first table of their group; None for all."""
         self._followed: dict[MappedRelation, tuple[Lane, Lsn]] = {}
@@ -114,29 +120,76 @@ class Relations:
 
     # ---- states --------------------------------------------------------------------------------
 
-    def state(self, mapped: MappedRelation) -> State:
-        return self._states[mapped]
-
     @property
     def are_ready(self) -> bool:
         """Whether every relation is in sync."""
-        return all(state is State.READY for state in self._states.values())
+        return all(mapped.state.shown is State.READY for mapped in self)
 
     def in_step(self) -> list[MappedRelation]:
         """Return the relations that are."""
-        return [mapped for mapped, state in self._states.items() if state is State.READY]
+        return [mapped for mapped in self if mapped.state.shown is State.READY]
 
-    def set_state(
-        self, mapped: MappedRelation, state: State, error: ErrorReport | None = None
-    ) -> None:
-        """Set the state to show; the caller stores it."""
-        table = str(mapped.mapping.source)
-        self._states[mapped] = state
-        self._health.table_states[table] = state
-        if error is None:
+    def become(self, mapped: MappedRelation, state: TableState) -> None:
+        """Give *state* to *mapped*: show the state, and hold its lane as the state says.
+
+        The caller stores the state.
+        """
+        former, before = mapped.state, self._lanes.get(mapped)
+        mapped.become(state)
+        self._show(mapped)
+        if state.need is Need.NOTHING:
+            lane = before or self._home_lane(mapped)
+        else:
+            lane = self._own_lane(mapped)
+        self._lanes[mapped] = lane
+        if state.need is not Need.PART:
+            self._followed.pop(mapped, None)
+        elif before not in (None, lane):
+            assert before is not None
+            self._followed[mapped] = (before, self._tracker.newest_lsn)
+        if reasons := holds(state) & ~Hold.POINT:
+            lane.keep(reasons)
+        self._hold_to_point(mapped)
+        if before is lane:
+            self._release(lane, holds(former) & ~holds(state))
+        elif before is not None:
+            self._release(before, holds(former))
+
+    async def settle(self, mapped: MappedRelation, state: TableState) -> None:
+        """Give *state* to *mapped*; wait until none of the changes that were dispatched before is
+        on its way to the target.
+        """
+        before, newest_lsn = self._lanes[mapped], self._tracker.newest_lsn
+        self.become(mapped, state)
+        before.changed.set()  # a drainer gives up a large transaction of which more is to come
+        await until_applied(before, newest_lsn)
+
+    def lose(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        """Drop the changes of *mapped* from now on, so that they retain no WAL at the source."""
+        self.become(mapped, mapped.state.lost(error))
+        self._lanes[mapped].release(Hold.ERROR)
+
+    def _show(self, mapped: MappedRelation) -> None:
+        table, state = str(mapped.mapping.source), mapped.state
+        self._health.table_states[table] = state.shown
+        if state.error is None:
             self._health.table_errors.pop(table, None)
         else:
-            self._health.table_errors[table] = error
+            self._health.table_errors[table] = state.error
+
+    def _hold_to_point(self, mapped: MappedRelation) -> None:
+        """Let a copy at a point find the changes before the point applied, and no others."""
+        if mapped.state.need in TO_POINT:
+            is_behind = self.followed(mapped) is not None
+            self._lanes[mapped].hold_to_point(None if is_behind else mapped.state.drains_to)
+
+    def _release(self, lane: Lane, reasons: Hold) -> None:
+        """Release *lane* from *reasons* of one of its relations, unless others have them too."""
+        if reasons and lane.table is None:
+            for other in self.in_lane(lane):
+                reasons &= ~holds(other.state)
+        if reasons:
+            lane.release(reasons)
 
     def show_wait(self, mapped: MappedRelation, wait: TableWait | None) -> None:
         """Show the reason why a relation waits; None if it waits no longer."""
@@ -162,44 +215,35 @@ class Relations:
     def in_lane(self, lane: Lane) -> list[MappedRelation]:
         return [mapped for mapped, its in self._lanes.items() if its is lane]
 
-    def add(self, mapped: MappedRelation, record: RelationRecord) -> None:
+    def add(
+        self, mapped: MappedRelation, record: RelationRecord, *, is_to_declare: bool = False
+    ) -> None:
         """Add a relation in the state its record tells; its changes are held where that says so."""
         self._by_id[mapped.relation_id] = mapped
         self._by_name[mapped.mapping.source] = mapped
         self._by_relid.clear()
-        state = State(record.state)
-        self.set_state(mapped, state, record.error)
+        state = TableState.stored(
+            State(record.state),
+            end_lsn=record.end_lsn,
+            error=record.error,
+            has_snapshot=record.snapshot_lsn is not None,
+            needs_resync=record.needs_resync,
+            resync=record.resync,
+            chunks=record.chunks,
+            is_to_declare=is_to_declare,
+        )
         mapped.quarantine.forget(record.quarantined)
         self._health.quarantined[str(mapped.mapping.source)] = record.quarantined
-        if record.needs_resync:
-            self.set_aside(mapped)
+        self.become(mapped, state)
+        if state.need is not Need.NOTHING:
             return
-        if record.chunks is not None:
-            self.follow_chunks(mapped, record.chunks)
-            if state is State.PAUSED:
-                self._lanes[mapped].keep(Hold.PAUSED)
-            return
-        if needs_copy(state, has_snapshot=record.snapshot_lsn is not None):
-            self.hold_for_copy(mapped)
-            if state is State.PAUSED:
-                self._lanes[mapped].keep(Hold.PAUSED)
-            return
-        if record.resync.compares and state in (State.COPYING, State.PAUSED):
-            self.hold_to_point(mapped, NOTHING)  # its copy begins again
-            if state is State.PAUSED:
-                self._lanes[mapped].keep(Hold.PAUSED)
-            return
-        lane = self._home_lane(mapped)
-        self._lanes[mapped] = lane
+        lane = self._lanes[mapped]
         if record.quarantined:
             lane.keep(Hold.QUARANTINE)
-        match state:
-            case State.PAUSED:
-                lane.keep(Hold.PAUSED)
-            case State.ERROR:
-                lane.keep(Hold.ERROR, record.error and record.error.text)
-            case State.CATCHING_UP:
-                lane.keep(Hold.BUSY)  # drained at once, and ready
+        if state.shown is State.ERROR:
+            lane.keep(Hold.ERROR, record.error and record.error.text)
+        elif state.shown is State.CATCHING_UP:
+            lane.keep(Hold.BUSY)  # drained at once, and ready
 
     def replace_mapping(self, mapped: MappedRelation, mapping: RelationMapping) -> None:
         """Apply *mapped* by another rule from the next plan on; source and target stay the same."""
@@ -216,7 +260,6 @@ class Relations:
         mapped.skip_through_lsn = EVERYTHING
         del self._by_id[mapped.relation_id]
         del self._by_name[mapped.mapping.source]
-        del self._states[mapped]
         self._by_relid.clear()
         self._followed.pop(mapped, None)
         table = str(mapped.mapping.source)
@@ -228,28 +271,8 @@ class Relations:
 
     def awaits_copy(self, mapped: MappedRelation) -> bool:
         """Whether *mapped* needs a copy, or a declaration to be in sync, and is not paused."""
-        is_paused = self.state(mapped) is State.PAUSED
-        needs_copy = mapped.skip_through_lsn == EVERYTHING or mapped.is_held_to_point
-        return needs_copy and not is_paused
-
-    def hold_to_point(self, mapped: MappedRelation, through_lsn: Lsn) -> None:
-        """Hold the changes of *mapped*, which is in sync, to the point of a copy of some rows.
-
-        See `streamer.apply.lane`. *through_lsn*: the end of the dispatched changes.
-        """
-        before = self._lanes.get(mapped)
-        own = self._own_lane(mapped)
-        own.keep(Hold.POINT)
-        mapped.is_held_to_point = True
-        if before not in (None, own):
-            assert before is not None
-            self._followed[mapped] = (before, through_lsn)
-        self.open_point(mapped)
-
-    def open_point(self, mapped: MappedRelation) -> None:
-        """Apply all changes of a relation that is held to a point, until the copy's snapshot."""
-        if mapped.is_held_to_point and not mapped.is_read and self.followed(mapped) is None:
-            self._lanes[mapped].drain_to(EVERYTHING)
+        needs_copy = mapped.skip_through_lsn == EVERYTHING or mapped.state.follows
+        return needs_copy and not mapped.state.is_paused
 
     def moved_on(self, lane: Lane) -> None:
         """*lane* is done with more of its changes: relations that have left it may come next."""
@@ -268,15 +291,6 @@ class Relations:
         lanes = [self._lanes[mapped], *([] if before is None else [before])]
         return any(lane.is_behind(lsn) for lane in lanes)
 
-    def follow_chunks(self, mapped: MappedRelation, chunks: ChunkedCopy) -> None:
-        """Apply the changes of rows in *chunks*, which the target has; a copy brings the others."""
-        mapped.chunks = chunks
-        mapped.is_held_to_point = True
-        lane = self._own_lane(mapped)
-        lane.keep(Hold.CHUNKS)
-        lane.release(Hold.SYNC)
-        lane.release_point()
-
     def may_follow_chunks(self, mapped: MappedRelation) -> bool:
         """Whether changes of some rows may be left out: foreign keys could refer to those."""
         return mapped.mapping.target not in self._groups
@@ -290,48 +304,8 @@ class Relations:
         if behind is not None and behind < through_lsn:
             return lane
         del self._followed[mapped]
-        self.open_point(mapped)
+        self._hold_to_point(mapped)
         return None
-
-    def release_point(self, mapped: MappedRelation) -> None:
-        """The copy for which *mapped* was held to a point is over."""
-        mapped.is_held_to_point = False
-        self._followed.pop(mapped, None)
-        self._lanes[mapped].release_point()
-
-    def hold_for_copy(self, mapped: MappedRelation) -> None:
-        """Hold the changes of *mapped* from now on; they supersede those dispatched before."""
-        self._own_lane(mapped).keep(Hold.SYNC)
-        self._give_up_point(mapped)
-        mapped.skip_through_lsn = EVERYTHING
-        mapped.is_set_aside = False
-
-    async def hold_until_settled(self, mapped: MappedRelation, through_lsn: Lsn) -> None:
-        """The same, and wait until nothing of *mapped* up to *through_lsn*, dispatched before, is
-        on its way to the target.
-        """
-        before = self._lanes[mapped]
-        self.hold_for_copy(mapped)
-        await until_applied(before, through_lsn)
-
-    def set_aside(self, mapped: MappedRelation) -> None:
-        """Drop the changes of *mapped* from now on, so that they retain no WAL at the source.
-
-        Only a copy that an operator requests makes it ready again.
-        """
-        mapped.skip_through_lsn = EVERYTHING
-        mapped.is_set_aside = True
-        self._give_up_point(mapped)
-        self._own_lane(mapped).release(Hold.SYNC | Hold.PAUSED | Hold.ERROR)
-
-    def _give_up_point(self, mapped: MappedRelation) -> None:
-        """Only a copy of all rows helps now."""
-        if mapped.is_held_to_point:
-            if mapped.chunks is None:
-                mapped.resync = Resync()
-            mapped.chunks = mapped.chunks_obstacle = None
-            self._lanes[mapped].release(Hold.CHUNKS)
-            self.release_point(mapped)
 
     def _own_lane(self, mapped: MappedRelation) -> Lane:
         lane = self._lanes.get(mapped)

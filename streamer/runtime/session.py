@@ -180,7 +180,7 @@ class Session:
         for mapped in relations:
             if mapped not in self.relations:  # its table was dropped or renamed meanwhile
                 continue
-            if mapped.is_to_declare:
+            if mapped.state.is_to_declare:
                 mapped.end_lsn = self.tracker.newest_lsn
             if self.relations.awaits_copy(mapped) and self.watch.cases.may_be_copied(mapped):
                 self.coordinator.request(mapped, is_first=is_start)
@@ -398,14 +398,16 @@ class _Opening:
             found,
             may_resume=True,
         )
-        declared = [mapped.mapping.source for mapped in relations if mapped.is_to_declare]
+        declared = [mapped.mapping.source for mapped in relations if mapped.state.is_to_declare]
         # A journal has all changes since the slot was made.
         is_known = is_known or journal is not None
         unproven = unproven_rows(taken, source, installation, declared, is_known=is_known)
         if unproven is not None:
             raise unproven
         if any(
-            relations.awaits_copy(mapped) and not mapped.is_to_declare and not mapped.is_set_aside
+            relations.awaits_copy(mapped)
+            and not mapped.state.is_to_declare
+            and not mapped.state.is_lost
             for mapped in relations
         ):
             self._services.launcher.prepare()  # Spark starts while the slot is made
@@ -640,13 +642,12 @@ async def _register(
                 tables.claim,
                 transport.conversion,
             ),
-            is_to_declare=mapping.rule.initial is Initial.NONE and not record.declared,
-            resync=record.resync,
         )
         mapped.decided, mapped.outlives = record.brake, record.outlives
         if mapping.source in found:
             mapped.size_bytes = found[mapping.source].size_bytes
-        tables.relations.add(mapped, record)
+        is_to_declare = mapping.rule.initial is Initial.NONE and not record.declared
+        tables.relations.add(mapped, record, is_to_declare=is_to_declare)
         added.append(mapped)
         publishing.know(record)
     transports = {m.relation_id: transport.chosen.of(m.mapping.source) for m in added}

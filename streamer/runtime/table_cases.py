@@ -32,7 +32,6 @@ from streamer.source.catalog import SourceServer, flush_wal
 from streamer.source.connection import Connection, connection, fetch_one
 from streamer.source.timeline import check_same_server_plainly
 from streamer.sync.coordinator import SyncCoordinator
-from streamer.sync.states import State
 
 log = structlog.get_logger()
 
@@ -87,7 +86,7 @@ class TableCases:
     def may_be_copied(self, mapped: MappedRelation) -> bool:
         """Whether *mapped*, which needs a copy, is published and needs no request for the copy."""
         waiting = self._open.get(mapped)
-        if mapped.is_set_aside or (waiting is not None and waiting.case.fate is not Fate.REPLACED):
+        if mapped.state.is_lost or (waiting is not None and waiting.case.fate is not Fate.REPLACED):
             return False
         # A pattern brought the new name of a table that is to follow.
         moves = self._of(Fate.RENAMED).values()
@@ -155,7 +154,7 @@ class TableCases:
             if is_in_sync:  # not stopped, and no copy is requested
                 await self._go_over_to_successor(mapped)
             self._open.pop(mapped, None)
-            if is_in_sync and not mapped.is_set_aside:
+            if is_in_sync and not mapped.state.is_lost:
                 self._expect(mapped)
 
     async def _go_over_to_successor(self, mapped: MappedRelation) -> None:
@@ -165,8 +164,8 @@ class TableCases:
             await require_resync(self._bookkeeping, mapped.relation_id, error)
             self._stop(mapped, error)
             return
-        mapped.resync = Resync()
-        await demand_copy(self._bookkeeping, mapped.relation_id, mapped.resync)
+        mapped.become(mapped.state.with_options(Resync()))
+        await demand_copy(self._bookkeeping, mapped.relation_id, Resync())
         self._log_copy(mapped, "its table was dropped, and another one has the name")
         await self._copy_again(mapped, may_begin=False)
         mapped.relid = None  # the next look finds the table that the name has
@@ -290,16 +289,14 @@ class TableCases:
             error = rename_error(move.former, move.now, step)
             if mapped.skip_through_lsn != EVERYTHING:
                 await self._obstacles.stop(mapped, error)
-            elif not mapped.is_set_aside:
+            elif not mapped.state.is_lost:
                 case = Case(Fate.RENAMED, name=move.now, error=ErrorReport.of(error))
                 cases[mapped] = case
         return cases
 
     def _stop(self, mapped: MappedRelation, error: ErrorReport) -> None:
         log.error("table stopped", **self._log_fields(mapped), error=error.text, **error.log_fields)
-        self._relations.set_aside(mapped)
-        if self._relations.state(mapped) is not State.PAUSED:
-            self._relations.set_state(mapped, State.ERROR, error)
+        self._relations.lose(mapped, error)
 
     def _log_copy(self, mapped: MappedRelation, reason: str) -> None:
         log.warning("table is copied again", **self._log_fields(mapped), reason=reason)
@@ -309,16 +306,14 @@ class TableCases:
 
     async def _copy_again(self, mapped: MappedRelation, *, may_begin: bool) -> None:
         self._publishing.renew(mapped)
-        is_paused = self._relations.state(mapped) is State.PAUSED
-        if not is_paused:
-            self._relations.set_state(mapped, State.INIT)
+        state = mapped.state.to_copy_again()
         if self._coordinator is None:  # the stream has not begun, and with it come the copies
-            self._relations.hold_for_copy(mapped)
+            self._relations.become(mapped, state)
             return
         self._coordinator.give_up(mapped)
-        await self._relations.hold_until_settled(mapped, self._tables.tracker.newest_lsn)
+        await self._relations.settle(mapped, state)
         self._publishing.know_table(mapped)
-        if not is_paused and may_begin:
+        if not state.is_paused and may_begin:
             self._coordinator.request(mapped)
 
     async def _block(self, cases: Mapping[MappedRelation, Case]) -> None:
@@ -343,11 +338,10 @@ class TableCases:
                 **case.error.log_fields,
             )
             await fail_copy(self._bookkeeping, mapped.relation_id, case.error)
-            self._relations.set_state(mapped, State.ERROR, case.error)
+            self._relations.become(mapped, mapped.state.blocked(case.error))
         for mapped in blocked:
             if mapped not in self._relations or self._coordinator is None:
                 continue
             if self._relations.awaits_copy(mapped) and self.may_be_copied(mapped):
-                if not mapped.is_held_to_point:
-                    self._relations.set_state(mapped, State.INIT)
+                self._relations.become(mapped, mapped.state.unblocked())
                 self._coordinator.request(mapped)

@@ -32,7 +32,7 @@ from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.names import RelationName
-from streamer.mapping.resync import Resync, after_loss, has_own_past
+from streamer.mapping.resync import after_loss, has_own_past
 from streamer.mapping.rules import RelationMapping, SourceMapping, find_rules, target_of
 from streamer.progress.relation_states import (
     request_still_unfilled,
@@ -40,13 +40,13 @@ from streamer.progress.relation_states import (
     set_streaming_state,
     set_waiting,
 )
+from streamer.progress.table_state import Need, State, TableState
 from streamer.progress.tracker import ProgressTracker
 from streamer.remedies import Remedy, run
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.lag import Lag
 from streamer.runtime.relations import Relations
 from streamer.runtime.services import Health, Services
-from streamer.sync.states import State
 from streamer.target.claim import Claim
 from streamer.target.connection import transaction
 
@@ -72,7 +72,7 @@ class TableEvents:
         self.source = source
         self.claim = claim
         self.tracker = ProgressTracker(NOTHING)
-        self.relations = Relations(source.label, services, self, health)
+        self.relations = Relations(source.label, services, self, health, self.tracker)
         self.lag = Lag(self.tracker, self.relations.clock)
         self.advanced = asyncio.Event()
         """Set when the durable position may have moved."""
@@ -148,9 +148,9 @@ class TableEvents:
 
     async def lane_failed(self, lane: Lane, error: StreamerError) -> None:
         for mapped in self._relations_of(lane, error):
-            if mapped.chunks_obstacle is not None:
+            if mapped.state.chunks_obstacle is not None:
                 continue  # another copy follows
-            if self.relations.state(mapped) is not State.ERROR:
+            if mapped.state.shown is not State.ERROR:
                 log.error(
                     "table stopped",
                     source=self.source.label,
@@ -161,8 +161,9 @@ class TableEvents:
                 )
             if (way := mapped.way_past_changes) is not None:
                 error.remedy = Remedy.of(error.remedy, "; " if error.remedy else "", way)
-            await self._store_streaming_state(mapped, State.ERROR, error)
-            if mapped.is_held_to_point:  # the state is that of the copy
+            report = ErrorReport.with_notes(error)
+            await self._store_streaming_state(mapped, mapped.state.failing(report))
+            if mapped.state.follows:  # the state is that of the copy
                 await self.lane_waits(lane, error.message)
             if isinstance(error.conflict, Conflict):
                 await self._store_conflict(mapped, error.conflict)
@@ -189,10 +190,10 @@ class TableEvents:
         return any(mapped.mapping.rule.max_deleted_rows is not None for mapped in relations)
 
     async def lane_braked(self, lane: Lane, mapped: MappedRelation, found: MassDelete) -> None:
-        lane.keep(Hold.PAUSED)
         error = _mass_delete_error(mapped, found)
         report = ErrorReport.of(error)
-        self.relations.set_state(mapped, State.PAUSED, report)
+        lane.keep(Hold.PAUSED)  # perhaps one that the relation has left
+        self.relations.become(mapped, mapped.state.paused(report))
         log.error(
             "table paused before a mass delete",
             source=self.source.label,
@@ -209,13 +210,13 @@ class TableEvents:
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
             mapped.way_past_changes = None
-            if mapped.is_held_to_point:
+            if mapped.state.follows:
                 await self.lane_waits(lane, None)
-            if self.relations.state(mapped) is State.ERROR:
+            if mapped.state.shown is State.ERROR:
                 log.info(
                     "table recovered", source=self.source.label, table=str(mapped.mapping.source)
                 )
-                await self._store_streaming_state(mapped, State.CATCHING_UP)
+                await self._store_streaming_state(mapped, mapped.state.recovered())
                 await self._request_still_unfilled(mapped)
 
     async def lane_drained(self, lane: Lane) -> None:
@@ -223,8 +224,8 @@ class TableEvents:
             if mapped in self._emptied:
                 self._emptied.discard(mapped)
                 await self._request_still_unfilled(mapped)
-            if self.relations.state(mapped) in (State.CATCHING_UP, State.ERROR):
-                await self._store_streaming_state(mapped, State.READY)
+            if mapped.state.drained() != mapped.state:
+                await self._store_streaming_state(mapped, mapped.state.drained())
                 failpoint("sync.drained")
         self.relations.may_go_home(lane)
         self.advanced.set()
@@ -248,24 +249,21 @@ class TableEvents:
             return [error.subject] if is_there else []
         return self.relations.in_lane(lane)
 
-    async def _store_streaming_state(
-        self, mapped: MappedRelation, state: State, failure: StreamerError | None = None
-    ) -> None:
-        """Store the state of a table that streams. A copy or an operator has the say before."""
-        if self.relations.state(mapped) in (State.INIT, State.COPYING, State.PAUSED):
+    async def _store_streaming_state(self, mapped: MappedRelation, state: TableState) -> None:
+        """Take and store *state*, which tells how applying changes fares."""
+        if not mapped.state.is_of_stream:
+            return  # a copy or an operator has the say
+        if mapped.obstacle is not None and state.error is None:
             return
-        if mapped.chunks is not None:
-            return  # some of its rows stream, and a copy has the say
-        if mapped.is_set_aside:
-            return  # it may be idle, but it is not in sync
-        if mapped.obstacle is not None and failure is None:
-            return
-        error = ErrorReport.with_notes(failure) if failure else None
-        self.relations.set_state(mapped, state, error)
-        bookkeeping = self._services.bookkeeping
-        await self._store(
-            lambda: set_streaming_state(bookkeeping, mapped.relation_id, state, error)
-        )
+        self.relations.become(mapped, state)
+
+        async def store() -> None:
+            now = mapped.state  # the target may have been away for a while
+            if now.is_of_stream:
+                bookkeeping, key = self._services.bookkeeping, mapped.relation_id
+                await set_streaming_state(bookkeeping, key, now.shown, now.error)
+
+        await self._store(store)
 
     async def _request_still_unfilled(self, mapped: MappedRelation) -> None:
         bookkeeping = self._services.bookkeeping
@@ -291,32 +289,28 @@ class TableEvents:
     # ---- copies (SyncEvents) -------------------------------------------------------------------
 
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
-        if self.relations.state(mapped) is not State.PAUSED:
-            self.relations.set_state(mapped, State.COPYING)
-        if mapped.is_held_to_point:  # no copy has the rows of its changes
-            if self.relations.followed(mapped) is None:
-                self.relations.lane(mapped).drain_to(consistent_point)
-            return
-        mapped.skip_through_lsn = consistent_point
-        self.tracker.durable(self.relations.lane(mapped).pending, consistent_point)
-        self.has_progress = True
-        self.advanced.set()
+        self.relations.become(mapped, mapped.state.copy_began(consistent_point))
+        if mapped.state.need is Need.ROWS:  # the copy has the rows of all changes before
+            self.tracker.durable(self.relations.lane(mapped).pending, consistent_point)
+            self.has_progress = True
+            self.advanced.set()
 
     async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
         lane = self.relations.lane(mapped)
         while True:
-            if not mapped.is_held_to_point or self.relations.lane_now(mapped) is not lane:
+            if not mapped.state.follows or self.relations.lane_now(mapped) is not lane:
                 raise SyncError("the copy was given up meanwhile")
             before = self.relations.followed(mapped)
             for each in (lane, before):
                 if each is not None and Hold.ERROR in each.hold:
                     raise self._cannot_reach(mapped, each)
             if Hold.PAUSED in lane.hold:
-                again = "resume it" if mapped.resync.columns else "resume it, and ask again"
+                again = "resume it" if mapped.state.resync.columns else "resume it, and ask again"
                 raise SyncError("the table was paused", hint=again)
-            if before is None and mapped.is_read and lane.point != point:
-                lane.drain_to(point)
-            is_there = lane.is_at_point if mapped.is_read else not lane.is_behind(point)
+            if (state := mapped.state.reached_for(point)) != mapped.state:
+                self.relations.become(mapped, state)
+            is_read = mapped.state.is_read
+            is_there = lane.is_at_point if is_read else not lane.is_behind(point)
             if before is None and is_there and self.has_delivered(point):
                 return
             await until_changed(lane, REACH_SECONDS)
@@ -348,93 +342,68 @@ class TableEvents:
         return self.relations.may_follow_chunks(mapped)
 
     def chunk_begins(self, mapped: MappedRelation) -> None:
-        if self.relations.state(mapped) is not State.PAUSED:
-            self.relations.set_state(mapped, State.COPYING)
-        self.relations.lane(mapped).keep(Hold.POINT)
-        self.relations.open_point(mapped)
+        self.relations.become(mapped, mapped.state.chunk_begins())
 
     def snapshot_begins(self, mapped: MappedRelation) -> None:
-        mapped.is_read = True
-        if mapped.is_held_to_point:
-            self.relations.lane(mapped).drain_to(None)
+        self.relations.become(mapped, mapped.state.snapshot_begins())
 
     def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
         for mapped in relations:
-            if mapped.is_held_to_point and self.relations.followed(mapped) is None:
-                self.relations.lane(mapped).drain_to(lsn)
+            self.relations.become(mapped, mapped.state.snapshot_passes(lsn))
         for mapped in self.relations:
-            lane, has_copy = self.relations.lane(mapped), not mapped.is_to_declare
-            if lane.is_held_for_copy and has_copy and mapped.skip_through_lsn == EVERYTHING:
-                self.tracker.durable(lane.pending, lsn)  # its copy will have them
+            state = mapped.state
+            has_copy = state.need is Need.ROWS and not state.is_to_declare
+            if has_copy and mapped.skip_through_lsn == EVERYTHING:
+                self.tracker.durable(self.relations.lane(mapped).pending, lsn)
         self.has_progress = True
         self.advanced.set()
 
     def snapshot_ends(self, mapped: MappedRelation) -> None:
-        mapped.is_read = False
-        if self.relations.get(mapped.relation_id) is not mapped:
-            return
-        if self.relations.lane(mapped).is_held_for_copy:
-            mapped.skip_through_lsn = EVERYTHING  # the next copy has all that waits here
-        self.relations.open_point(mapped)
+        if mapped in self.relations:
+            self.relations.become(mapped, mapped.state.snapshot_ended())
 
     def chunk_copied(
         self, mapped: MappedRelation, chunks: ChunkedCopy, consistent_point: Lsn
     ) -> bool:
-        mapped.end_lsn = mapped.skip_through_lsn = consistent_point
-        self.relations.follow_chunks(mapped, chunks)
+        mapped.end_lsn = consistent_point
+        self.relations.become(mapped, mapped.state.chunk_copied(chunks, consistent_point))
         self.has_progress = True
         self.advanced.set()
-        return self.relations.state(mapped) is not State.PAUSED
+        return not mapped.state.is_paused
 
     async def copy_begins_again(self, mapped: MappedRelation) -> None:
-        if self.relations.state(mapped) is not State.PAUSED:
-            self.relations.set_state(mapped, State.INIT)
-        lane = self.relations.lane(mapped)
-        await self.relations.hold_until_settled(mapped, self.tracker.newest_lsn)
-        lane.release(Hold.ERROR)
+        await self.relations.settle(mapped, mapped.state.to_copy_again())
+        self.relations.lane(mapped).release(Hold.ERROR)
 
     def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
-        if mapped.is_held_to_point:
-            self.relations.release_point(mapped)
-            self.relations.lane(mapped).release(Hold.CHUNKS)
         mapped.handed_over(consistent_point)
-        mapped.way_past_changes = None
-        if self.relations.state(mapped) is not State.PAUSED:
-            self.relations.set_state(mapped, State.CATCHING_UP)
+        self.relations.become(mapped, mapped.state.copy_finished(consistent_point))
         self.relations.quarantine_changed(mapped)
-        self.relations.lane(mapped).release(Hold.SYNC)
+
+    def copy_superseded(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
+        mapped.end_lsn = consistent_point
+        self.relations.become(mapped, mapped.state.copy_superseded(consistent_point))
 
     def copy_delayed(self, mapped: MappedRelation, error: ErrorReport | None) -> None:
-        if self.relations.state(mapped) is State.COPYING:
-            self.relations.set_state(mapped, State.COPYING, error)
+        self.relations.become(mapped, mapped.state.delayed(error))
 
     def copy_waits(self, mapped: MappedRelation, wait: TableWait | None) -> None:
         self.relations.show_wait(mapped, wait)
 
     def table_missing(self, mapped: MappedRelation) -> None:
-        if not mapped.is_held_to_point:
-            mapped.skip_through_lsn = EVERYTHING  # only another copy brings it in sync
+        self.relations.become(mapped, mapped.state.without_table())
         self.relations.missing.add(mapped)
 
     def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None:
-        table = str(mapped.mapping.source)
-        if mapped.chunks is not None:
-            self.relations.lane(mapped).release_point()  # its rows follow the stream
-            if self.relations.state(mapped) is State.PAUSED:
-                return  # it continues when an operator resumes it
-            self.relations.set_state(mapped, State.ERROR, error)
-        elif mapped.is_held_to_point:
-            mapped.resync = Resync()
-            if self.relations.state(mapped) is not State.PAUSED:
-                self.relations.set_state(mapped, State.READY, error)
-            self.relations.release_point(mapped)
-        else:
-            mapped.skip_through_lsn = EVERYTHING  # only another copy brings it in sync
-            self.relations.set_state(mapped, State.ERROR, error)
+        continues_on_resume = mapped.state.follows and mapped.state.is_paused
+        is_in_chunks = mapped.state.chunks is not None
+        self.relations.become(mapped, mapped.state.copy_failed(error))
+        if is_in_chunks and continues_on_resume:
+            return
         log.error(
             "table cannot be copied",
             source=self.source.label,
-            table=table,
+            table=str(mapped.mapping.source),
             error=error.text,
             **error.log_fields,
         )

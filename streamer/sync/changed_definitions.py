@@ -92,16 +92,17 @@ class ChangedDefinitions:
         known = await read_definitions(target, [mapped.relation_id for mapped, _ in pairs])
         settled = []
         for mapped, relation in pairs:
-            if mapped.relation_id not in known and not mapped.is_held_to_point:
+            if mapped.relation_id not in known and not mapped.state.follows:
                 await self._join_others(target, mapped, relation)
                 known = await read_definitions(target, [m.relation_id for m, _ in pairs])
             if _differs(known.get(mapped.relation_id), relation):
                 settled.append((mapped, await self._settle(source, target, mapped, relation)))
             else:
                 settled.append((mapped, relation))
-            if mapped.resync.columns is not None:  # a command may have renamed them
+            if mapped.state.resync.columns is not None:  # a command may have renamed them
                 stored = await read_resync(target, mapped.relation_id)
-                mapped.resync = stored or mapped.resync
+                if stored is not None:
+                    mapped.become(mapped.state.with_options(stored))
         return settled
 
     async def _join_others(
@@ -139,7 +140,7 @@ class ChangedDefinitions:
         known = {
             mapped.relation_id: relation.definition
             for mapped, relation in pairs
-            if not mapped.is_held_to_point
+            if not mapped.state.follows
         }
         await store_first_definitions(target, known)
         for mapped, relation in pairs:
@@ -157,7 +158,7 @@ class ChangedDefinitions:
         if await read_relation(target, mapped.mapping.target) is None:
             return relation  # the copy creates it
         for _ in range(LOOKS_MAX):
-            if mapped.is_held_to_point:
+            if mapped.state.follows:
                 await self._events.reach(mapped, await flush_wal(source))
             else:
                 await self._take_in(source, target, mapped)

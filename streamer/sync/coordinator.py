@@ -9,7 +9,7 @@ because the copy has them.
 
 A round begins when its source has a turn (`streamer.sync.source_turns`).
 
-Dying anywhere leaves a state that tells where to begin again (`streamer.sync.states`).
+Dying anywhere leaves a state that tells where to begin again (`streamer.progress.table_state`).
 """
 
 import asyncio
@@ -159,11 +159,11 @@ class SyncCoordinator:
         turn: CopyTurn | None = None
         exported: ExportedSnapshot | None = None
         try:
-            if not batch[0].is_to_declare:
+            if not batch[0].state.is_to_declare:
                 turn, self._turn = self._turn, None
                 turn = turn or await self._take_turn(batch)
                 await self._share_rate()
-                if batch[0].is_held_to_point:  # it may have later changes by now
+                if batch[0].state.follows:  # it may have later changes by now
                     await self._close_snapshot()
                 exported, self._snapshot = self._snapshot, None
             context = replace(self._context, round_number=number)

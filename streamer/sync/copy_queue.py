@@ -49,11 +49,11 @@ class CopyQueue:
         in sync, of which a copy brings some rows, come after the others: such a copy may wait
         until the target has applied changes.
         """
-        self._waiting = {m: None for m in self._waiting if not m.is_set_aside}
+        self._waiting = {m: None for m in self._waiting if not m.state.is_lost}
         free = [mapped for mapped in self._waiting if mapped not in self._taken]
         batch = (
-            [mapped for mapped in free if mapped.is_to_declare]
-            or [mapped for mapped in free if not mapped.is_held_to_point]
+            [mapped for mapped in free if mapped.state.is_to_declare]
+            or [mapped for mapped in free if not mapped.state.follows]
             or free
         )
         for mapped in batch:
@@ -84,7 +84,7 @@ class CopyQueue:
     def failed(self, mapped: "MappedRelation") -> bool:
         """The copy of *mapped* has failed; return whether the next round tries again."""
         is_asked_again = mapped in self._asked_again and self.is_copying(mapped)
-        is_asked_again |= mapped in self._waiting and not mapped.is_set_aside
+        is_asked_again |= mapped in self._waiting and not mapped.state.is_lost
         self._asked_again.discard(mapped)
         self.remove(mapped)
         if is_asked_again:
@@ -102,7 +102,7 @@ class CopyQueue:
 
     def is_copying(self, mapped: "MappedRelation") -> bool:
         """Whether a round under way copies *mapped*, and no caller has cancelled that."""
-        return mapped in self._copying and not mapped.is_set_aside
+        return mapped in self._copying and not mapped.state.is_lost
 
     def unfinished(self, batch: "list[MappedRelation]") -> "list[MappedRelation]":
         """Return the relations of *batch*, which `take` returned, whose copy is neither done nor
@@ -110,7 +110,7 @@ class CopyQueue:
         """
         mine = [mapped for mapped in batch if self.is_taken(mapped, batch)]
         mine = [mapped for mapped in mine if mapped not in self._leaving]
-        self._copying -= {mapped for mapped in mine if mapped.is_set_aside}
+        self._copying -= {mapped for mapped in mine if mapped.state.is_lost}
         return [mapped for mapped in mine if mapped in self._copying]
 
     def _let_go(self, mapped: "MappedRelation") -> None:
@@ -164,7 +164,7 @@ class CopyQueue:
 
     def has(self, mapped: "MappedRelation") -> bool:
         is_here = mapped in self._waiting or mapped in self._copying
-        return is_here and not mapped.is_set_aside
+        return is_here and not mapped.state.is_lost
 
     # ---- rewrites ------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.prepare import TableCopy
 from streamer.sync.stalled_copies import CopyReports
-from streamer.sync.states import STARTING_SPARK, turn
+from streamer.sync.turn_waits import STARTING_SPARK, turn
 
 LOOK_SECONDS: Final = 1.0
 

@@ -118,17 +118,17 @@ class Finisher:
             log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
             text = f"{error.text}; its target is not cleared up: {exc.message}"
             error = replace(error, text=text)
-        if mapped.chunks is not None:
+        if mapped.state.chunks is not None:
             await self._fail_chunk(mapped, error)
             return
-        if mapped.is_held_to_point:
+        if mapped.state.follows:
             await self._fail_part(mapped, error)
             return
         if error.remedy is None or not (error.remedy.has("resume") or error.remedy.has("resync")):
             error = _with_resume(mapped, error, "once the cause is gone, run: ")
         await fail_copy(self._context.bookkeeping, mapped.relation_id, error)
         if self._queue.failed(mapped):
-            await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.resync)
+            await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.state.resync)
             log.warning(
                 "a copy failed and begins again, because an operator asked for it meanwhile",
                 source=self._context.source.label,
@@ -139,9 +139,9 @@ class Finisher:
         self._context.events.copy_failed(mapped, error)
 
     async def _fail_chunk(self, mapped: MappedRelation, error: ErrorReport) -> None:
-        if mapped.chunks_obstacle is not None:
+        if mapped.state.chunks_obstacle is not None:
             self._queue.copy_in_one_piece(mapped)
-            await self.begin_again(mapped, mapped.chunks_obstacle)
+            await self.begin_again(mapped, mapped.state.chunks_obstacle)
             return
         await fail_chunk(self._context.bookkeeping, mapped.relation_id, error)
         if not self._queue.failed(mapped):
@@ -162,14 +162,14 @@ class Finisher:
         )
         if forgets:
             await forget_target(self._context.bookkeeping, mapped.relation_id)
-        await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.resync)
+        await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.state.resync)
         await self._context.events.copy_begins_again(mapped)
         self._queue.remove(mapped)
         self._request(mapped)
 
     async def _fail_part(self, mapped: MappedRelation, error: ErrorReport) -> None:
         lack = None
-        if (columns := mapped.resync.columns) is not None:
+        if (columns := mapped.state.resync.columns) is not None:
             lack = f"the values of {', '.join(columns)} in existing rows are still missing"
         elif await is_copy_due(self._context.bookkeeping, mapped.relation_id):
             lack = "existing rows are still those from before"
@@ -179,7 +179,7 @@ class Finisher:
             )
         await fail_part(self._context.bookkeeping, mapped.relation_id, error)
         if self._queue.failed(mapped):  # a request arrived meanwhile: the next round tries again
-            await demand_part(self._context.bookkeeping, mapped.relation_id, mapped.resync)
+            await demand_part(self._context.bookkeeping, mapped.relation_id, mapped.state.resync)
             return
         self._context.events.copy_failed(mapped, error)
 
@@ -272,7 +272,7 @@ class Finisher:
         if present == copy.target.oid:
             return False
         copy.is_done = True
-        if copy.mapped.chunks is not None:
+        if copy.mapped.state.chunks is not None:
             await self.begin_again(copy.mapped, OTHER_TARGET, forgets=True)
             return True
         await forget_target(self._context.bookkeeping, copy.mapped.relation_id)
@@ -352,9 +352,9 @@ class Finisher:
         if copy.is_to_point and not self._queue.is_copying(copy.mapped):
             # Another request came after the commit: the lane stays held for that.
             copy.is_done = True
-            copy.mapped.end_lsn = copy.mapped.skip_through_lsn = copy.consistent_point
+            self._context.events.copy_superseded(copy.mapped, copy.consistent_point)
             return
-        if not copy.resync.is_partial and copy.mapped.chunks is None:
+        if not copy.resync.is_partial and copy.mapped.state.chunks is None:
             copy.mapped.quarantine.forget(0)
         copy.is_done = True
         self._queue.copied(copy.mapped)

@@ -283,7 +283,7 @@ class Preparation:
         before = {} if self._changed is None else await read_relations(target, targets)
         pairs = await self._settled(source, target, pairs)
         for mapped, relation in pairs:
-            if not mapped.is_to_declare:
+            if not mapped.state.is_to_declare:
                 for unreadable in find_unreadable(relation, self._server.role):
                     raise unreadable
             facts[mapped] = (
@@ -318,15 +318,15 @@ class Preparation:
                 relation,
                 found,
                 was_created,
-                resync=mapped.resync,
-                is_to_point=mapped.is_held_to_point and mapped.chunks is None,
+                resync=mapped.state.resync,
+                is_to_point=mapped.state.follows and mapped.state.chunks is None,
             )
             await _check_scope(source, copy)
-            if not mapped.is_to_declare:
+            if not mapped.state.is_to_declare:
                 await self._check_fits(source, target, copy, facts[mapped])
             copy.resync = _findable(copy)
             copies.append(copy)
-        if self._changed is not None and not pairs[0][0].is_to_declare:
+        if self._changed is not None and not pairs[0][0].state.is_to_declare:
             await self._changed.know(target, pairs)
         return copies
 
@@ -347,7 +347,7 @@ class Preparation:
 
         Those to be declared in sync are together, and stay as they are.
         """
-        if self._changed is None or pairs[0][0].is_to_declare:
+        if self._changed is None or pairs[0][0].state.is_to_declare:
             return pairs
         return await self._changed.settle(source, target, pairs)
 
@@ -449,7 +449,7 @@ class Preparation:
             await remove_parts(target, [mapped.relation_id])
             begun = await begin_chunk(target, mapped.relation_id)
             copy.attempt = begun.attempt
-            if mapped.chunks != begun.chunks:  # the outcome of a commit was unknown
+            if mapped.state.chunks != begun.chunks:  # the outcome of a commit was unknown
                 raise TargetFencedError(f'the target has another chunk of "{copy.name}" by now')
             await rest_triggers(target)
             names = _border_columns(copy, begun.chunks)
@@ -469,7 +469,7 @@ class Preparation:
         if is_alone and copies[0].is_to_point:
             await self._begin_part(target, copies[0])
             return []
-        if is_alone and copies[0].mapped.chunks is not None:
+        if is_alone and copies[0].mapped.state.chunks is not None:
             await self._begin_chunk(target, copies[0])
             return []
         async with transaction(target):
@@ -488,7 +488,7 @@ class Preparation:
                     for copy in copies
                     if copy.mapped.relation_id not in filling
                     and not (copy.target.is_partitioned or copy.is_to_point)
-                    and copy.mapped.chunks is None
+                    and copy.mapped.state.chunks is None
                 ]
                 chosen = await _choose_empty(target, chosen)
             if chosen:

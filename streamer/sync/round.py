@@ -155,7 +155,7 @@ class Round:
             sessions.push_async_callback(self._waits.end, reporting)
             await self._context.end_former_tasks(running)
             for mapped in batch:
-                if mapped.chunks is not None:
+                if mapped.state.chunks is not None:
                     self._context.events.chunk_begins(mapped)
             await sessions.enter_async_context(self._finishing)
             await self._prepare(batch)
@@ -214,7 +214,7 @@ class Round:
     async def _prepare_at(self, source: Connection, batch: list[MappedRelation]) -> None:
         """See to the target tables; a relation for which that fails is in error and left out."""
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
-        declared = [mapped for mapped in batch if mapped.is_to_declare]
+        declared = [mapped for mapped in batch if mapped.state.is_to_declare]
         await know_leaves(self._context.bookkeeping, source, declared)
         async with self._context.target() as target:
             await target.set_up_origin()  # rows may be removed
@@ -224,7 +224,7 @@ class Round:
             for mapped in batch:
                 relation = relations.get(mapped.mapping.source)
                 if relation is not None and not self._is_of_another(mapped, relation):
-                    alike = to_declare if mapped.is_to_declare else to_copy
+                    alike = to_declare if mapped.state.is_to_declare else to_copy
                     alike.append((mapped, relation))
                     continue
                 # It may have another name now, or none: the guard of the source judges that.
@@ -253,12 +253,12 @@ class Round:
         left: list[TableCopy] = []
         try:
             copies = await self._preparation.prepare(source, target, pairs)
-            if pairs[0][0].is_to_declare:
+            if pairs[0][0].state.is_to_declare:
                 await self._finisher.declare(target, copies)
                 return
             left = await self._preparation.begin(target, copies)
         except StreamerError as exc:
-            if isinstance(exc, TargetFencedError) and pairs[0][0].chunks is not None:
+            if isinstance(exc, TargetFencedError) and pairs[0][0].state.chunks is not None:
                 self._context.events.source_failed(exc)  # the next attempt reads the state
             is_contention = isinstance(exc, TargetContentionError)
             if exc.retry is Retry.TIMED and not is_contention:
@@ -434,7 +434,7 @@ class Round:
         found = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
         # A copy of some rows may leave out those of a partition that came with rows. A chunk has
         # those behind its border only, so partitions are known as of the first chunk.
-        is_whole = not copy.resync.is_partial and copy.mapped.chunks is None
+        is_whole = not copy.resync.is_partial and copy.mapped.state.chunks is None
         if found is not None and found.relation.is_partitioned and is_whole:
             if copy.is_to_point:  # if it fails, the rows of a later partition are still missing
                 copy.leaves = (await read_present(plain, [copy.mapped])).get(copy.mapped)
@@ -521,7 +521,7 @@ class Round:
 
         If its table has changed since the chunk before, the copy begins again in the next round.
         """
-        before = copy.mapped.chunks
+        before = copy.mapped.state.chunks
         if before is not None:
             if (reason := find_change(copy, before)) is not None:
                 self._queue.rewritten(copy.mapped, in_vain=True)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from streamer.quantities import format_bytes
-from streamer.sync.states import TURN
+from streamer.sync.turn_waits import TURN
 
 Tell = Callable[[str], Awaitable[None]]
 

@@ -18,8 +18,10 @@ from streamer.apply.held_counts import Held
 from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.decode.transactions import TransactionAssembler
+from streamer.error_reports import ErrorReport
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.resync import Resync
+from streamer.progress.table_state import ALL_ROWS
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.dispatch import Dispatched, Dispatcher
 from streamer.runtime.relations import Relations
@@ -112,10 +114,10 @@ class Dispatching(Transactions):
             spools=SimpleNamespace(lane_spool=MemorySpool),
         )
         self.events = mock.Mock(spec=LaneOwner)
-        self.relations = Relations("shop", services, self.events, Health())
+        self.tracker = ProgressTracker(Lsn(START))
+        self.relations = Relations("shop", services, self.events, Health(), self.tracker)
         self.events.lane_live = self.relations.go_home
         self.events.lane_durable = self.durable
-        self.tracker = ProgressTracker(Lsn(START))
         self.assembler = TransactionAssembler(
             lambda relation: self.relations.find(relation) is not None,
             self.open_spool,
@@ -180,7 +182,7 @@ class Dispatching(Transactions):
             return
         for relid, items in flat.items():
             mapped = self.mapped.get(relid)
-            if mapped is None or mapped.is_set_aside:
+            if mapped is None or mapped.state.is_lost:
                 continue
             if final_lsn < self.copied_through.get(relid, 0):
                 continue
@@ -257,6 +259,7 @@ class Dispatching(Transactions):
         )
         record: Any = SimpleNamespace(
             state=state,
+            end_lsn=mapped.end_lsn,
             error=None,
             quarantined=0,
             needs_resync=False,
@@ -299,7 +302,7 @@ class Dispatching(Transactions):
             return
         mapped.relid = None
         before = self.relations.lane(mapped)
-        self.relations.hold_for_copy(mapped)
+        self.relations.become(mapped, mapped.state.asked_for_rows(ALL_ROWS))
         self.forget_owed(relid, EVERYTHING)
         self.settle_queue(before)
 
@@ -313,7 +316,8 @@ class Dispatching(Transactions):
         if not lane.is_held_for_copy:
             return
         point = Lsn(self.next_lsn + 20 * ahead)
-        self.copied_through[relid] = mapped.skip_through_lsn = point
+        self.copied_through[relid] = point
+        self.relations.become(mapped, mapped.state.copy_began(point))
         self.tracker.durable(lane.pending, point)
         self.forget_owed(relid, point)
 
@@ -327,8 +331,9 @@ class Dispatching(Transactions):
         if not self.relations.lane(mapped).is_held_for_copy:
             return
         self.begin_copy(relid, 0)
-        mapped.handed_over(Lsn(self.copied_through.pop(relid)))
-        self.relations.lane(mapped).release(Hold.SYNC)
+        point = Lsn(self.copied_through.pop(relid))
+        mapped.handed_over(point)
+        self.relations.become(mapped, mapped.state.copy_finished(point))
 
     @rule(relid=st.sampled_from(TABLES))
     def replace(self, relid: int) -> None:
@@ -340,17 +345,17 @@ class Dispatching(Transactions):
     def replaced(self, mapped: MappedRelation) -> None:
         assert mapped.relid == ANOTHER_RELID
         (relid,) = (relid for relid, other in self.mapped.items() if other is mapped)
-        self.relations.set_aside(mapped)
+        self.relations.lose(mapped, ErrorReport("another table has the name", "sync"))
         self.forget_owed(relid, EVERYTHING)
 
     @rule(relid=st.sampled_from(TABLES), is_paused=st.booleans())
     def pause(self, relid: int, is_paused: bool) -> None:
         if relid in self.mapped:
-            lane = self.relations.lane(self.mapped[relid])
-            if is_paused:
-                lane.keep(Hold.PAUSED)
-            else:
-                lane.release(Hold.PAUSED)
+            mapped = self.mapped[relid]
+            state = mapped.state.paused() if is_paused else mapped.state.resumed()
+            if not is_paused and relid in self.copied_through:
+                state = mapped.state.asked_again()
+            self.relations.become(mapped, state)
 
     # ---- workers and drainers ------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class HeldToPoint(RuleBasedStateMachine):
     @precondition(lambda self: Hold.POINT not in self.lane.hold)
     @rule()
     def hold(self) -> None:
-        self.lane.keep(Hold.POINT)
+        self.lane.hold_to_point(None)
 
     @precondition(lambda self: Hold.POINT in self.lane.hold)
     @rule(ahead=st.integers(0, 8))
@@ -97,7 +97,7 @@ class HeldToPoint(RuleBasedStateMachine):
         """A snapshot is newer than everything that has come, and than the one before."""
         point = Lsn((self.newest + ahead) * 10 + 6)
         if self.lane.point is None or point > self.lane.point:
-            self.lane.drain_to(point)
+            self.lane.hold_to_point(point)
 
     @precondition(lambda self: self.lane.may_drain)
     @rule(size=st.integers(1, 30), count=st.integers(0, 3))
@@ -120,7 +120,7 @@ class HeldToPoint(RuleBasedStateMachine):
             return  # the stream has not delivered everything before the point
         before = [number for number in self.dispatched if number * 10 < point]
         assert self.applied == before
-        self.lane.release_point()
+        self.lane.release(Hold.POINT)
 
     @precondition(lambda self: self.lane.is_held)
     @rule()

@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from streamer.error_reports import ErrorReport
+from streamer.mapping.resync import Resync
+from streamer.progress.table_state import State, TableState
 from streamer.sync import hand_over
 from streamer.sync.copy_queue import LOCK_AFTER_ROUNDS, CopyQueue
 from streamer.sync.hand_over import Finisher
 from tests.unit.build import mapped_relation
+
+SOME_COLUMNS = Resync(columns=("v",))
 
 
 def test_a_round_takes_the_requested_relations_once() -> None:
@@ -25,7 +29,7 @@ def test_a_round_takes_the_requested_relations_once() -> None:
 
 def test_relations_in_sync_have_a_round_of_their_own_after_the_others() -> None:
     queue, whole, part = CopyQueue(), mapped_relation(1), mapped_relation(2)
-    part.is_held_to_point = True
+    part.become(part.state.asked_for_part(SOME_COLUMNS))
     queue.request(part)
     queue.request(whole)
     assert queue.take() == [whole]
@@ -37,7 +41,7 @@ def test_relations_in_sync_have_a_round_of_their_own_after_the_others() -> None:
 
 def test_relations_to_declare_have_a_round_of_their_own_before_the_others() -> None:
     queue, copied, declared = CopyQueue(), mapped_relation(1), mapped_relation(2)
-    declared.is_to_declare = True
+    declared.become(TableState.stored(State.INIT, is_to_declare=True))
     queue.request(copied)
     queue.request(declared)
     assert queue.take() == [declared]
@@ -96,7 +100,7 @@ def test_a_relation_that_was_set_aside_leaves_the_queue() -> None:
     queue, mapped = CopyQueue(), mapped_relation()
     queue.request(mapped)
     batch = queue.take()
-    mapped.is_set_aside = True
+    mapped.become(mapped.state.lost(ErrorReport("changes are lost", "sync")))
     assert not queue.has(mapped)
     assert queue.unfinished(batch) == []
     assert queue.is_empty
@@ -218,7 +222,7 @@ async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_
     events = SimpleNamespace(copy_failed=lambda mapped, _: failed.append(mapped))
     context: Any = SimpleNamespace(bookkeeping=None, events=events, target=None)
     finisher = Finisher(context, queue, queue.request, lambda *_: None)
-    part.is_held_to_point = True
+    part.become(part.state.asked_for_part(SOME_COLUMNS))
     queue.request(part)
     batch = queue.take()
     await finisher._fail_part(part, ErrorReport("the target refuses a change", "sync"))

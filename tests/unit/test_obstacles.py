@@ -4,22 +4,17 @@ from typing import Any, cast
 
 import pytest
 
+from streamer.apply.lane import MappedRelation
 from streamer.errors import TargetSchemaError
+from streamer.progress.table_state import State, TableState
 from streamer.runtime import obstacles
 from streamer.runtime.obstacles import Obstacles
-from streamer.sync.states import State
 from tests.unit.build import mapped_relation, source_mapping
 
 
 class Relations:
-    def __init__(self) -> None:
-        self.now = State.READY
-
-    def state(self, _: object) -> State:
-        return self.now
-
-    def set_state(self, _: object, state: State, error: object = None) -> None:
-        self.now = state
+    def become(self, mapped: MappedRelation, state: TableState) -> None:
+        mapped.become(state)
 
 
 async def test_the_obstacle_is_there_before_another_task_can_call_the_table_ready(
@@ -34,4 +29,4 @@ async def test_the_obstacle_is_there_before_another_task_can_call_the_table_read
     monkeypatch.setattr(obstacles, "set_streaming_state", store)
     own = Obstacles(source_mapping(), cast("Any", None), cast("Any", relations))
     await own.stop(mapped, TargetSchemaError("it is unlogged"))
-    assert relations.now is State.ERROR
+    assert mapped.state.shown is State.ERROR

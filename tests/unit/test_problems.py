@@ -48,7 +48,7 @@ from streamer.runtime.problem_log import ProblemLog
 from streamer.runtime.readiness import find_problems, reason_of
 from streamer.runtime.services import Health
 from streamer.runtime.target_watch import TargetHealth
-from streamer.sync.states import turn
+from streamer.sync.turn_waits import turn
 from streamer.target.connection import TargetAddress
 from tests.unit.build import source_mapping
 

@@ -13,9 +13,9 @@ from streamer.runtime.reconcile import (
     Case,
     Fate,
     LastPublished,
+    MappedTable,
     PublicationPlan,
     SourceState,
-    TableState,
     conclude,
     reconcile,
 )
@@ -98,7 +98,7 @@ class World:
     def run(self) -> tuple[PublicationPlan, PublicationPlan]:
         """Return the plan before the publications change, and behind."""
         facts: dict[str, Any] = {"last": LAST, "oid": 1, "seen_oid": 1, "is_in_sync": True}
-        table = TableState(self.mapping, **facts | self.table)
+        table = MappedTable(self.mapping, **facts | self.table)
         plan = reconcile(self.state(self.identity, self.published, self.inserts), [table], SOURCE)
         refused = {} if self.refused is None else {T: self.refused}
         last = replace(table.last, mark=None) if plan.unmarked else table.last
@@ -447,13 +447,13 @@ def test_a_name_that_gets_another_table_meanwhile_waits_for_the_next_plan() -> N
 
 def test_a_table_of_its_own_that_takes_the_place_of_another_has_a_successor() -> None:
     world = World(captures=True)
-    u = TableState(
+    u = MappedTable(
         relation_mapping(source="public.u", target="public.u"),
         LastPublished("1.1/8", "key id", 2),
         oid=2,
         is_in_sync=True,
     )
-    t = TableState(world.mapping, LAST, oid=1, is_in_sync=True)
+    t = MappedTable(world.mapping, LAST, oid=1, is_in_sync=True)
     now = replace(PUBLISHED, members={T: Member("8", relid=2)})
     state = replace(world.state(identity("id", oid=2), now, publication(inserts=True)), oids={2})
     plan = reconcile(state, [t, u], SOURCE)
@@ -466,7 +466,7 @@ def test_a_table_of_its_own_that_takes_the_place_of_another_has_a_successor() ->
 def test_tables_that_exchange_their_names_stay_published() -> None:
     world = World(captures=True)
     tables = [
-        TableState(
+        MappedTable(
             relation_mapping(source=str(name), target=str(name)),
             LastPublished(f"1.1/{mark}", "key id", oid),
             oid=oid,

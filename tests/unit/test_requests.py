@@ -13,7 +13,6 @@ from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.relations import Relations
 from streamer.runtime.requests import Requests
 from streamer.runtime.services import Health
-from streamer.sync.states import State
 from tests.unit.build import mapped_relation
 
 
@@ -24,7 +23,9 @@ class Tables:
         services: Any = SimpleNamespace(
             workers=[mock.Mock()], by_transaction=True, spools=mock.Mock()
         )
-        self.relations = Relations("shop", services, mock.Mock(spec=LaneOwner), Health())
+        self.relations = Relations(
+            "shop", services, mock.Mock(spec=LaneOwner), Health(), ProgressTracker(Lsn(0))
+        )
         coordinator: Any = mock.Mock(is_at=mock.Mock(return_value=False))
         record: Any = mock.Mock(source_id=1)
         self.requests = Requests(
@@ -32,7 +33,6 @@ class Tables:
             record,
             self.relations,
             coordinator,
-            ProgressTracker(Lsn(0)),
             mock.AsyncMock(),
         )
         self.mapped = [self.add(number) for number in (1, 2, 3)]
@@ -44,7 +44,8 @@ class Tables:
             error=None,
             quarantined=0,
             needs_resync=False,
-            snapshot_lsn=None,
+            snapshot_lsn=Lsn(8),
+            end_lsn=Lsn(8),
             chunks=None,
             resync=Resync(),
         )
@@ -52,7 +53,6 @@ class Tables:
         return mapped
 
     def pause(self, mapped: MappedRelation) -> None:
-        self.relations.set_state(mapped, State.PAUSED)
         self.requests._pause(mapped.relation_id)
 
     async def resync(self, mapped: MappedRelation) -> None:

@@ -32,7 +32,7 @@ from streamer.progress.replicas import Fleet, ReplicaRecord
 from streamer.progress.sources import SourceRecord
 from streamer.report.problems import Severity
 from streamer.runtime.target_watch import TargetHealth
-from streamer.sync.states import STARTING_SPARK
+from streamer.sync.turn_waits import STARTING_SPARK
 from tests.unit.test_check_capacity import SLOT
 
 LONG = "warehouse." + "quarterly_" * 9 + "figures"

@@ -11,7 +11,7 @@ from streamer.mapping.names import parse_name, parse_relation
 from streamer.mapping.rules import SourceLabel
 from streamer.report.facts import source_of_row
 from streamer.report.problems import Severity, of_source
-from streamer.sync.states import STARTING_SPARK
+from streamer.sync.turn_waits import STARTING_SPARK
 
 Row = dict[str, Any]
 

@@ -20,13 +20,14 @@ from streamer.commands.check.target_facts import TargetFacts
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.progress.relations import RelationRecord
+from streamer.progress.table_state import State, needs_copy
 from streamer.report.problems import Severity
 from streamer.runtime.publications import last_published
 from streamer.runtime.reconcile import (
     Fate,
+    MappedTable,
     PublicationPlan,
     SourceState,
-    TableState,
     foresee,
     reconcile,
 )
@@ -40,7 +41,6 @@ from streamer.source.publication import (
     publication_faults,
 )
 from streamer.source.replica_identity import RelationIdentity
-from streamer.sync.states import State, needs_copy
 
 
 def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> PublicationPlan:
@@ -59,13 +59,13 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
     return reconcile(state, tables, facts.source)
 
 
-def _stored(mapping: RelationMapping, record: RelationRecord | None) -> TableState:
+def _stored(mapping: RelationMapping, record: RelationRecord | None) -> MappedTable:
     """Return a table as a start of `run` has it."""
     if record is None:
-        return TableState(mapping)
+        return MappedTable(mapping)
     is_waiting = needs_copy(State(record.state), has_snapshot=record.snapshot_lsn is not None)
     is_in_sync = not record.needs_resync and (record.chunks is not None or not is_waiting)
-    return TableState(
+    return MappedTable(
         mapping,
         last_published(record),
         is_in_sync=is_in_sync,

@@ -18,9 +18,9 @@ from streamer.progress.relation_columns import read_known
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import is_installed, read_installation, read_version, rehearse
 from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.progress.table_state import State, needs_copy
 from streamer.source.catalog import SourceRelation
 from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
-from streamer.sync.states import State, needs_copy
 from streamer.target.catalog import TargetRelation, holds_rows, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
 from streamer.target.conventions import SID
