@@ -30,7 +30,7 @@ and state in ('catching_up', 'ready', 'error') and snapshot_lsn is not null and 
 _CHANGED: Final = "changed_at = now()"
 _STATE: Final = "state = case state when 'paused' then state else '{}' end, changed_at = now()"
 _AGAIN: Final = "attempt = attempt + 1"
-_NO_COPY: Final = {
+NO_COPY: Final = {
     "snapshot_lsn": None,
     "chunks": None,
     "waiting_for": None,
@@ -54,14 +54,14 @@ async def require_resync_of_source(session: Executor, source_id: int, error: Err
 
 async def require_resync(session: Executor, relation_id: int, error: ErrorReport) -> None:
     """Changes of a relation are missing for good: it waits until an operator requests a copy."""
-    values = _NO_COPY | {"error": error, "needs_resync": True}
+    values = NO_COPY | {"error": error, "needs_resync": True}
     also = f"{_STATE.format('error')}, {_AGAIN}, resync = coalesce(resync, $3::text::jsonb)"
     await RELATIONS.set(session, relation_id, values, "", to_json(plain(Resync())), also=also)
 
 
 async def demand_copy(session: Executor, relation_id: int, resync: Resync) -> None:
     """Require another copy of a relation that was in sync or in copy."""
-    values = _NO_COPY | {"error": None, "needs_resync": False, "resync": resync}
+    values = NO_COPY | {"error": None, "needs_resync": False, "resync": resync}
     also = f"{_STATE.format('init')}, {_AGAIN}"
     await RELATIONS.set(session, relation_id, values, also=also)
 

@@ -14,6 +14,7 @@ from streamer.mapping.resync import Resync
 from streamer.mapping.rules import SourceLabel
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.table import ELSEWHERE, BookkeepingTable, Codec, Executor
+from streamer.progress.table_state import State, TableState
 
 _QUARANTINED_SQL: Final = "(select count(*) from streamer.quarantine q where q.relation_id = r.id)"
 
@@ -66,6 +67,19 @@ class RelationRecord:
     def is_bare(self) -> bool:
         """Whether it has brought nothing to the target, nor begun to (`read_bare`)."""
         return self.snapshot_lsn is None and not self.attempt and not self.owns_rows
+
+    @property
+    def table_state(self) -> TableState:
+        """The state with which a process begins that finds this row."""
+        return TableState.stored(
+            State(self.state),
+            end_lsn=self.end_lsn,
+            error=self.error,
+            has_snapshot=self.snapshot_lsn is not None,
+            needs_resync=self.needs_resync,
+            resync=self.resync,
+            chunks=self.chunks,
+        )
 
     @property
     def waiting_brake(self) -> MassDelete | None:

@@ -119,7 +119,7 @@ class TableState:
             need = Need.CHUNKS
         elif needs_copy(shown, has_snapshot=has_snapshot):
             need = Need.ROWS
-        elif resync.compares and shown in (State.COPYING, State.PAUSED):
+        elif resync.compares and shown in (State.COPYING, State.PAUSED, State.ERROR):
             need = Need.PART
         else:
             need = Need.NOTHING
@@ -204,8 +204,7 @@ class TableState:
         """An operator, or streamer itself, asks for some rows or columns of a table in sync."""
         shown = State.PAUSED if stays_paused else State.COPYING
         need = self.need if self.follows else Need.PART
-        error = self.error if stays_paused else None
-        return replace(self, shown=shown, error=error, need=need, resync=resync)
+        return replace(self, shown=shown, error=None, need=need, resync=resync)
 
     # ---- losses --------------------------------------------------------------------------------
 

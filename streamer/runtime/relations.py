@@ -9,6 +9,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource, holds
 from streamer.decode.pgoutput import Relation
@@ -222,16 +223,7 @@ class Relations:
         self._by_id[mapped.relation_id] = mapped
         self._by_name[mapped.mapping.source] = mapped
         self._by_relid.clear()
-        state = TableState.stored(
-            State(record.state),
-            end_lsn=record.end_lsn,
-            error=record.error,
-            has_snapshot=record.snapshot_lsn is not None,
-            needs_resync=record.needs_resync,
-            resync=record.resync,
-            chunks=record.chunks,
-            is_to_declare=is_to_declare,
-        )
+        state = replace(record.table_state, is_to_declare=is_to_declare)
         mapped.quarantine.forget(record.quarantined)
         self._health.quarantined[str(mapped.mapping.source)] = record.quarantined
         self.become(mapped, state)

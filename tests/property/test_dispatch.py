@@ -20,8 +20,7 @@ from streamer.apply.lane_transaction import LaneTransaction
 from streamer.decode.transactions import TransactionAssembler
 from streamer.error_reports import ErrorReport
 from streamer.lsn import EVERYTHING, Lsn
-from streamer.mapping.resync import Resync
-from streamer.progress.table_state import ALL_ROWS
+from streamer.progress.table_state import ALL_ROWS, State, TableState
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.dispatch import Dispatched, Dispatcher
 from streamer.runtime.relations import Relations
@@ -257,16 +256,8 @@ class Dispatching(Transactions):
         mapped = mapped_relation(
             self.number_of_relation, source=f"public.t{relid}", end_lsn=self.last_end_lsn
         )
-        record: Any = SimpleNamespace(
-            state=state,
-            end_lsn=mapped.end_lsn,
-            error=None,
-            quarantined=0,
-            needs_resync=False,
-            snapshot_lsn=None,
-            resync=Resync(),
-            chunks=None,
-        )
+        stored = TableState.stored(State(state), has_snapshot=False, end_lsn=mapped.end_lsn)
+        record: Any = SimpleNamespace(table_state=stored, quarantined=0, error=None)
         self.relations.add(mapped, record)
         self.mapped[relid] = mapped
 

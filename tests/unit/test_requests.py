@@ -9,6 +9,7 @@ import pytest
 from streamer.apply.lane import Hold, LaneOwner, MappedRelation
 from streamer.lsn import Lsn
 from streamer.mapping.resync import Resync
+from streamer.progress.table_state import State, TableState
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.relations import Relations
 from streamer.runtime.requests import Requests
@@ -39,16 +40,8 @@ class Tables:
 
     def add(self, number: int) -> MappedRelation:
         mapped = mapped_relation(number, source=f"public.t{number}")
-        record: Any = SimpleNamespace(
-            state="ready",
-            error=None,
-            quarantined=0,
-            needs_resync=False,
-            snapshot_lsn=Lsn(8),
-            end_lsn=Lsn(8),
-            chunks=None,
-            resync=Resync(),
-        )
+        state = TableState.stored(State.READY, end_lsn=mapped.end_lsn)
+        record: Any = SimpleNamespace(table_state=state, quarantined=0, error=None)
         self.relations.add(mapped, record)
         return mapped
 
