@@ -517,7 +517,8 @@ create table streamer.quarantine (
     code text,
     quarantined_at timestamptz not null default now(),
     retried_at timestamptz,
-    -- When a TRUNCATE ended the versions that this change writes, in a history table.
+    -- When a TRUNCATE, or a partition that left, ended the versions that this change writes, in a
+    -- history table.
     ended_at timestamptz
 );
 create index quarantine_relation on streamer.quarantine (relation_id, id);

@@ -7,6 +7,7 @@ transaction. A row of streamer.ddl then holds the statements.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 import structlog
@@ -22,6 +23,7 @@ from streamer.apply.object_changes import (
     translate_types,
 )
 from streamer.apply.quarantine.follow_definitions import follow_changes
+from streamer.apply.quarantine.removed_rows import LEFT, RemovalAtSource, end_partitions
 from streamer.apply.sql.definition_changes import DefinitionTranslator, Translation
 from streamer.apply.sql.generated import GeneratedFacts
 from streamer.apply.sql.partitions import PartitionTranslator
@@ -148,6 +150,8 @@ class TableChange:
         self._told = told or f"the source ran: {ran}"
         self.waiting: Waiting | None = None
         """Set when an operator has to decide."""
+        self.quarantined = 0
+        """By how much the number of changes in quarantine has grown."""
 
     async def make(
         self, changes: list[AnyChange], *, brings_rows: bool = False, is_late: bool = False
@@ -250,6 +254,11 @@ class TableChange:
             # The operator has read the expressions, and skipping makes other changes only.
             is_read = decision is not None and decision.state != SKIP
             calls = None if is_read else await self._calls(changes)
+            if translation.leaving:
+                removal = RemovalAtSource(LEFT, self._place.lsn, datetime.fromisoformat(self._at))
+                self.quarantined = await end_partitions(
+                    self._target, mapped, target, translation.leaving, removal
+                )
             await self._run(translation, calls, is_edited=is_edited)
             if uses_types:
                 translation.statements += await drop_former_types(self._target)
@@ -284,10 +293,12 @@ class TableChange:
     async def _translate(
         self, target: TargetRelation, changes: list[AnyChange], decision: DdlDecision | None
     ) -> Translation:
-        if decision is not None and decision.statements is not None:
-            return Translation(list(decision.statements))
         on_ddl = self._source.on_ddl
         ignored = [c for c in changes if on_ddl[c.kind] is OnDdl.IGNORE]
+        if decision is not None and decision.statements is not None:
+            parts = [c for c in changes if isinstance(c, PartitionChange) and c not in ignored]
+            leaving = (await self._partitions(target)).leaving(parts)
+            return Translation(list(decision.statements), leaving=leaving)
         if decision is not None and decision.state == SKIP:
             # Changes beside those for which the table stopped need no decision.
             doubted = await self._doubted(target, changes)
@@ -391,7 +402,9 @@ class TableChange:
             translation.reasons += translation.objects.reasons
             translation.statements[:0] = translation.objects.statements
         if parts := [c for c in made if isinstance(c, PartitionChange)]:
-            translation.statements += await self._partitions(target, parts)
+            partitions = await self._partitions(target)
+            translation.statements += partitions.translate(parts, brings_rows=self._brings_rows)
+            translation.leaving = [] if self._brings_rows else partitions.leaving(parts)
         return translation
 
     def _needed_types(self, changes: Sequence[AnyChange]) -> set[str]:
@@ -406,12 +419,9 @@ class TableChange:
                     needed.add(base_type(column.type))
         return needed - {type_.quoted for type_ in self._definition.types or ()}
 
-    async def _partitions(
-        self, target: TargetRelation, changes: Sequence[PartitionChange]
-    ) -> list[str]:
-        """Return the statements for partitions that joined or left."""
+    async def _partitions(self, target: TargetRelation) -> PartitionTranslator:
         mapped = self._mapped
-        translator = PartitionTranslator(
+        return PartitionTranslator(
             mapped.mapping,
             target,
             sid=mapped.source.sid,
@@ -420,7 +430,6 @@ class TableChange:
             at=self._at,
             lsn=str(self._place.lsn),
         )
-        return translator.translate(changes, brings_rows=self._brings_rows)
 
     async def _wait_for_others(
         self, types: Sequence[TypeChange], translated: TypeTranslation

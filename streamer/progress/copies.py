@@ -410,7 +410,9 @@ where id = $1 and not needs_resync and chunks is not null
 returning attempt, chunks::text as chunks, end_lsn::text as end_lsn,
     attempt > coalesce((chunks->>'attempt')::int8, 0) + 1 as may_have_rows
 """
-_HAND_OVER_CHUNK_SQL: Final = """
+# The first of several chunks begins a copy of all rows.
+_HAND_OVER_CHUNK_SQL: Final = f"""
+with gone as ({quarantined_changes.COPIED_SQL.format(relation_ids="array[$1::int8]")} and $9)
 update streamer.relation r set
     end_lsn = $2::text::pg_lsn,
     chunks = jsonb_build_object('began_at', coalesce(chunks->'began_at', to_jsonb((
@@ -422,7 +424,7 @@ update streamer.relation r set
 where id = $1 and attempt = $3 and not needs_resync and snapshot_lsn is null
   and end_lsn <= $2::text::pg_lsn and (chunks is null) = $9
 """
-# The copy includes the rows of changes in quarantine, unless it is one of several chunks.
+# The copy includes the rows of changes in quarantine, unless chunks came before.
 _HAND_OVER_SQL: Final = f"""
 with gone as ({quarantined_changes.COPIED_SQL.format(relation_ids="$1::int8[]")}
     and exists (select from streamer.relation r where r.id = relation_id and r.chunks is null)),

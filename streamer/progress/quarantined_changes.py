@@ -54,7 +54,8 @@ insert into streamer.quarantine
        (relation_id, operation, key, old, new, definition, lsn, commit_time, xid, error, code)
 select $1, 'delete', q.key, q.key, null, q.definition, $2::text::pg_lsn, $3, $4, $5, null
 from (select distinct on (key::text) operation, key, definition from streamer.quarantine
-      where relation_id = $1 order by key::text, id desc) q
+      where relation_id = $1 and ($6::int8[] is null or id = any ($6))
+      order by key::text, id desc) q
 where q.operation <> 'delete'
 """
 _LEAVE_SQL: Final = """
@@ -130,18 +131,30 @@ async def add_quarantined(
     await session.execute(_INSERT_SQL, relation_id, *map(list, zip(*rows, strict=True)))
 
 
-async def end_quarantined(session: Executor, relation_id: int, at: datetime) -> None:
-    """End the versions that the changes of a history table write, at a TRUNCATE."""
+async def end_quarantined(
+    session: Executor, relation_id: int, at: datetime, ids: Sequence[int] | None = None
+) -> None:
+    """End the versions that changes of a history table write. *ids*: of these only."""
     await QUARANTINE.update(
-        session, {"ended_at": at}, "where relation_id = $2 and ended_at is null", relation_id
+        session,
+        {"ended_at": at},
+        "where relation_id = $2 and ended_at is null and ($3::int8[] is null or id = any ($3))",
+        relation_id,
+        ids,
     )
 
 
 async def mark_quarantined(
-    session: Executor, relation_id: int, lsn: Lsn, at: datetime, xid: int, error: str
+    session: Executor,
+    relation_id: int,
+    lsn: Lsn,
+    at: datetime,
+    xid: int,
+    error: str,
+    ids: Sequence[int] | None = None,
 ) -> int:
-    """Add a delete of each row in quarantine, at a TRUNCATE; return how many that adds."""
-    return await session.execute(_MARK_SQL, relation_id, str(lsn), at, xid, error)
+    """Add a delete of each row in quarantine, of *ids* only; return how many that adds."""
+    return await session.execute(_MARK_SQL, relation_id, str(lsn), at, xid, error, ids)
 
 
 async def remove_quarantined(

@@ -367,6 +367,7 @@ class TableEvents:
     ) -> bool:
         mapped.end_lsn = consistent_point
         self.relations.become(mapped, mapped.state.chunk_copied(chunks, consistent_point))
+        self.relations.quarantine_changed(mapped)
         self.has_progress = True
         self.advanced.set()
         return not mapped.state.is_paused

@@ -343,6 +343,8 @@ class Finisher:
         )
         if not self._queue.is_copying(mapped):
             return  # an operator has asked for another copy
+        if after.count == 1:
+            mapped.quarantine.forget(0)
         self._queue.chunk_copied(mapped)
         if self._context.events.chunk_copied(mapped, after, copy.consistent_point):
             self._request(mapped)

@@ -324,6 +324,14 @@ _PARTITIONS_SQL: Final = (
 )
 
 
+_COLLATIONS_SQL: Final = """
+select a.attname as name, pg_catalog.format(' collate %I.%I', n.nspname, c.collname) as clause
+from pg_catalog.pg_attribute a join pg_catalog.pg_collation c on c.oid = a.attcollation
+join pg_catalog.pg_namespace n on n.oid = c.collnamespace
+where a.attrelid = $1::int8::oid and a.attname = any ($2::text[])
+"""
+
+
 async def read_partitions(
     connection: "TargetConnection", relation: TargetRelation
 ) -> tuple[Partition, ...]:
@@ -332,6 +340,14 @@ async def read_partitions(
         return ()
     found = await connection.fetch_value(_PARTITIONS_SQL, relation.oid)
     return tuple(Partition(**each) for each in json.loads(found or "[]"))
+
+
+async def read_collations(
+    connection: "TargetConnection", relation: TargetRelation, columns: Sequence[str]
+) -> dict[str, str]:
+    """Return the clause COLLATE of each of *columns* whose type has collations."""
+    rows = await connection.fetch(_COLLATIONS_SQL, relation.oid, columns)
+    return {row["name"]: row["clause"] for row in rows}
 
 
 async def holds_rows(connection: "TargetConnection", name: RelationName, sid: str | None) -> bool:

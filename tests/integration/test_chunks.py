@@ -253,6 +253,36 @@ async def test_a_lost_source_and_a_pause_continue_at_the_next_chunk(
     case.assert_equal()
 
 
+async def test_a_copy_that_begins_again_has_the_rows_of_changes_in_quarantine(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    case = ChunkCase(tmp_path, source, target)
+    target.execute("alter table big add check (region < 9)")
+    settings = SETTINGS.replace("3000", "600")
+    write_config(case.config, source, target, "big: {on_error: quarantine}", settings=settings)
+    streamer = Streamer(case.config)
+    streamer.start()
+
+    async def is_refused() -> bool:
+        return bool(target.value("select count(*) from streamer.quarantine"))
+
+    try:
+        await until_it_has(streamer, "public.big", 1)
+        source.execute("insert into big values (-1, 'new', null, 9)")
+        await streamer.eventually(is_refused)
+        request(target, "pause")
+        await streamer.table_state("public.big", "paused")
+        source.execute("delete from big where id = -1")
+        request(target, "resync")
+        await streamer.caught_up()
+        assert not await is_refused()
+        source.execute("insert into big values (-1, 'new', null, 0)")
+        await streamer.caught_up()
+    finally:
+        await streamer.stop()
+    assert_same(source, target, "big")
+
+
 async def test_a_table_that_grows_by_more_than_a_chunk_while_one_is_copied_is_copied(
     stream: MakeStreamer, source: Database, target: Database
 ) -> None:

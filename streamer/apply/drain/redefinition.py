@@ -127,6 +127,8 @@ class Definitions:
                 await change.make(changes)
             finally:
                 self._waiting = change.waiting
+            if change.quarantined:
+                self._writer.quarantine_changed(mapped, change.quarantined)
         elif known != definition:
             await store_definition(self._target, mapped.relation_id, definition)
         mapped.plan = None

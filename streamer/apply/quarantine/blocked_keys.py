@@ -147,12 +147,18 @@ class BlockedKeys:
         if plan.ignores_truncate:
             return
         if plan.type is TableType.HISTORY or plan.marks:
-            self.pending.append(Emptied(transaction, plan.marks))
+            self.pending.append(Emptied(transaction))
             return
         self.pending.clear()
         self.added.clear()
         self.base = set()
         self.is_cleared = self.is_to_clear = True
+
+    def read_again(self, count: int) -> None:
+        """The table has *count* more changes than it had, whichever they are."""
+        self.change_count += count
+        self.columns, self.base, self.added = None, set(), {}
+        self.is_cleared = True
 
     def use(self, columns: KeyColumns, base: set[bytes], pending: Iterable[Keys] = ()) -> None:
         """Make keys of *columns* from now on; *base*: those of all rows in the table. *pending*:
@@ -170,6 +176,8 @@ class BlockedKeys:
         if self.columns is not None:
             quarantine.columns, quarantine.keys = self.columns, self.base
             quarantine.keys.update(self.added)
+        elif self.is_cleared:
+            quarantine.columns = None
 
 
 def values_of_change(plan: ApplyPlan, change: OrderedChange) -> list[KeyValues]:

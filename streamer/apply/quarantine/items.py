@@ -42,7 +42,7 @@ class Item:
 
     @property
     def ended_at(self) -> datetime | None:
-        """When a TRUNCATE ended the versions that the change writes."""
+        """When the source ended, as a set, the versions that the change writes."""
         of = self.transaction
         return of.ended_at if isinstance(of, EndedTransaction) else None
 

@@ -106,16 +106,15 @@ class Emptied:
     """A TRUNCATE of a table that keeps removed rows.
 
     In a history table, it ends the versions that earlier changes in quarantine write. If the table
-    ``marks`` removed rows, each row in quarantine gets a delete.
+    marks removed rows, each row in quarantine gets a delete.
     """
 
     transaction: Transaction
-    marks: bool
 
 
 @dataclass(slots=True)
 class EndedTransaction(Transaction):
-    """That of a change in quarantine whose versions a TRUNCATE has ended at ``ended_at``."""
+    """That of a change in quarantine whose versions ended at ``ended_at``, with other rows."""
 
     ended_at: datetime
 

@@ -11,13 +11,12 @@ from streamer.apply.quarantine.blocked_keys import (
     values_of_stored,
 )
 from streamer.apply.quarantine.equal_keys import EqualKeys
+from streamer.apply.quarantine.removed_rows import RemovalAtSource, end_changes
 from streamer.apply.quarantine.stored_change import Emptied, Quarantined, from_json, to_json
 from streamer.apply.target_transaction import TargetTransaction
 from streamer.decode.pgoutput import to_datetime
 from streamer.progress.quarantined_changes import (
     add_quarantined,
-    end_quarantined,
-    mark_quarantined,
     read_quarantine_page,
     remove_quarantined,
 )
@@ -104,11 +103,6 @@ class QuarantineTable:
 
     async def _empty(self, mapped: MappedRelation, emptied: Emptied) -> int:
         """Return the number of new changes in quarantine."""
-        target, at = self._transaction.target, emptied.transaction
-        ended_at = to_datetime(at.commit_time)
-        if not emptied.marks:
-            await end_quarantined(target, mapped.relation_id, ended_at)
-            return 0
-        return await mark_quarantined(
-            target, mapped.relation_id, at.final_lsn, ended_at, at.xid, TRUNCATED
-        )
+        at = emptied.transaction
+        removal = RemovalAtSource(TRUNCATED, at.final_lsn, to_datetime(at.commit_time), at.xid)
+        return await end_changes(self._transaction.target, mapped, removal)

@@ -132,6 +132,10 @@ class QuarantineWriter:
                 )
         self._blocked.clear()
 
+    def quarantine_changed(self, mapped: MappedRelation, count: int) -> None:
+        """This transaction has added *count* changes to the table itself, or removed some."""
+        self._blocked.setdefault(mapped, BlockedKeys()).read_again(count)
+
     # ---- later changes of the same rows ---------------------------------------------------------
 
     async def follow(
@@ -180,11 +184,13 @@ class QuarantineWriter:
         columns, quarantine = KeyColumns.of(plan), mapped.quarantine
         if blocked.columns == columns:
             return
-        is_first = blocked.columns is None and self._retried_before is None
+        is_first = (
+            blocked.columns is None and not blocked.is_cleared and self._retried_before is None
+        )
         base: set[bytes] = set()
         if not columns.names or blocked.is_to_clear or (is_first and not quarantine.count):
             pass
-        elif is_first and not blocked.is_cleared:
+        elif is_first:
             if quarantine.columns != columns:
                 quarantine.keys = await self._table.read_keys(
                     mapped, columns, before=self._retried_before

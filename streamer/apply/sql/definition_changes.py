@@ -12,6 +12,7 @@ from typing import Any
 
 from streamer.apply.sql.generated import GeneratedFacts, clause_of, set_expression
 from streamer.apply.sql.object_changes import ObjectTranslation
+from streamer.apply.sql.partitions import PartitionRows
 from streamer.apply.sql.sequences import (
     find_sequence,
     follow_sequence,
@@ -57,6 +58,8 @@ class Translation:
     """New columns that get NOT NULL and their sequence when their rows have values."""
     doubts: list[tuple[AnyChange, str]] = field(default_factory=list)
     """Changes for which an operator decides, also where `on_ddl` applies them; and why."""
+    leaving: list[PartitionRows] = field(default_factory=list)
+    """The rows of partitions that leave the table."""
     substitutes: dict[str, tuple[str, DefinedColumn]] = field(default_factory=dict)
     """Statements for those that the target refuses, and the columns that are unfinished then."""
 

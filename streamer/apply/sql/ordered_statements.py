@@ -30,7 +30,7 @@ from streamer.target.conventions import HISTORY_BEGIN, HISTORY_OPEN
 class Statements(SetStatements):
     """The statements for one plan.
 
-    ``ended_at``: when a TRUNCATE ended the versions that the staged changes of a history table act
+    ``ended_at``: when the source ended, as a set, the versions that changes of a history table act
     on. The changes come out of quarantine, where they were at that time.
     """
 

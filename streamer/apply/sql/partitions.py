@@ -6,8 +6,9 @@ detached partition leave, because the source's table no longer has them. A clone
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from streamer.definitions.names import uses_column
 from streamer.definitions.partitions import create_partition_sql, key_renderer, partition_name
 from streamer.errors import TargetSchemaError
 from streamer.hints import command
@@ -15,6 +16,7 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.options import DdlKind, MetadataKind, TableType
 from streamer.mapping.partitions import (
     ROOT,
+    KeyItem,
     Partition,
     PartitionChange,
     UnclearPartitionError,
@@ -24,6 +26,19 @@ from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.target.catalog import TargetRelation
 from streamer.target.conventions import HISTORY_OPEN, SID
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRows:
+    """The rows of a partition that leaves, by a ``condition`` over the target's columns.
+
+    ``columns``: those of the source that the condition uses. ``unclear``: why there is none.
+    """
+
+    partition: RelationName
+    condition: str = ""
+    columns: tuple[str, ...] = ()
+    unclear: str | None = None
 
 
 class PartitionTranslator:
@@ -69,6 +84,17 @@ class PartitionTranslator:
             except UnclearPartitionError as exc:
                 raise TargetSchemaError(self._problem(change, str(exc))) from None
         return found
+
+    def leaving(self, changes: Sequence[PartitionChange]) -> list[PartitionRows]:
+        """Return the rows that leave with *changes*. An append table keeps them."""
+        leaving: list[PartitionRows] = []
+        for change in changes if self._mapping.type is not TableType.APPEND else ():
+            if change.kind is DdlKind.DETACH_PARTITION:
+                try:
+                    leaving.append(self._rows(change))
+                except UnclearPartitionError as exc:
+                    leaving.append(PartitionRows(change.partition.full_name, unclear=str(exc)))
+        return leaving
 
     def _problem(self, change: PartitionChange, reason: str) -> str:
         name = change.partition.full_name
@@ -136,8 +162,19 @@ class PartitionTranslator:
             return [f"alter table {table} detach partition {name}"]
         if brings_rows or self._mapping.type is TableType.APPEND:
             return []
+        return [self._remove(self._rows(change).condition)]
+
+    def _rows(self, change: PartitionChange) -> PartitionRows:
         render = key_renderer(self._mapping, self._columns, self._target.columns)
-        return [self._remove(rows_of(partition, change.tree, render))]
+        items: list[KeyItem] = []
+
+        def note(item: KeyItem) -> str:
+            items.append(item)
+            return render(item)
+
+        condition = rows_of(change.partition, change.tree, note)
+        used = (column for column in self._columns if any(_uses(item, column) for item in items))
+        return PartitionRows(change.partition.full_name, condition, tuple(used))
 
     def _remove(self, condition: str) -> str:
         table = self._target.rows
@@ -164,6 +201,10 @@ class PartitionTranslator:
             condition = f"{quote_identifier(rule.deleted_at)} is null and {condition}"
             return f"update {table} set {marks} where {condition}"
         return f"delete from {table} where {condition}"
+
+
+def _uses(item: KeyItem, column: str) -> bool:
+    return item.column == column or uses_column(item.expression or "", column)
 
 
 def _bounds(partition: Partition, tree: Sequence[Partition]) -> tuple[str | None, ...]:
