@@ -82,7 +82,6 @@ class TargetRelation:
     unique_keys: tuple[tuple[str, ...], ...]
     leading_index_columns: frozenset[str]
     has_row_triggers: bool
-    has_ordinary_triggers: bool
     is_referenced: bool
     is_writable: bool
     references: frozenset[int] = frozenset()
@@ -133,8 +132,6 @@ select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
                 where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled in ('A', 'R'))
          or exists (select from pg_catalog.pg_rewrite r
                      where r.ev_class = c.oid and r.ev_enabled in ('A', 'R')) as has_row_triggers,
-       exists (select from pg_catalog.pg_trigger t
-                where t.tgrelid = c.oid and t.tgenabled = 'O') as has_ordinary_triggers,
        exists (select from pg_catalog.pg_constraint k
                 where k.confrelid = c.oid and k.contype = 'f') as is_referenced,
        exists (select from pg_catalog.pg_constraint k

@@ -83,7 +83,6 @@ def target_relation(
         unique_keys=tuple(unique_keys),
         leading_index_columns=frozenset(leading_index_columns),
         has_row_triggers=has_row_triggers,
-        has_ordinary_triggers=False,
         is_referenced=is_referenced,
         is_writable=True,
         facts="p f f f {}",

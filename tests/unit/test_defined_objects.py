@@ -309,7 +309,6 @@ def target_table(columns: dict[str, tuple[str, bool]]) -> TargetRelation:
         leading_index_columns=frozenset(),
         is_partitioned=False,
         has_row_triggers=False,
-        has_ordinary_triggers=False,
         is_referenced=False,
         is_writable=True,
     )

@@ -42,7 +42,7 @@ def target(*columns: DefinedColumn) -> TargetRelation:
         for c in columns
     }
     return TargetRelation(
-        1, NAME_T, False, found, ("id",), (("id",),), frozenset(), False, False, False, True
+        1, NAME_T, False, found, ("id",), (("id",),), frozenset(), False, False, True
     )
 
 

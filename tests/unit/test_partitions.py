@@ -57,7 +57,7 @@ def translate(
         W,
         bool(there),
         dict.fromkeys(columns, column),
-        *((), (), frozenset(), False, False, False, True),
+        *((), (), frozenset(), False, False, True),
     )
     translator = PartitionTranslator(
         of or mapping(),

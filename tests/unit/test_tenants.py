@@ -42,7 +42,6 @@ def target(types: dict[str, str], leading: frozenset[str] = frozenset()) -> Targ
         leading_index_columns=leading,
         is_partitioned=False,
         has_row_triggers=False,
-        has_ordinary_triggers=False,
         is_referenced=False,
         is_writable=True,
     )

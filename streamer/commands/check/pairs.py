@@ -91,7 +91,6 @@ def expected_relation(pair: Pair) -> TargetRelation:
         unique_keys=(primary_key,) if is_unique else (),
         leading_index_columns=frozenset(primary_key[:1]),
         has_row_triggers=False,
-        has_ordinary_triggers=False,
         is_referenced=False,
         is_writable=True,
     )
