@@ -262,7 +262,7 @@ class SlotWaitError(SourceError):
     code = "slot_wait"
     runbook = "source-unreachable"
     retry = Retry.MANUAL
-    advice = "End the transaction; the message names its pid. Then run `streamer resume`."
+    advice = "End the transaction; the message names its pid. A copy then needs `streamer resume`."
 
 
 class SlotMissingError(SourceError):

@@ -27,7 +27,7 @@ from streamer.errors import (
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
-from streamer.remedies import Remedy, at_source, run
+from streamer.remedies import Remedy, at_source
 from streamer.source.catalog import SourceServer, read_flush_lsn
 from streamer.source.connection import Connection, connect, fetch_all, translating
 from streamer.source.connection import connection as plain_connection
@@ -471,12 +471,11 @@ async def _watched(
 
 
 def _wait_hint(source: SourceMapping, server: SourceServer) -> Remedy:
-    resume = run("resume", "*.*", database=source.database, sid=source.sid)
     if not server.in_recovery:
-        return Remedy.of("end that, or wait until it ends by itself; then run: ", resume)
+        return Remedy.of("end that, or wait until it ends by itself")
     # Only a record that follows the beginning of the slot helps.
     log_snapshot = primary_hint(source, LOG_SNAPSHOT_SQL)
-    return Remedy.of("run: ", resume, "; while the slot is waited for, ", log_snapshot)
+    return Remedy.of("while the slot is waited for, ", log_snapshot)
 
 
 async def _terminate(plain: Connection, pid: int) -> None:

@@ -118,14 +118,14 @@ class Finisher:
             log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
             text = f"{error.text}; its target is not cleared up: {exc.message}"
             error = replace(error, text=text)
-        if mapped.state.chunks is not None:
-            await self._fail_chunk(mapped, error)
-            return
-        if mapped.state.follows:
+        if mapped.state.follows and mapped.state.chunks is None:
             await self._fail_part(mapped, error)
             return
         if error.remedy is None or not (error.remedy.has("resume") or error.remedy.has("resync")):
             error = _with_resume(mapped, error, "once the cause is gone, run: ")
+        if mapped.state.chunks is not None:
+            await self._fail_chunk(mapped, error)
+            return
         await fail_copy(self._context.bookkeeping, mapped.relation_id, error)
         if self._queue.failed(mapped):
             await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.state.resync)

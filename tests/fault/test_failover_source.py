@@ -134,7 +134,6 @@ async def test_a_failover_slot_lets_streaming_go_on(
 
 # The oldest version that decodes on a standby.
 @pytest.mark.follows("source.primary:primary_hint")
-@pytest.mark.follows("source.slot:_wait_hint")
 @pytest.mark.parametrize("pair", ["16"], indirect=True)
 async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url(
     pair: tuple[OnEither, Standby],

@@ -6,8 +6,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from streamer.commands.requests import request
 from streamer.errors import MappingError
 from streamer.source import slot
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents, waits_for_lock
 from tests.support.remedies import Operator, remedy_of
 from tests.support.shared import Shared, streams
@@ -268,7 +270,7 @@ async def test_sources_come_and_go(
         assert target.execute("select sid from streamer.source") == [("eu",)]
 
 
-@pytest.mark.follows("source.slot:_wait_hint")
+@pytest.mark.follows("sync.hand_over:_with_resume")
 @streams("{a: {}}", source="create table a (v int); create table b (v int)")
 async def test_a_transaction_from_before_is_waited_for_and_named(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
@@ -308,7 +310,13 @@ async def test_a_transaction_from_before_is_waited_for_and_named(
             "select count(*) from pg_replication_slots where temporary and database = current_database()"
         ) == [(0,)]
     monkeypatch.undo()
+    address = TargetAddress.parse(shared.settings.target.url)
+    await request(address, "pause", shared.own("a"), database=None, sid=None)
+    await shared.table_state(shared.own("a"), "paused")
     await Operator(shared.path, source, target).follow(remedy)
+    await shared.table_state(shared.own("b"), "ready")
+    assert (await shared.table(shared.own("a")))["state"] == "paused"
+    await request(address, "resume", shared.own("a"), database=None, sid=None)
     await shared.caught_up()
     assert_same(source, target, "b")
     await shared.change("{a: {}}")

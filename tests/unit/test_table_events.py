@@ -10,10 +10,10 @@ from streamer.error_reports import ErrorReport
 from streamer.errors import TargetConnectionError, TargetSchemaError
 from streamer.lsn import Lsn
 from streamer.mapping.resync import Resync
+from streamer.progress.table_state import State
 from streamer.runtime import table_events
 from streamer.runtime.services import Health
 from streamer.runtime.table_events import TableEvents
-from streamer.sync.states import State
 from tests.unit.build import mapped_relation, source_mapping
 
 
