@@ -193,6 +193,7 @@ class _Bookkeeping:
     sequences: dict[int, list[SequenceRecord]] = field(default_factory=dict)
     verifications: dict[int, VerificationRecord] = field(default_factory=dict)
     definitions: dict[int, list[DefinitionRecord]] = field(default_factory=dict)
+    fleet: Fleet = field(default_factory=Fleet)
 
     def of(self, record: SourceRecord) -> list[RelationRecord]:
         return [r for r in self.relations if r.source_id == record.source_id]
@@ -293,12 +294,12 @@ async def read_report(
     if target.is_well or target.is_read_only:
         bookkeeping = Bookkeeping(address, "streamer status")
         try:
-            statuses = await read_status(bookkeeping, mapping)
+            books = await _read_bookkeeping(bookkeeping)
+            statuses = await _read_statuses(books, mapping, connection)
             trouble = state.trouble
             if trouble is None and is_empty:
-                trouble = await _find_lost(bookkeeping, state.missing)
-            fleet = await _read_fleet(bookkeeping)
-            return StatusReport(target, _only_tables(statuses, scope), trouble, fleet)
+                trouble = find_lost_mapping(0, list(books.sources), state.missing)
+            return StatusReport(target, _only_tables(statuses, scope), trouble, books.fleet)
         except TargetError as exc:
             target.judge(exc, address)
         finally:
@@ -326,18 +327,6 @@ def _only_tables(statuses: list[SourceStatus], scope: Scope) -> list[SourceStatu
     return [status for status in statuses if status.tables]
 
 
-async def _read_fleet(bookkeeping: Bookkeeping) -> Fleet:
-    if not await is_installed(bookkeeping):
-        return Fleet()
-    async with bookkeeping.connection() as target:
-        return Fleet.of(await read_fleet(target))
-
-
-async def _find_lost(bookkeeping: Bookkeeping, missing: Path | None) -> MappingTrouble | None:
-    books = await _read_bookkeeping(bookkeeping)
-    return find_lost_mapping(0, list(books.sources), missing)
-
-
 async def read_status(
     bookkeeping: Bookkeeping, mapping: Mapping, connect: Connect = connection
 ) -> list[SourceStatus]:
@@ -345,22 +334,29 @@ async def read_status(
 
     Raises TargetConnectionError, TargetRejectedError.
     """
-    books = await _read_bookkeeping(bookkeeping)
+    return await _read_statuses(await _read_bookkeeping(bookkeeping), mapping, connect)
+
+
+async def _read_statuses(
+    books: _Bookkeeping, mapping: Mapping, connect: Connect
+) -> list[SourceStatus]:
     statuses = []
     for source in mapping.sources:
         record = books.sources.get(source.label)
-        error = record.error if record else None
+        state, error = (record.state, record.error) if record else ("not started", None)
+        if (vacancy := books.fleet.vacancy(source.label)) is not None:
+            state, error = "waiting", vacancy
         status = SourceStatus(
             source.database,
             source.sid,
-            record.state if record else "not started",
+            state,
             source.slot,
             error=error and error.text,
             error_code=error and error.code,
             remedy=error and error.remedy,
             process=record.holder if record else None,
             implementation=record.implementation if record else None,
-            waiting_for=record.waiting_for if record else None,
+            waiting_for=record.waiting_for if record and vacancy is None else None,
         )
         if record is not None:
             status.tables = [
@@ -394,7 +390,7 @@ async def _read_bookkeeping(bookkeeping: Bookkeeping) -> _Bookkeeping:
         return _Bookkeeping()
     async with bookkeeping.connection() as target:
         copies = await read_progress(target)
-    return _Bookkeeping(
+    books = _Bookkeeping(
         {record.label: record for record in await read_source_records(bookkeeping)},
         await read_relation_records(bookkeeping),
         copies,
@@ -403,6 +399,9 @@ async def _read_bookkeeping(bookkeeping: Bookkeeping) -> _Bookkeeping:
         await read_verifications(bookkeeping),
         await read_definitions(bookkeeping),
     )
+    async with bookkeeping.connection() as target:
+        fleet = Fleet.of(await read_fleet(target))  # last: a source that has its process by now
+    return replace(books, fleet=fleet)
 
 
 def _table_status(
@@ -457,6 +456,7 @@ async def _add_positions(
 ) -> None:
     """Ask the source for its slot; its answer takes precedence over stored values."""
     record = books.sources.get(source.label)
+    is_vacant = books.fleet.vacancy(source.label) is not None
     try:
         async with connect(source) as plain:
             if record is not None:
@@ -472,6 +472,7 @@ async def _add_positions(
             remedy = reach_hint(source.url.reveal())
         # The process that has the source's lock knows more, and may reach the source.
         is_told = status.process is not None and status.state in ("streaming", "error")
+        is_told = is_told or is_vacant
         if is_told and status.state == "streaming":
             failure = error_fields(replace(ErrorReport.of(exc), remedy=remedy))
             is_elsewhere = isinstance(exc, SourceElsewhereError)
@@ -489,6 +490,7 @@ async def _add_positions(
         status.backlog = backlog.to_json() | troubles
     # A crashed process could not report its end. Only its lock tells whether it runs.
     has_ended = status.state in ("starting", "waiting") and status.process is None
+    has_ended = has_ended and not is_vacant
     if has_ended and (slot is None or slot.active_pid is None):
         status.state = "not started" if slot is None else "stopped"
         status.error = status.error_code = status.remedy = status.waiting_for = None

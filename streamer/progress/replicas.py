@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Final
 
+from streamer.error_reports import ErrorReport
+from streamer.errors import NoReplicaError
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.table import BookkeepingTable, Codec, Executor
+from streamer.remedies import Remedy
 from streamer.target.claim import LOCK_CLASS, MEMBER_CLASS
 from streamer.target.connection import TargetConnection, transaction
 
@@ -20,6 +23,14 @@ REPLICA_CLASS: Final = zlib.crc32(b"streamer.replica")
 KNOWN_SECONDS: Final = 600.0
 """A replica without its lock is remembered that long, because it may only have lost its session."""
 
+MAPPING_HINT: Final = (
+    "give it the configuration of the others; or, if its own is the newer one, send it SIGHUP"
+)
+_OTHER_MAPPING: Final = (
+    "no replica has taken this source: {} has another mapping than the one that the replicas run"
+)
+_NO_ROOM: Final = "no replica has taken this source: each may have its --max-sources"
+_MORE_ROOM: Final = "start another process with the same configuration, or raise --max-sources"
 _LOCKS: Final = """
     select l.pid, l.objid::int8 as id from pg_catalog.pg_locks l
     where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
@@ -135,15 +146,29 @@ class FleetRecord:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The live replicas, and the name of the process that has the lock of each source."""
+    """The live replicas, and the name of the process that has the lock of each source.
+
+    ``mapping``: the fingerprint of the newest one.
+    """
 
     replicas: list[ReplicaRecord] = field(default_factory=list)
     holders: dict[str, str] = field(default_factory=dict)
+    mapping: str | None = None
 
     def counts(self) -> dict[str, int]:
         """Return how many sources each live replica runs, by its name."""
         names = list(self.holders.values())
         return {each.name: names.count(each.name) for each in self.replicas}
+
+    def vacancy(self, label: str) -> ErrorReport | None:
+        """Return why no replica runs source *label*; None if a process does, or none maps it."""
+        takers = [e for e in self.replicas if label in e.sources and not e.is_stopping]
+        if not takers or label in self.holders:
+            return None
+        if self.mapping is None or any(e.mapping in (None, self.mapping) for e in takers):
+            return ErrorReport(_NO_ROOM, NoReplicaError.code, Remedy.of(_MORE_ROOM))
+        text = _OTHER_MAPPING.format(", ".join(each.name for each in takers))
+        return ErrorReport(text, NoReplicaError.code, Remedy.of(MAPPING_HINT))
 
     @classmethod
     def of(cls, record: FleetRecord) -> "Fleet":
@@ -153,7 +178,7 @@ class Fleet:
             for label, owner in record.owners.items()
             if owner.backend_pid is not None
         }
-        return cls(live, holders)
+        return cls(live, holders, next(iter(record.mappings), None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Several processes with one configuration share the sources; any of them may die or freeze."""
 
+import html
 import signal
 import socket
 from collections import Counter
@@ -14,7 +15,7 @@ import pytest
 from streamer.commands.embedded import free_port
 from streamer.runtime.replicas.replica import LOOK_SECONDS, SETTLE_SECONDS
 from tests.support.postgres import Database, assert_same
-from tests.support.process import Process, caught_up, is_frozen, report, status
+from tests.support.process import Process, caught_up, command, is_frozen, report, status
 from tests.support.runbooks import run_block
 from tests.support.waiting import eventually
 
@@ -187,9 +188,29 @@ def test_sources_without_a_replica_are_named_and_another_process_takes_them(
     config, port = site.config(1)
     with Process(config, "--max-sources", "1", spark=False) as limited:
         has_share(limited, limited)
-        reasons = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=30).json()["reasons"]
-        codes = [each["error_code"] for each in reasons if each["state"] == "waiting"]
-        assert codes == ["no_replica"] * (len(NAMES) - 1)
+        base = f"http://127.0.0.1:{port}"
+        reasons = httpx.get(f"{base}/readyz", timeout=30).json()["reasons"]
+        waiting = [each for each in reasons if each["state"] == "waiting"]
+        assert {each["error_code"] for each in reasons} == {"no_replica"}
+        names = {each["source"] for each in waiting}
+        assert len(names) == len(NAMES) - 1
+        text = "no replica has taken this source: each may have its --max-sources"
+        assert {each["error"].partition(";")[0] for each in waiting} == {text}
+        # Each screen says the same of these sources.
+        for found in (httpx.get(f"{base}/api/status", timeout=30).json(), report(config)):
+            rows = [row for row in found["sources"] if row["error_code"] == "no_replica"]
+            assert {row["database"] for row in rows} == names
+            assert {(row["state"], row["error"]) for row in rows} == {("waiting", text)}
+        for screen in (
+            httpx.get(f"{base}/", timeout=30).text,
+            command(config, "status", "--problems").stdout,
+            command(config, "doctor").stdout,
+            command(config, "wait", "--timeout", "1").stderr,
+            command(config, "tenants", "list").stdout,
+        ):
+            assert text in " ".join(html.unescape(screen).split())
+            assert "stopped" not in screen
+            assert "not started" not in screen
         shown = run_block(config, "no-replica#1")
         assert f":{limited.process.pid} runs 1 (--max-sources 1)" in shown
         with Process(site.config(2)[0], spark=False) as other:

@@ -19,12 +19,13 @@ from streamer.commands.status import (
     TableStatus,
     _add_positions,
     _Bookkeeping,
+    _read_statuses,
     runs_at_another_target,
 )
 from streamer.commands.status_view import Pager, as_json_object, print_status, render_lines
 from streamer.errors import SourceConnectionError, SourceError, SourceRejectedError
 from streamer.mapping.options import OnMaxRetainedWal
-from streamer.mapping.rules import SourceMapping
+from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.postgres.connect_failures import ROLE_HINT
 from streamer.postgres.conninfo import TLS_HINT
 from streamer.postgres.secret import Secret
@@ -137,6 +138,29 @@ async def test_a_machine_that_cannot_reach_a_source_trusts_the_process_that_stre
     status = SourceStatus("shop", None, "streaming", "streamer_shop")
     await _add_positions(status, mapped, _Bookkeeping(), refuse)
     assert (status.state, status.error) == ("unreachable", "no route to host")
+
+
+async def test_a_source_that_no_replica_takes_waits_also_if_the_source_does_not_answer() -> None:
+    mapped = SourceMapping("shop", None, Secret("postgresql://db:5432/shop"), ())
+    taker = replace(replica(1), sources=frozenset({"shop"}), mapping="newest")
+
+    @contextlib.asynccontextmanager
+    async def refuse(_source: SourceMapping) -> AsyncIterator[Any]:
+        raise SourceConnectionError("no route to host")
+        yield
+
+    async def told(*replicas: ReplicaRecord, holders: dict[str, str] | None = None) -> str | None:
+        fleet = Fleet(list(replicas), holders or {}, "newest")
+        (status,) = await _read_statuses(_Bookkeeping(fleet=fleet), Mapping((mapped,)), refuse)
+        assert status.state == ("waiting" if status.error_code == "no_replica" else "unreachable")
+        return status.error if status.error_code == "no_replica" else None
+
+    assert "each may have its --max-sources" in str(await told(taker))
+    older = replace(taker, mapping="older")
+    assert "host:1 has another mapping" in str(await told(older))
+    assert "each may have its --max-sources" in str(await told(older, replace(taker, number=2)))
+    assert await told(taker, holders={"shop": "host:1"}) is None
+    assert await told(replica(1), replace(taker, is_stopping=True)) is None
 
 
 def test_problems_come_before_everything_that_is_well() -> None:

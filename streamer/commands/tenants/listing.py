@@ -9,6 +9,7 @@ from streamer.mapping.rules import Mapping, SourceLabel, find_source
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.purges import PurgeRecord, read_purges
 from streamer.progress.relations import read_relation_records
+from streamer.progress.replicas import Fleet, read_fleet
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.report.facts import ReportedSource
@@ -65,12 +66,15 @@ async def read_tenants(
     records: list[SourceRecord] = []
     purges: list[PurgeRecord] = []
     states: dict[int, list[str]] = {}
+    fleet = Fleet()
     try:
         if await is_installed(bookkeeping):
             records = await read_source_records(bookkeeping)
             purges = await read_purges(bookkeeping)
             for relation in await read_relation_records(bookkeeping):
                 states.setdefault(relation.source_id, []).append(relation.state)
+            async with bookkeeping.connection() as target:
+                fleet = Fleet.of(await read_fleet(target))
     finally:
         await bookkeeping.close()
     found = []
@@ -78,6 +82,8 @@ async def read_tenants(
         tenant = Tenant(source.database, source.sid, "not started", source.slot)
         if (record := find_source(records, source.database, source.sid)) is not None:
             _fill(tenant, record, states.get(record.source_id, []))
+        if (vacancy := fleet.vacancy(tenant.label)) is not None:
+            tenant.state, tenant.error = "waiting", vacancy.text
         facts = ReportedSource(tenant.database, tenant.sid, tenant.state)
         told = [problem.sentence for problem in needs_operator(of_source(facts))]
         tenant.error = tenant.error or next(iter(told), None)

@@ -21,7 +21,7 @@ import structlog
 
 from streamer.mapping.fingerprint import fingerprint
 from streamer.mapping.rules import Mapping
-from streamer.progress.replicas import FleetRecord, ReplicaRecord
+from streamer.progress.replicas import MAPPING_HINT, FleetRecord, ReplicaRecord
 
 log = structlog.get_logger()
 
@@ -33,9 +33,6 @@ sessions in the same outage, for so long.
 """
 DIFFERS: Final = (
     "this replica has another mapping than the one that the replicas run, so it takes no source"
-)
-HINT: Final = (
-    "give it the configuration of the others; or, if its own is the newer one, send it SIGHUP"
 )
 
 
@@ -140,7 +137,7 @@ class MappingFollower:
         names = [each.name for each in replicas if each.is_alive and each.mapping == current]
         if self._seconds > FIRST_SECONDS and not self._is_told:  # it has read it once in vain
             self._is_told = True
-            log.warning(DIFFERS, run_by=names, hint=HINT)
+            log.warning(DIFFERS, run_by=names, hint=MAPPING_HINT)
         elif not self._is_told:
             log.info("the replicas run another mapping: reading the configuration", run_by=names)
         self._next_at = now + self._seconds

@@ -22,7 +22,7 @@ import structlog
 
 from streamer.backoff import Backoff
 from streamer.error_reports import ErrorReport
-from streamer.errors import NoReplicaError, StreamerError
+from streamer.errors import StreamerError
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession
@@ -40,13 +40,7 @@ from streamer.progress.replicas import (
     read_fleet,
 )
 from streamer.progress.sources import read_source_records
-from streamer.remedies import Remedy
-from streamer.runtime.replicas.mapping_follower import (
-    DIFFERS,
-    HINT,
-    JOIN_SECONDS,
-    MappingFollower,
-)
+from streamer.runtime.replicas.mapping_follower import JOIN_SECONDS, MappingFollower
 from streamer.runtime.replicas.shares import Peer, decide, leads, make_plan
 from streamer.target.connection import TargetConnection
 from streamer.waiting import wait_for_event
@@ -473,16 +467,10 @@ class Replica:
         for label, shared in others.items():
             record = records.get(label)
             holder = self.fleet.holders.get(label)
-            if record is None or holder is None:
-                report = ErrorReport(_NO_ROOM, NoReplicaError.code)
-                if self._following.is_waiting:
-                    report = ErrorReport(DIFFERS, NoReplicaError.code, Remedy.of(HINT))
-                shared.show("waiting", report, None, {})
-            else:
+            if (vacancy := self.fleet.vacancy(label)) is not None:
+                shared.show("waiting", vacancy, None, {})
+            elif record is not None:
                 shared.show(record.state, record.error, holder, tables.get(label, {}))
-
-
-_NO_ROOM: Final = "no replica has taken this source: each may have its --max-sources"
 
 
 def _log_left(error: Exception) -> None:
