@@ -436,7 +436,7 @@ TABLES = {
     "script": {"progress.scripts"},
     "sequence": {"progress.sequences"},
     # The proof that a connection is on the server of a claim is part of the connection.
-    "source": {"progress.lock", "progress.sources", "target.claim"},
+    "source": {"progress.positions", "progress.sources", "target.claim"},
     "sync_partition": {"progress.copied_parts", "progress.task_statements"},
     "verification": {"progress.verifications"},
 }

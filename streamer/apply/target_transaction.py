@@ -12,7 +12,7 @@ process has replaced this one, whose transaction must not commit.
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -33,8 +33,8 @@ from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.metrics import Metrics
-from streamer.postgres.quoting import quote_literal
-from streamer.progress.relation_states import lock_positions, skipped_sql
+from streamer.progress.positions import lock_positions, move_sql
+from streamer.progress.relation_states import skipped_sql
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress, TargetConnection
 
@@ -226,11 +226,12 @@ class TargetTransaction:
         moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]
         failpoint("apply.before_commit")
         self._committing, self._skipped = dict(moved), skipped
+        positions = [(mapped.relation_id, mapped.end_lsn, lsn) for mapped, lsn in moved]
         last = "; ".join(
             [
                 *self._empty_large_stages(),
                 *(skipped_sql(mapped.relation_id, number) for mapped, number in skipped.items()),
-                *([_progress_sql(moved, self._claims)] if moved else []),
+                *([move_sql(positions, self._claims)] if moved else []),
             ]
         )
         # If cancelled, still wait for the COMMIT: the tracker must know whether it became durable.
@@ -344,23 +345,6 @@ class TargetTransaction:
         """Count conflicts in the metrics after their commit."""
         if number > 0:
             self._conflicts.append((mapped, kind, number))
-
-
-def _progress_sql(moved: list[tuple[MappedRelation, Lsn]], claims: Collection[Claim]) -> str:
-    """Return the statement that moves progress rows, or fails if another process has moved one."""
-    parameters: list[tuple[str, Iterable[object]]] = [
-        ("int8", (mapped.relation_id for mapped, _ in moved)),
-        ("pg_lsn", (mapped.end_lsn for mapped, _ in moved)),
-        ("pg_lsn", (lsn for _, lsn in moved)),
-        ("int8", (claim.source_id for claim in claims)),
-        ("text", (claim.token for claim in claims)),
-    ]
-    # Numbers, positions and hexadecimal tokens: none of them needs quotes in an array.
-    arrays = [
-        f"{quote_literal('{' + ','.join(map(str, values)) + '}')}::{kind}[]"
-        for kind, values in parameters
-    ]
-    return f"select streamer.set_progress({', '.join(arrays)})"
 
 
 def _fenced(relations: list[MappedRelation]) -> TargetFencedError:

@@ -1,11 +1,10 @@
 """The right to run sources: advisory locks in the target, held by one session of the process.
 
 A process that loses the session loses the right to all its sources. So the process stores
-acknowledgements over this session and no other, and the session never runs a slow statement. The
-holder of a lock stores a token, with which all other connections of this process prove that they
-are on the same server (`streamer.target.claim`). Writes with an earlier token no longer count.
-
-Positions that several sources acknowledge while a statement runs are stored together by the next.
+acknowledgements over this session and no other (`streamer.progress.positions`), and the session
+never runs a slow statement. The holder of a lock stores a token, with which all other connections
+of this process prove that they are on the same server (`streamer.target.claim`). Writes with an
+earlier token no longer count.
 
 A lock belongs to one attempt to stream a source. A replica reserves its sources: it keeps their
 locks between two attempts. Otherwise another replica would take a source that waits for the next.
@@ -15,16 +14,13 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from streamer.compiled import choice
 from streamer.errors import StreamerError, TargetConnectionError, TargetFencedError
-from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.sources import read_valid_tokens, register_source, set_holder
-from streamer.source.history_check import Landmark
 from streamer.target.claim import LOCK_CLASS, PROOF_SQL, Claim
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.waiting import wait_for_event
@@ -39,35 +35,9 @@ where pid = $1 and usename = current_user and application_name = pg_catalog.left
 """
 _LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
 _UNLOCK_SQL: Final = "select pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"
-_ACKNOWLEDGE_SQL: Final = """
-update streamer.source s set
-    acknowledged_lsn = n.lsn::pg_lsn,
-    visible_time = greatest(
-        least(s.visible_time, clock_timestamp()),
-        clock_timestamp() - make_interval(secs => n.visible_seconds)),
-    last_transaction = coalesce(n.last_transaction::jsonb, s.last_transaction),
-    heartbeat_seconds = n.heartbeat_seconds
-from unnest($1::int8[], $2::text[], $3::text[], $4::text[], $5::float8[], $6::text[],
-            $7::float8[])
-    n (id, token, stored_lsn, lsn, visible_seconds, last_transaction, heartbeat_seconds)
-where s.id = n.id and s.lock_token = n.token and s.acknowledged_lsn = n.stored_lsn::pg_lsn
-returning s.lock_token as token
-"""
 _LOST: Final = "target: the session that held the source's lock was lost"
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A position to acknowledge to a source, see `SourceLock.acknowledge`."""
-
-    stored_lsn: Lsn
-    lsn: Lsn
-    visible_seconds: float | None
-    """How long ago everything was visible that the source had committed then."""
-    landmark: Landmark | None
-    heartbeat_seconds: float | None
 
 
 class LockSession:
@@ -95,9 +65,6 @@ class LockSession:
         """The ids of the sources whose locks the session has."""
         self._reserved: dict[str, int] = {}
         """The sources, by label, whose locks stay between attempts."""
-        self._waiting: _Waiting = {}
-        """The positions that the next statement stores."""
-        self._is_storing = False
         self._checked_at = 0.0
         self._ours: set[str] = set()
         """The tokens that the bookkeeping had when it was looked at last."""
@@ -163,17 +130,20 @@ class LockSession:
         """
         return await self._finish(self._is_ours(claim))
 
-    async def acknowledge(self, claim: Claim, position: Position) -> bool:
-        """Store *position*; return whether the bookkeeping had the expected one before.
+    def use_held(
+        self, work: Callable[[Mapping[Claim, TargetConnection]], Awaitable[Result]]
+    ) -> "asyncio.Task[Result]":
+        """Run quick statements over the session, which *work* gets by the claims that it holds.
 
-        Raises TargetConnectionError; then the position may or may not be stored.
+        Several attempts may wait for the task, each behind a shield.
         """
-        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting[claim] = position, stored
-        if not self._is_storing:
-            self._is_storing = True
-            self._start(self._store_waiting())
-        return await stored
+        return self._start(self._use_held(work))
+
+    def require(self, claim: Claim) -> TargetConnection:
+        """Return the session that holds *claim*. Raises TargetConnectionError."""
+        if not self._is_held(claim):
+            raise TargetConnectionError(_LOST)
+        return self._held[claim]
 
     async def close(self) -> None:
         """Close the session, and give up all locks with it."""
@@ -205,12 +175,6 @@ class LockSession:
         session = self._held.get(claim)
         return session is not None and session is self._session and not session.is_closed
 
-    def _session_of(self, claim: Claim) -> TargetConnection:
-        """Return the session that holds *claim*. Raises TargetConnectionError."""
-        if not self._is_held(claim):
-            raise TargetConnectionError(_LOST)
-        return self._held[claim]
-
     async def _connected(self) -> TargetConnection:
         session = self._session
         if session is not None and self._is_doubted and not await self._is_at_target():
@@ -241,6 +205,12 @@ class LockSession:
     async def _use(self, work: Callable[[TargetConnection], Awaitable[Result]]) -> Result:
         async with self._using:
             return await work(await self._connected())
+
+    async def _use_held(
+        self, work: Callable[[Mapping[Claim, TargetConnection]], Awaitable[Result]]
+    ) -> Result:
+        async with self._using:
+            return await work({c: session for c, session in self._held.items() if self._is_held(c)})
 
     async def _reserve(self, source: SourceMapping) -> str | None:
         async with self._using:
@@ -321,76 +291,13 @@ class LockSession:
 
     async def _is_ours(self, claim: Claim) -> bool:
         async with self._using:
-            session = self._session_of(claim)
+            session = self.require(claim)
             age = time.monotonic() - self._checked_at
             if claim.token in self._ours and age < CHECK_SECONDS / 2:
                 return True
             self._ours = await read_valid_tokens(session, self._held)
             self._checked_at = time.monotonic()
             return claim.token in self._ours
-
-    async def _store_waiting(self) -> None:
-        """Store positions until none waits."""
-        try:
-            while self._waiting:
-                async with self._using:
-                    waiting, self._waiting = self._waiting, {}
-                    await self._store(waiting)
-        finally:
-            self._is_storing = False
-            _fail_all(self._waiting)
-            self._waiting = {}
-
-    async def _store(self, waiting: "_Waiting") -> None:
-        held: dict[Claim, Position] = {}
-        for claim, (position, stored) in waiting.items():
-            if stored.done():
-                continue  # its attempt has ended
-            if self._is_held(claim):
-                held[claim] = position
-            else:
-                stored.set_exception(TargetConnectionError(_LOST))
-        outcome: set[str] | StreamerError = set()
-        if held:
-            try:
-                outcome = await self._store_held(held)
-            except StreamerError as exc:
-                outcome = exc
-            except BaseException:
-                _fail_all(waiting)
-                raise
-        for claim, (_, stored) in waiting.items():
-            if stored.done():
-                continue
-            if isinstance(outcome, StreamerError):
-                stored.set_exception(outcome)
-            else:
-                stored.set_result(claim.token in outcome)
-
-    async def _store_held(self, held: dict[Claim, Position]) -> set[str]:
-        """Store positions of held claims; return the tokens of those that are stored."""
-        assert self._session is not None
-        positions = list(held.values())
-        rows = await self._session.fetch(
-            _ACKNOWLEDGE_SQL,
-            [claim.source_id for claim in held],
-            [claim.token for claim in held],
-            [str(each.stored_lsn) for each in positions],
-            [str(each.lsn) for each in positions],
-            [each.visible_seconds for each in positions],
-            [each.landmark and each.landmark.to_json() for each in positions],
-            [each.heartbeat_seconds for each in positions],
-        )
-        return {row["token"] for row in rows}
-
-
-_Waiting = dict[Claim, tuple[Position, "asyncio.Future[bool]"]]
-
-
-def _fail_all(waiting: _Waiting) -> None:
-    for _, stored in waiting.values():
-        if not stored.done():
-            stored.set_exception(TargetConnectionError(_LOST))
 
 
 _SIGNED_CLASS: Final = LOCK_CLASS - (1 << 32) if LOCK_CLASS >= 1 << 31 else LOCK_CLASS
@@ -425,28 +332,6 @@ class SourceLock:
             await self._session.until_lost(self.claim, CHECK_SECONDS)
             if not await self._session.is_ours(self.claim):
                 raise TargetFencedError("target: another process has the lock on this source")
-
-    async def acknowledge(
-        self,
-        stored_lsn: Lsn,
-        lsn: Lsn,
-        visible_seconds: float | None,
-        landmark: Landmark | None,
-        heartbeat_seconds: float | None,
-    ) -> None:
-        """Store the next position to acknowledge, before streamer reports it to the source.
-
-        *stored_lsn*: the position in the bookkeeping. *landmark*: a transaction up to *lsn*, newer
-        than the stored one. After a TargetConnectionError *lsn* may or may not be stored, so the
-        attempt has to end. Raises TargetFencedError if the bookkeeping has another position than
-        *stored_lsn*.
-        """
-        position = Position(stored_lsn, lsn, visible_seconds, landmark, heartbeat_seconds)
-        if not await self._session.acknowledge(self.claim, position):
-            raise TargetFencedError(
-                "target: another process has moved the acknowledged position, or the target was "
-                "restored to an earlier time"
-            )
 
     async def release(self) -> None:
         """Let another process run the source."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from streamer.error_reports import ErrorReport, TableWait
-from streamer.lsn import Lsn
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping
@@ -193,22 +192,6 @@ async def set_lags(session: Executor, seconds: dict[int, float | None]) -> None:
         list(seconds),
         list(seconds.values()),
     )
-
-
-async def set_visible(session: Executor, visible: dict[int, Lsn | None]) -> None:
-    """Store up to where everything of relations, by their id, is visible."""
-    rows = ({"id": key, "visible_lsn": lsn} for key, lsn in visible.items())
-    await RELATIONS.update_each(session, rows, "and r.visible_lsn is distinct from v.visible_lsn")
-
-
-async def lock_positions(session: Executor, relation_ids: Sequence[int]) -> dict[int, Lsn]:
-    """Return the positions of relations, whose rows stay locked until the transaction ends."""
-    rows = await session.fetch(
-        "select id, end_lsn::text as end_lsn from streamer.relation"
-        " where id = any ($1::int8[]) for update",
-        relation_ids,
-    )
-    return {row["id"]: Lsn.parse(row["end_lsn"]) for row in rows}
 
 
 def skipped_sql(relation_id: int, number: int) -> str:

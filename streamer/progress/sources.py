@@ -1,7 +1,7 @@
 """The rows of streamer.source: the state of each source, and the LSN that streamer has acknowledged
 to it.
 
-The session that holds the lock of a source stores its acknowledged position, see `lock`.
+`positions` moves that.
 """
 
 from collections.abc import Collection
@@ -227,11 +227,6 @@ async def set_heartbeat_overdue(session: Executor, source_id: int, seconds: floa
         source_id,
         seconds,
     )
-
-
-async def reset_acknowledged(session: Executor, source_id: int, lsn: Lsn) -> None:
-    """A new slot begins at *lsn*."""
-    await SOURCES.set(session, source_id, {"acknowledged_lsn": lsn, "last_transaction": None})
 
 
 async def set_backlog(session: Executor, source_id: int, backlog: dict[str, Any] | None) -> None:

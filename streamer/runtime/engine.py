@@ -46,6 +46,7 @@ from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession
 from streamer.progress.lost_mapping import MappingTrouble, find_lost_mapping
+from streamer.progress.positions import AcknowledgedPositions
 from streamer.progress.replicas import Fleet
 from streamer.progress.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
 from streamer.progress.schema import migrate, read_installation
@@ -263,13 +264,15 @@ class Engine:
     ) -> Services:
         settings, metrics = self._settings, self.metrics
         budget = Budget(QUEUE_BYTES_MAX)
+        locks = LockSession(self._address, self._holder)
         workers = self._build_workers(planner, budget)
         workers, hot_workers = workers[: settings.workers], workers[settings.workers :]
         return Services(
             address=self._address,
             bookkeeping=bookkeeping,
             sources=sources,
-            locks=LockSession(self._address, self._holder),
+            locks=locks,
+            positions=AcknowledgedPositions(locks),
             workers=workers,
             hot_workers=hot_workers,
             drainer=Drainer(

@@ -13,6 +13,7 @@ from streamer.lsn import NOTHING, Lsn
 from streamer.observability.metrics import Metrics
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession
+from streamer.progress.positions import AcknowledgedPositions
 from streamer.progress.verifications import VerificationRecord
 from streamer.runtime.start_limit import Starts
 from streamer.runtime.target_watch import TargetHealth
@@ -37,6 +38,7 @@ class Services:
     sources: KeptConnections
     """For the steps of a start and the questions of the planner, which follow one another."""
     locks: LockSession
+    positions: AcknowledgedPositions
     workers: list[Worker]
     hot_workers: list[Worker]
     """The places of hot lanes, see `streamer.apply.hot_lanes`."""

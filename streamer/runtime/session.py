@@ -533,7 +533,12 @@ class _Opening:
             lambda mapped: remove_relation(mapped, services, tables, dispatcher),
         )
         position = StoredPosition(
-            self._attempt.lock, record, tables.tracker, history_check, self._attempt.heartbeat
+            services.positions,
+            self._attempt.lock.claim,
+            record,
+            tables.tracker,
+            history_check,
+            self._attempt.heartbeat,
         )
         stream = await settled.slot_check.open_stream(
             services.sources,

@@ -27,13 +27,9 @@ from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.positions import reset_acknowledged
 from streamer.progress.relation_states import require_resync_of_source
-from streamer.progress.sources import (
-    SourceRecord,
-    reset_acknowledged,
-    set_source_identity,
-    set_source_state,
-)
+from streamer.progress.sources import SourceRecord, set_source_identity, set_source_state
 from streamer.remedies import Remedy, resync_source
 from streamer.runtime.missed_scripts import MissedScripts
 from streamer.runtime.wal_retention.guard import BacklogGuard

@@ -15,7 +15,8 @@ from streamer.errors import RIGHT_LOST, TargetError
 from streamer.lsn import Lsn
 from streamer.progress.held_changes import HeldRecord, set_held
 from streamer.progress.lag import read_blockers
-from streamer.progress.relation_states import set_lags, set_visible, set_waiting
+from streamer.progress.positions import set_visible
+from streamer.progress.relation_states import set_lags, set_waiting
 from streamer.progress.sources import SourceRecord, set_heartbeat_overdue
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat

@@ -10,11 +10,12 @@ from typing import Final
 
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
-from streamer.progress.lock import SourceLock
+from streamer.progress.positions import AcknowledgedPosition, AcknowledgedPositions
 from streamer.progress.sources import SourceRecord
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.source.history_check import HistoryCheck
+from streamer.target.claim import Claim
 from streamer.waiting import wait_for_event
 
 STORE_SECONDS: Final = 15.0
@@ -42,7 +43,8 @@ class StoredPosition:
 
     def __init__(
         self,
-        lock: SourceLock,
+        positions: AcknowledgedPositions,
+        claim: Claim,
         record: SourceRecord,
         tracker: ProgressTracker,
         history: HistoryCheck,
@@ -60,7 +62,8 @@ class StoredPosition:
         """An operator or the source waits for the position."""
         self.is_awaited = False
         """Commits at the source wait for every position, see `streamer.source.synchronous`."""
-        self._lock = lock
+        self._positions = positions
+        self._claim = claim
         self._tracker = tracker
         self._history = history
         self._heartbeat = heartbeat
@@ -84,13 +87,14 @@ class StoredPosition:
             failpoint("acknowledge.before_store")
             self.tried_at = time.monotonic()
             acknowledged_lsn = max(flush_lsn, self._acknowledged_lsn)
-            await self._lock.acknowledge(
+            position = AcknowledgedPosition(
                 self._acknowledged_lsn,
                 acknowledged_lsn,
                 None if visible_at is None else max(0.0, self.tried_at - visible_at),
                 self._history.newest_through(acknowledged_lsn),
                 self._heartbeat.arrived_seconds,
             )
+            await self._positions.acknowledge(self._claim, position)
             self._acknowledged_lsn = acknowledged_lsn
             self.stored_at = time.monotonic()
             self.is_wanted = False

@@ -12,7 +12,7 @@ import pytest
 from streamer.commands.check.command import examine
 from streamer.commands.embedded import Server
 from streamer.config import static
-from streamer.progress.lock import SourceLock
+from streamer.progress.positions import AcknowledgedPositions
 from streamer.remedies import Remedy
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
@@ -73,13 +73,13 @@ async def test_a_commit_that_the_standby_lacks_comes_again(
     """It was not acknowledged when the target failed over, so the source still has it."""
     may_store = asyncio.Event()
     may_store.set()
-    acknowledge = SourceLock.acknowledge
+    acknowledge = AcknowledgedPositions.acknowledge
 
-    async def held(self: SourceLock, *arguments: Any) -> None:
+    async def held(self: AcknowledgedPositions, *arguments: Any) -> None:
         await may_store.wait()
         await acknowledge(self, *arguments)
 
-    monkeypatch.setattr(SourceLock, "acknowledge", held)
+    monkeypatch.setattr(AcknowledgedPositions, "acknowledge", held)
     async with streaming(servers, tmp_path) as streamer:
         servers.source.execute("insert into t values (1); insert into u values (1)")
         await streamer.caught_up(SECONDS)

@@ -24,6 +24,7 @@ from streamer.progress import (
     held_changes,
     noted_conflicts,
     planned_definitions,
+    positions,
     purges,
     quarantined_changes,
     registered_relations,
@@ -100,7 +101,7 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     await sources.set_backlog(books, source_id, {"throttled": True})
     await sources.set_copy_rounds(books, source_id, 2)
     await sources.set_heartbeat_overdue(books, source_id, 3.5)
-    await sources.reset_acknowledged(books, source_id, Lsn(32))
+    await positions.reset_acknowledged(books, source_id, Lsn(32))
     source = await sources.read_source_record(books, source_id)
     assert (source.error, source.timeline, source.timeline_history) == (ERROR, 2, "1 0/10")
     assert (source.backlog, source.acknowledged_lsn) == ({"throttled": True}, Lsn(32))
@@ -116,7 +117,7 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     await relation_states.set_waiting(books, [relation_id], wait)
     await relation_states.set_brake(books, relation_id, brake, ERROR)
     await relation_states.set_lags(books, {relation_id: 2.0})
-    await relation_states.set_visible(books, {relation_id: Lsn(64)})
+    await positions.set_visible(books, {relation_id: Lsn(64)})
     await relation_columns.set_transports(books, {relation_id: ("text", "a reason")})
     await relation_columns.set_published(books, {relation_id: ("mark", "none", 9)})
     await relation_columns.set_leaves(books, relation_id, {3: "1 2"})

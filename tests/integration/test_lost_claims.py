@@ -1,14 +1,21 @@
 """Statements of a process that has lost the lock of a source do not reach the bookkeeping."""
 
+import asyncio
+from dataclasses import replace
+from unittest import mock
+
 import pytest
 
-from streamer.errors import TargetMovedError
+from streamer.errors import TargetConnectionError, TargetFencedError, TargetMovedError
+from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession, SourceLock
+from streamer.progress.positions import AcknowledgedPosition, AcknowledgedPositions
 from streamer.progress.schema import migrate
 from streamer.progress.sources import set_source_state
+from streamer.source.history_check import Landmark
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 
@@ -39,3 +46,44 @@ async def test_a_claim_is_proved_for_each_use_of_the_bookkeeping(target: Databas
         await bookkeeping.close()
         for session in sessions:
             await session.close()
+
+
+async def test_sources_share_a_statement_and_each_keeps_its_own_right(
+    target: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = TargetAddress.parse(Secret(target.url))
+    bookkeeping = Bookkeeping(address)
+    await migrate(bookkeeping)
+    session = LockSession(address, "first")
+    positions = AcknowledgedPositions(session)
+    locks = [SourceLock(session, replace(SOURCE, sid=sid)) for sid in ("a", "b", "c")]
+    first = AcknowledgedPosition(Lsn(0), Lsn(16), 1.5, Landmark(Lsn(16), 7, 0), None)
+    stored = "select array_agg(acknowledged_lsn::text order by sid) from streamer.source"
+    try:
+        for lock in locks:
+            assert await lock.try_acquire() is None
+        claims = [lock.claim for lock in locks]
+        target.execute("update streamer.source set lock_token = 'another' where sid = 'c'")
+        use_held = mock.Mock(wraps=session.use_held)
+        monkeypatch.setattr(session, "use_held", use_held)
+        outcomes = await asyncio.gather(
+            *(positions.acknowledge(claim, first) for claim in claims), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes] == [type(None)] * 2 + [TargetFencedError]
+        assert use_held.call_count == 1
+        assert target.value(stored) == ["0/10", "0/10", "0/0"]
+        # The stored position is another by now than the one that the caller expects.
+        with pytest.raises(TargetFencedError):
+            await positions.acknowledge(claims[0], replace(first, lsn=Lsn(32)))
+        second = replace(first, stored_lsn=Lsn(16), lsn=Lsn(32))
+        await locks[1].release()
+        with pytest.raises(TargetConnectionError):
+            await positions.acknowledge(claims[1], second)
+        await positions.acknowledge(claims[0], second)
+        target.execute(f"select pg_terminate_backend({claims[0].backend_pid}, 10000)")
+        with pytest.raises(TargetConnectionError):
+            await positions.acknowledge(claims[0], replace(second, stored_lsn=Lsn(32)))
+        assert target.value(stored) == ["0/20", "0/10", "0/0"]
+    finally:
+        await session.close()
+        await bookkeeping.close()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamer.progress.lock import SourceLock
+from streamer.progress.positions import AcknowledgedPositions
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 from tests.support.waiting import until
@@ -68,9 +68,9 @@ async def test_source_and_target_on_one_server_do_not_keep_each_other_busy(
     for db in (source, target):
         db.execute(DDL)
     stored: list[float] = []
-    acknowledge = SourceLock.acknowledge
+    acknowledge = AcknowledgedPositions.acknowledge
 
-    async def counted(self: SourceLock, *arguments: Any) -> None:
+    async def counted(self: AcknowledgedPositions, *arguments: Any) -> None:
         stored.append(time.monotonic())
         await acknowledge(self, *arguments)
 
@@ -81,7 +81,7 @@ async def test_source_and_target_on_one_server_do_not_keep_each_other_busy(
         assert pipeline.session is not None
         asked = pipeline.session.position
         await until(lambda: not asked.is_due_soon, "nobody waits for a position any more")
-        monkeypatch.setattr(SourceLock, "acknowledge", counted)
+        monkeypatch.setattr(AcknowledgedPositions, "acknowledge", counted)
         (now,) = source.execute("select clock_timestamp()")
         heard = (
             f"select bool_or(reply_time > '{now[0]}'::timestamptz + '3s') from pg_stat_replication"

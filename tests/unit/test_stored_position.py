@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 
 from streamer.lsn import Lsn
+from streamer.progress.positions import AcknowledgedPosition
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime import stored_position as module
 from streamer.runtime.stored_position import (
@@ -15,12 +16,13 @@ from streamer.runtime.stored_position import (
     StoredPosition,
 )
 from streamer.source.history_check import HistoryCheck
+from streamer.target.claim import Claim
 
 START = 1000
 
 
 class Storing:
-    """A position whose lock remembers the positions that it stored."""
+    """A position whose bookkeeping remembers the positions that it stored."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -31,15 +33,16 @@ class Storing:
         record: Any = mock.Mock(acknowledged_lsn=Lsn(START))
         self.position = StoredPosition(
             mock.Mock(acknowledge=self._acknowledge),
+            Claim(1, "token", 1),
             record,
             self.tracker,
             HistoryCheck(None, Lsn(START)),
             mock.Mock(arrived_seconds=None),
         )
 
-    async def _acknowledge(self, stored_lsn: Lsn, lsn: Lsn, *others: object) -> None:
-        assert stored_lsn == (self.stored or [START])[-1]
-        self.stored.append(lsn)
+    async def _acknowledge(self, claim: Claim, position: AcknowledgedPosition) -> None:
+        assert position.stored_lsn == (self.stored or [START])[-1]
+        self.stored.append(position.lsn)
 
     async def moves_to(self, lsn: int) -> bool:
         """Let the source be at *lsn*; return whether that is stored."""
