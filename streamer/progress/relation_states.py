@@ -26,6 +26,7 @@ _IN_SYNC: Final = "and snapshot_lsn is not null and not needs_resync"
 _IS_STREAMING: Final = """
 and state in ('catching_up', 'ready', 'error') and snapshot_lsn is not null and resync is null
 """
+_NEWEST: Final = "and ($3::int4 is null or attempt = $3)"
 _CHANGED: Final = "changed_at = now()"
 _STATE: Final = "state = case state when 'paused' then state else '{}' end, changed_at = now()"
 _AGAIN: Final = "attempt = attempt + 1"
@@ -89,16 +90,22 @@ async def demand_part(session: Executor, relation_id: int, resync: Resync) -> No
     await RELATIONS.set(session, relation_id, values, _IN_SYNC, also=_STATE.format("copying"))
 
 
-async def fail_copy(session: Executor, relation_id: int, error: ErrorReport) -> None:
-    """Record why a relation cannot be copied."""
+async def fail_copy(
+    session: Executor, relation_id: int, error: ErrorReport, attempt: int | None = None
+) -> bool:
+    """Record why a relation cannot be copied.
+
+    *attempt*: that of the copy, if it had begun. Return False if the bookkeeping has a newer one.
+    """
     values = {"state": "error", "error": error, "waiting_for": None}
-    await RELATIONS.set(session, relation_id, values, also=_CHANGED)
+    return await RELATIONS.set(session, relation_id, values, _NEWEST, attempt, also=_CHANGED)
 
 
 async def fail_chunk(session: Executor, relation_id: int, error: ErrorReport) -> None:
     """Record why a copy in chunks stops; the chunks before stay, and follow the stream.
 
-    A paused table continues when an operator resumes it, so it has no error.
+    A paused table continues when an operator resumes it, so it has no error. A newer request has
+    removed the chunks.
     """
     values = {"state": "error", "error": error, "waiting_for": None}
     unless = "and chunks is not null and state <> 'paused'"
@@ -111,11 +118,16 @@ async def is_copy_due(session: Executor, relation_id: int) -> bool:
     return bool(await session.fetch_value(sql, relation_id))
 
 
-async def fail_part(session: Executor, relation_id: int, error: ErrorReport) -> None:
-    """Record why a copy of some rows of a relation was given up; the relation is as it was."""
+async def fail_part(
+    session: Executor, relation_id: int, error: ErrorReport, attempt: int | None
+) -> bool:
+    """Record why a copy of some rows of a relation was given up; the relation is as it was.
+
+    Else as `fail_copy`.
+    """
     values = {"error": error, "resync": None, "waiting_for": None}
-    rest = "and snapshot_lsn is not null"
-    await RELATIONS.set(session, relation_id, values, rest, also=_STATE.format("ready"))
+    rest, also = f"{_NEWEST} and snapshot_lsn is not null", _STATE.format("ready")
+    return await RELATIONS.set(session, relation_id, values, rest, attempt, also=also)
 
 
 async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWait | None) -> None:

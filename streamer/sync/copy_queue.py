@@ -27,6 +27,8 @@ class CopyQueue:
         """Taken, and neither handed over nor in error."""
         self._taken: dict[MappedRelation, list[MappedRelation]] = {}
         """Of rounds that run, unless the copy is complete, with the batch of the round."""
+        self._attempts: dict[MappedRelation, int] = {}
+        """The numbers of copies that have begun."""
         self._leaving: set[MappedRelation] = set()
         """Leaving the round that has taken them."""
         self._asked_again: set[MappedRelation] = set()
@@ -58,10 +60,19 @@ class CopyQueue:
         )
         for mapped in batch:
             del self._waiting[mapped]
+            self._attempts.pop(mapped, None)
         self._copying.update(batch)
         self._taken.update(dict.fromkeys(batch, batch))
         self._asked_again.difference_update(batch)
         return batch
+
+    def began(self, mapped: "MappedRelation", attempt: int) -> None:
+        """The bookkeeping has the copy of *mapped* as *attempt*."""
+        self._attempts[mapped] = attempt
+
+    def attempt(self, mapped: "MappedRelation") -> int | None:
+        """Return the number of the copy of *mapped*; None if it has not begun."""
+        return self._attempts.get(mapped)
 
     def end(self, batch: "list[MappedRelation]") -> None:
         """The round of *batch*, which `take` returned, is over."""

@@ -126,7 +126,8 @@ class Finisher:
         if mapped.state.chunks is not None:
             await self._fail_chunk(mapped, error)
             return
-        await fail_copy(self._context.bookkeeping, mapped.relation_id, error)
+        books, attempt = self._context.bookkeeping, self._queue.attempt(mapped)
+        is_stored = await fail_copy(books, mapped.relation_id, error, attempt)
         if self._queue.failed(mapped):
             await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.state.resync)
             log.warning(
@@ -136,7 +137,8 @@ class Finisher:
                 error=error.text,
             )
             return
-        self._context.events.copy_failed(mapped, error)
+        if is_stored:
+            self._context.events.copy_failed(mapped, error)
 
     async def _fail_chunk(self, mapped: MappedRelation, error: ErrorReport) -> None:
         if mapped.state.chunks_obstacle is not None:
@@ -177,9 +179,13 @@ class Finisher:
             error = _with_resume(
                 mapped, error, f"{lack}: streamer tries again at its next start, or run: "
             )
-        await fail_part(self._context.bookkeeping, mapped.relation_id, error)
-        if self._queue.failed(mapped):  # a request arrived meanwhile: the next round tries again
-            await demand_part(self._context.bookkeeping, mapped.relation_id, mapped.state.resync)
+        books, attempt = self._context.bookkeeping, self._queue.attempt(mapped)
+        is_stored = await fail_part(books, mapped.relation_id, error, attempt)
+        is_asked_again = self._queue.failed(mapped)
+        if not is_stored:
+            return  # the bookkeeping has a request for another copy already
+        if is_asked_again:  # a request arrived meanwhile: the next round tries again
+            await demand_part(books, mapped.relation_id, mapped.state.resync)
             return
         self._context.events.copy_failed(mapped, error)
 

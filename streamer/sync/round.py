@@ -277,6 +277,7 @@ class Round:
         for copy in copies:
             if copy not in left:
                 failpoint("sync.prepared")
+                self._queue.began(copy.mapped, copy.attempt)
                 self._copies.append(copy)
                 self._waits.copies.append(copy)
         for copy in left:

@@ -160,11 +160,20 @@ async def test_states_of_a_relation(books: Bookkeeping) -> None:
     assert not await relation_states.report_gap(books, relation_id, ERROR)
     await relation_states.demand_part(books, relation_id, Resync(Mode.DIFF, columns=("v",)))
     assert ((await now()).state, (await now()).resync.columns) == ("copying", ("v",))
-    await relation_states.fail_part(books, relation_id, ERROR)
+    first = (await now()).attempt
+    await requests.make_request(books, relation_id, "resync", Resync(Mode.DIFF).to_json())
+    assert len(await taken_requests.take_requests(books, source_id, SOURCE)) == 1
+    assert not await relation_states.fail_part(books, relation_id, ERROR, first)
+    newer = await now()
+    assert (newer.state, newer.resync, newer.error) == ("copying", Resync(Mode.DIFF), None)
+    assert await relation_states.fail_part(books, relation_id, ERROR, newer.attempt)
     assert ((await now()).state, (await now()).resync) == ("ready", Resync())
     await relation_states.fail_chunk(books, relation_id, ERROR)
     assert (await now()).state == "ready"
-    await relation_states.fail_copy(books, relation_id, ERROR)
+    attempt = (await now()).attempt
+    assert not await relation_states.fail_copy(books, relation_id, ERROR, attempt - 1)
+    assert (await now()).state == "ready"
+    assert await relation_states.fail_copy(books, relation_id, ERROR, attempt)
     assert (await now()).state == "error"
     await relation_states.require_resync_of_source(books, source_id, ERROR)
     await relation_states.require_resync(books, relation_id, ERROR)

@@ -197,18 +197,24 @@ def test_a_relation_that_is_given_up_while_it_leaves_is_not_requested() -> None:
     assert queue.leaves(mapped) is None, "it has no round"
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
 async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_at_its_point(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_stored: bool
 ) -> None:
-    """The copy that failed would otherwise release the point of the copy that was requested."""
+    """The copy that failed would otherwise release the point of the copy that was requested.
+
+    If the request is stored before the failure, the failure is that of an older attempt.
+    """
     queue, part = CopyQueue(), mapped_relation(1)
     stored: list[str] = []
     failed: list[object] = []
 
-    async def fail_part(*_: object) -> None:
+    async def fail_part(*arguments: object) -> bool:
+        assert arguments[-1] == 7
         stored.append("failure")
         queue.give_up(part)  # as a request does
         queue.request(part)
+        return is_stored
 
     async def demand_part(*_: object) -> None:
         stored.append("request")
@@ -225,7 +231,9 @@ async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_
     part.become(part.state.asked_for_part(SOME_COLUMNS))
     queue.request(part)
     batch = queue.take()
+    queue.began(part, 7)
     await finisher._fail_part(part, ErrorReport("the target refuses a change", "sync"))
     queue.end(batch)
-    assert (stored, failed) == (["failure", "request"], [])
+    assert (stored, failed) == (["failure", "request"] if is_stored else ["failure"], [])
     assert queue.take() == [part]
+    assert queue.attempt(part) is None
