@@ -2,10 +2,9 @@
 that ends it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from streamer.error_reports import ErrorReport
 from streamer.errors import TargetFencedError
@@ -13,81 +12,80 @@ from streamer.lsn import Lsn
 from streamer.mapping.chunks import GROWTH, ChunkedCopy
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.names import parse_name
-from streamer.progress import quarantined_changes
-from streamer.progress.definition_changes import OBSOLETE_SQL
-from streamer.progress.relation_columns import storage_json
-from streamer.progress.relations import RELATIONS
-from streamer.progress.table import Executor
+from streamer.progress import definition_changes, quarantined_changes
+from streamer.progress.relation_columns import stored_storage
+from streamer.progress.relations import RELATIONS, STATE
+from streamer.progress.table import BookkeepingTable, Codec, Executor, Values, plain, to_json
 from streamer.source.rewritten_tables import Storage
-from streamer.target.connection import TargetConnection
+from streamer.target.connection import TargetConnection, transaction
 
 
 @dataclass(frozen=True, slots=True)
 class BegunCopy:
-    """The state of a table's bookkeeping when a copy begins.
+    """A relation whose copy begins, as a new ``attempt``.
 
     ``is_filling``: the copy before filled the target directly and did not finish. ``owns_rows``:
-    streamer wrote this source's rows in the target.
+    streamer wrote this source's rows in the target. ``chunks``: those before the next one, of which
+    an earlier attempt may have left rows (``may_have_rows``).
     """
 
+    relation_id: Annotated[int, Codec("r.id")]
     attempt: int
-    is_filling: bool
-    owns_rows: bool
+    is_filling: Annotated[bool, Codec("r.filling")]
+    owns_rows: Annotated[bool, Codec("r.target_created or r.owns_rows")]
+    chunks: ChunkedCopy | None
+    may_have_rows: Annotated[
+        bool, Codec("r.attempt > coalesce((r.chunks->>'attempt')::int8, 0) + 1")
+    ]
 
 
-async def read_filling(connection: TargetConnection, relation_ids: Sequence[int]) -> set[int]:
+COPIES: Final = BookkeepingTable("relation", "r", BegunCopy)
+
+
+async def read_filling(session: Executor, relation_ids: Sequence[int]) -> set[int]:
     """Return the relations whose last copy filled the target directly and did not finish."""
-    rows = await connection.fetch(
-        "select id from streamer.relation where id = any ($1::int8[]) and filling", relation_ids
-    )
-    return {row["id"] for row in rows}
+    rest = "where r.id = any ($1::int8[]) and r.filling"
+    return {copy.relation_id for copy in await COPIES.read(session, rest, relation_ids)}
 
 
-async def begin_copies(
-    connection: TargetConnection, relation_ids: Sequence[int]
-) -> dict[int, BegunCopy]:
+async def begin_copies(session: Executor, relation_ids: Sequence[int]) -> dict[int, BegunCopy]:
     """Store ``copying`` and a new attempt of relations.
 
     Raises TargetFencedError if streamer found changes of a relation missing meanwhile. A copy that
     began now would make the relation look in sync.
     """
-    rows = await connection.fetch(_BEGIN_COPIES_SQL, list(relation_ids))
-    begun = {
-        row["id"]: BegunCopy(row["attempt"], row["is_filling"], row["owns_rows"]) for row in rows
-    }
-    if len(begun) < len(relation_ids):
-        raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy began")
+    values = dict.fromkeys(("snapshot_lsn", "chunks", "rows_total", "waiting_for"))
+    none = {"rows_copied": 0, "bytes_copied": 0}
+    begun = await _begin(session, relation_ids, values | none, "", also=_SAME_ERROR)
+    return {copy.relation_id: copy for copy in begun}
+
+
+async def begin_part(session: Executor, relation_id: int) -> BegunCopy:
+    """Store a new attempt to copy some rows of a relation in sync. Raises TargetFencedError."""
+    is_wanted = "and r.snapshot_lsn is not null and r.resync is not null"
+    (begun,) = await _begin(session, [relation_id], _WELL, is_wanted)
     return begun
 
 
-async def begin_part(connection: TargetConnection, relation_id: int) -> BegunCopy:
-    """Store a new attempt to copy some rows of a relation in sync. Raises TargetFencedError."""
-    rows = await connection.fetch(_BEGIN_PART_SQL, relation_id)
-    if not rows:
-        raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy began")
-    return BegunCopy(**rows[0])
-
-
-@dataclass(frozen=True, slots=True)
-class BegunChunk:
-    """The state of a table's bookkeeping when its next chunk begins: ``chunks`` before it, and the
-    position of their rows. ``may_have_rows``: an earlier attempt may have left some of this chunk.
-    """
-
-    attempt: int
-    chunks: ChunkedCopy
-    end_lsn: Lsn
-    may_have_rows: bool
-
-
-async def begin_chunk(connection: TargetConnection, relation_id: int) -> BegunChunk:
+async def begin_chunk(session: Executor, relation_id: int) -> BegunCopy:
     """Store a new attempt to copy the next chunk of a relation. Raises TargetFencedError."""
-    rows = await connection.fetch(_BEGIN_CHUNK_SQL, relation_id)
-    if not rows:
-        raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy went on")
-    (row,) = rows
-    chunks = ChunkedCopy.from_json(json.loads(row["chunks"]))
-    return BegunChunk(row["attempt"], chunks, Lsn.parse(row["end_lsn"]), row["may_have_rows"])
+    (begun,) = await _begin(session, [relation_id], _WELL, "and r.chunks is not null")
+    return begun
+
+
+async def _begin(
+    session: Executor, relation_ids: Sequence[int], values: Values, rest: str, also: str = ""
+) -> list[BegunCopy]:
+    begun = await COPIES.change(
+        session,
+        values,
+        f"where r.id = any ($2::int8[]) and not r.needs_resync {rest}",
+        relation_ids,
+        also=f"attempt = attempt + 1, state = {STATE.format('copying')}, {_CHANGED}{also}",
+    )
+    if len(begun) < len(relation_ids):
+        raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy began")
+    return begun
 
 
 async def hand_over_chunk(
@@ -104,35 +102,38 @@ async def hand_over_chunk(
 ) -> None:
     """A chunk is in the target, with the changes up to *lsn*: the stream brings later ones.
 
-    *chunks*: with this one. *columns*, *definition*: as in `HandedOver`. Raises TargetFencedError
-    if the copy has begun again.
+    *chunks*: with this one; the first one begins a copy of all rows. *columns*, *definition*: as in
+    `HandedOver`. Raises TargetFencedError if the copy has begun again.
     """
-    updated = await connection.execute(
-        _HAND_OVER_CHUNK_SQL,
-        relation_id,
-        str(lsn),
-        attempt,
-        json.dumps(chunks.to_json()),
-        rows,
-        size,
-        json.dumps(dict(columns)),
-        definition.to_json(),
-        chunks.count == 1,
-    )
-    if not updated:
-        raise TargetFencedError("a request or another process has begun this copy again")
+    async with transaction(connection):
+        if chunks.count == 1:
+            await quarantined_changes.remove_copied(connection, [relation_id])
+        is_stored = await RELATIONS.set(
+            connection,
+            relation_id,
+            _WELL | {"end_lsn": lsn, "columns": dict(columns), "definition": definition},
+            "and attempt = $3 and not needs_resync and snapshot_lsn is null"
+            " and end_lsn <= $4::text::pg_lsn and (chunks is null) = $5",
+            attempt,
+            str(lsn),
+            chunks.count == 1,
+            to_json(plain(chunks)),
+            rows,
+            size,
+            also=_CHUNK,
+        )
+        if not is_stored:
+            raise TargetFencedError(_BEGUN_AGAIN)
 
 
-async def read_chunks(connection: TargetConnection, relation_id: int) -> ChunkedCopy | None:
+async def read_chunks(session: Executor, relation_id: int) -> ChunkedCopy | None:
     """Return the chunks of a relation that the target has."""
-    stored = await connection.fetch_value(
-        "select chunks::text from streamer.relation where id = $1", relation_id
-    )
-    return None if stored is None else ChunkedCopy.from_json(json.loads(stored))
+    copy = await COPIES.find(session, "where r.id = $1", relation_id)
+    return None if copy is None else copy.chunks
 
 
 async def hand_over_part(
-    connection: TargetConnection,
+    session: Executor,
     relation_id: int,
     lsn: Lsn,
     *,
@@ -148,21 +149,25 @@ async def hand_over_part(
     *end_lsn*: the relation's position before. *is_whole*: the exchange compared all its rows, so
     none is in quarantine any more. *columns*, *storage*: as in `hand_over`. *filled*: the columns
     that all rows have got, if not whole rows. Raises TargetFencedError if another process has moved
-    the position, or the copy has begun again.
+    the position, or the copy has begun again. The caller has begun a transaction.
     """
-    updated = await connection.execute(
-        _HAND_OVER_PART_SQL,
+    values = _WELL | {"snapshot_lsn": lsn, "end_lsn": lsn, "resync": None}
+    if is_whole:
+        await quarantined_changes.remove_copied(session, [relation_id])
+        values |= {"columns": dict(columns), "storage": stored_storage(storage), **_FILLED}
+    is_stored = await RELATIONS.set(
+        session,
         relation_id,
-        str(lsn),
+        values,
+        "and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $5::text::pg_lsn",
         attempt,
         str(end_lsn),
-        is_whole,
-        json.dumps(dict(columns)),
-        list(filled),
-        storage_json(storage),
+        str(lsn),
+        *([] if is_whole else [filled]),
+        also=f"state = {STATE.format('catching_up')}, {_CHANGED}" + ("" if is_whole else _PARTLY),
     )
-    if not updated:
-        raise TargetFencedError("a request or another process has begun this copy again")
+    if not is_stored:
+        raise TargetFencedError(_BEGUN_AGAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,26 +188,42 @@ class HandedOver:
     definition: SourceDefinition
     storage: Mapping[int, Storage] | None = None
 
+    @property
+    def stored(self) -> Values:
+        """The values of its columns."""
+        return {
+            **_WELL,
+            **_FILLED,
+            "id": self.relation_id,
+            "snapshot_lsn": self.lsn,
+            "end_lsn": self.lsn,
+            "rows_copied": self.rows,
+            "rows_total": self.rows,
+            "bytes_copied": self.size,
+            "owns_rows": self.owns_rows,
+            "columns": dict(self.columns),
+            "definition": self.definition,
+            "storage": stored_storage(self.storage),
+            "filling": False,
+            "chunks": None,
+            "resync": None,
+            **({"declared": True} if self.attempt is None else {"attempt": self.attempt}),
+        }
+
 
 async def hand_over(connection: TargetConnection, relations: Sequence[HandedOver]) -> None:
-    """Hand *relations* over to the stream; several at once need a transaction of the caller.
+    """Hand *relations* over to the stream: those that were copied, or those that are declared.
 
     Raises TargetFencedError if a copy has begun again meanwhile.
     """
-    updated = await connection.execute(
-        _HAND_OVER_SQL,
-        [each.relation_id for each in relations],
-        [str(each.lsn) for each in relations],
-        [each.rows for each in relations],
-        [each.size for each in relations],
-        [each.attempt for each in relations],
-        [each.owns_rows for each in relations],
-        [json.dumps(dict(each.columns)) for each in relations],
-        [each.definition.to_json() for each in relations],
-        [storage_json(each.storage) for each in relations],
-    )
-    if updated < len(relations):
-        raise TargetFencedError("a request or another process has begun this copy again")
+    ids = [each.relation_id for each in relations]
+    is_newest = "and r.attempt = v.attempt" if "attempt" in relations[0].stored else ""
+    async with transaction(connection):
+        await quarantined_changes.remove_copied(connection, ids)
+        await definition_changes.remove_copied(connection, ids)
+        rows = (each.stored for each in relations)
+        if await RELATIONS.update_each(connection, rows, is_newest, _COPIED) < len(relations):
+            raise TargetFencedError(_BEGUN_AGAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +381,37 @@ async def is_handed_over(
     )
 
 
+_BEGUN_AGAIN: Final = "a request or another process has begun this copy again"
+_CHANGED: Final = "changed_at = now()"
+_WELL: Final[dict[str, Any]] = {"error": None, "waiting_for": None}
+_FILLED: Final[Values] = {"unfilled": (), "copy_is_due": False}
+"""Existing rows lack no value."""
+_PARTLY: Final = ", unfilled = array(select unnest(unfilled) except select unnest($6::text[]))"
+_SAME_ERROR: Final = "".join(
+    f", {name} = case when state in ('init', 'copying') then {name} end"
+    for name in ("error", "error_code", "error_remedy")
+)
+"""Of a copy that begins again: `set_copy_error`."""
+_CHUNK: Final = f"""
+rows_copied = rows_copied + $7, bytes_copied = bytes_copied + $8, {_CHANGED},
+chunks = jsonb_build_object(
+    'began_at', coalesce(chunks->'began_at', to_jsonb((
+        select min(started_at) from streamer.sync_partition where relation_id = r.id))),
+    'attempt', attempt) || $6::text::jsonb
+"""
+_COPIED: Final = {
+    "state": STATE.format("catching_up"),
+    "owns_rows": "r.owns_rows or v.owns_rows",
+    "changed_at": "now()",
+} | {
+    # With the rows of former chunks.
+    name: f"v.{name} + case when r.chunks is null then 0 else r.{counted} end"
+    for name, counted in (
+        ("rows_copied", "rows_copied"),
+        ("rows_total", "rows_copied"),
+        ("bytes_copied", "bytes_copied"),
+    )
+}
 _LEFTOVERS_SQL: Final = """
 select c.relname as name
 from pg_catalog.pg_class c
@@ -367,87 +419,6 @@ join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 left join streamer.relation r on c.relname = 'copy_' || r.id
 where n.nspname = 'streamer' and c.relkind = 'r' and c.relname ~ '^copy_[0-9]+$'
   and (r.id is null or r.source_id = $1)
-"""
-_BEGIN_COPIES_SQL: Final = """
-update streamer.relation r set
-    attempt = attempt + 1,
-    state = case state when 'paused' then state else 'copying' end,
-    error = case when state in ('init', 'copying') then error end,
-    error_code = case when state in ('init', 'copying') then error_code end,
-    error_remedy = case when state in ('init', 'copying') then error_remedy end, waiting_for = null,
-    snapshot_lsn = null, chunks = null,
-    rows_total = null, rows_copied = 0, bytes_copied = 0,
-    changed_at = now()
-where r.id = any ($1::int8[]) and not needs_resync
-returning r.id, attempt, filling as is_filling, target_created or owns_rows as owns_rows
-"""
-_BEGIN_PART_SQL: Final = """
-update streamer.relation set
-    attempt = attempt + 1, state = case state when 'paused' then state else 'copying' end,
-    error = null, error_code = null, error_remedy = null, waiting_for = null, changed_at = now()
-where id = $1 and not needs_resync and snapshot_lsn is not null and resync is not null
-returning attempt, filling as is_filling, target_created or owns_rows as owns_rows
-"""
-_HAND_OVER_PART_SQL: Final = f"""
-with gone as ({quarantined_changes.COPIED_SQL.format(relation_ids="array[$1::int8]")} and $5)
-update streamer.relation set
-    state = case state when 'paused' then state else 'catching_up' end,
-    snapshot_lsn = $2::text::pg_lsn, end_lsn = $2::text::pg_lsn,
-    columns = case when $5 then $6::text::jsonb else columns end,
-    storage = case when $5 then $8::text::jsonb else storage end,
-    unfilled = case when $5 then '{{}}'
-                    else array(select unnest(unfilled) except select unnest($7::text[])) end,
-    copy_is_due = copy_is_due and not $5,
-    resync = null, error = null, error_code = null, error_remedy = null, waiting_for = null,
-    changed_at = now()
-where id = $1 and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $2::text::pg_lsn
-"""
-_BEGIN_CHUNK_SQL: Final = """
-update streamer.relation set
-    attempt = attempt + 1, state = case state when 'paused' then state else 'copying' end,
-    error = null, error_code = null, error_remedy = null, waiting_for = null, changed_at = now()
-where id = $1 and not needs_resync and chunks is not null
-returning attempt, chunks::text as chunks, end_lsn::text as end_lsn,
-    attempt > coalesce((chunks->>'attempt')::int8, 0) + 1 as may_have_rows
-"""
-# The first of several chunks begins a copy of all rows.
-_HAND_OVER_CHUNK_SQL: Final = f"""
-with gone as ({quarantined_changes.COPIED_SQL.format(relation_ids="array[$1::int8]")} and $9)
-update streamer.relation r set
-    end_lsn = $2::text::pg_lsn,
-    chunks = jsonb_build_object('began_at', coalesce(chunks->'began_at', to_jsonb((
-        select min(started_at) from streamer.sync_partition where relation_id = r.id))),
-        'attempt', attempt) || $4::text::jsonb,
-    rows_copied = rows_copied + $5, bytes_copied = bytes_copied + $6,
-    columns = $7::text::jsonb, definition = $8::text::jsonb,
-    error = null, error_code = null, error_remedy = null, waiting_for = null, changed_at = now()
-where id = $1 and attempt = $3 and not needs_resync and snapshot_lsn is null
-  and end_lsn <= $2::text::pg_lsn and (chunks is null) = $9
-"""
-# The copy includes the rows of changes in quarantine, unless chunks came before.
-_HAND_OVER_SQL: Final = f"""
-with gone as ({quarantined_changes.COPIED_SQL.format(relation_ids="$1::int8[]")}
-    and exists (select from streamer.relation r where r.id = relation_id and r.chunks is null)),
-obsolete as ({OBSOLETE_SQL.format(relation_ids="$1::int8[]")})
-update streamer.relation r set
-    state = case state when 'paused' then state else 'catching_up' end,
-    snapshot_lsn = c.lsn::pg_lsn, end_lsn = c.lsn::pg_lsn,
-    rows_copied = c.copied + b.copied, rows_total = c.copied + b.copied,
-    bytes_copied = c.size + b.size,
-    declared = r.declared or c.attempt is null,
-    owns_rows = r.owns_rows or c.owns, columns = c.columns::jsonb,
-    definition = c.definition::jsonb, storage = c.storage::jsonb,
-    filling = false, chunks = null, resync = null, error = null, error_code = null,
-    error_remedy = null, waiting_for = null, changed_at = now(), unfilled = '{{}}',
-    copy_is_due = false
-from unnest($1::int8[], $2::text[], $3::int8[], $4::int8[], $5::int4[], $6::bool[], $7::text[],
-            $8::text[], $9::text[])
-     c (id, lsn, copied, size, attempt, owns, columns, definition, storage)
-join lateral (
-    select case when o.chunks is null then 0 else o.rows_copied end,
-           case when o.chunks is null then 0 else o.bytes_copied end
-    from streamer.relation o where o.id = c.id) b (copied, size) on true
-where r.id = c.id and (c.attempt is null or r.attempt = c.attempt)
 """
 # A table that is paused before its copy is complete is still being copied.
 _LEDGERS_SQL: Final = """

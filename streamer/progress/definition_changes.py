@@ -64,11 +64,6 @@ DDL: Final = BookkeepingTable(
     DdlRecord,
     "join streamer.relation r on r.id = d.relation_id join streamer.source s on s.id = r.source_id",
 )
-OBSOLETE_SQL: Final = """
-delete from streamer.ddl
-where relation_id = any ({relation_ids}) and state not in ('applied', 'skipped')
-"""
-"""A part of the statement that ends a copy, which takes the changes in."""
 _PUT_SQL: Final = """
 insert into streamer.ddl
     (relation_id, lsn, number, query, changes, statements, reason, state)
@@ -128,6 +123,15 @@ async def place_of_copy(
 async def supersede(session: Executor, place: DdlPlace) -> None:
     """Forget the commands of a table that wait: a copy takes their changes in at *place*."""
     await session.execute(_SUPERSEDE_SQL, place.relation_id, str(place.lsn))
+
+
+async def remove_copied(session: Executor, relation_ids: Sequence[int]) -> None:
+    """Remove the commands whose changes a copy has taken in."""
+    await DDL.delete(
+        session,
+        "where relation_id = any ($1::int8[]) and state not in ('applied', 'skipped')",
+        relation_ids,
+    )
 
 
 async def put_ddl(

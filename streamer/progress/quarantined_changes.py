@@ -69,10 +69,6 @@ from unnest($1::int8[], $2::text[], $3::text[], $4::text[], $5::text[])
      w (id, key, old, new, definition)
 where q.id = w.id
 """
-COPIED_SQL: Final = """
-delete from streamer.quarantine where relation_id = any ({relation_ids})
-"""
-"""A part of the statement that ends a copy: the copy has the rows of changes in quarantine."""
 SUMMARY_SQL: Final = """
 select r.source, q.operation, q.code, count(*) as changes, min(q.quarantined_at) as since
 from streamer.quarantine q join streamer.relation r on r.id = q.relation_id
@@ -166,6 +162,16 @@ async def remove_quarantined(
         "where relation_id = $1 and ($2::int8[] is null or id = any ($2))",
         relation_id,
         ids,
+    )
+
+
+async def remove_copied(session: Executor, relation_ids: Sequence[int]) -> None:
+    """Remove changes whose rows a copy has. The last one of several chunks has some rows only."""
+    await QUARANTINE.delete(
+        session,
+        "using streamer.relation r"
+        " where r.id = q.relation_id and r.id = any ($1::int8[]) and r.chunks is null",
+        relation_ids,
     )
 
 

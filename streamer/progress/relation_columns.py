@@ -7,11 +7,11 @@ request makes a running process bring them now.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from streamer.progress.relations import RELATIONS
 from streamer.progress.requests import request_automatic, resync_of_unfilled
-from streamer.progress.table import Executor
+from streamer.progress.table import Executor, to_json
 from streamer.source.rewritten_tables import Storage
 from streamer.target.connection import TargetConnection, transaction
 
@@ -121,11 +121,9 @@ async def set_leaves(session: Executor, relation_id: int, leaves: Mapping[int, s
     await RELATIONS.set(session, relation_id, values)
 
 
-def storage_json(storage: Mapping[int, Storage] | None) -> str | None:
+def stored_storage(storage: Mapping[int, Storage] | None) -> dict[int, Any] | None:
     """Return the bookkeeping's form of storage by OID; None if it is unknown."""
-    return (
-        None if storage is None else json.dumps({oid: its.stored for oid, its in storage.items()})
-    )
+    return None if storage is None else {oid: its.stored for oid, its in storage.items()}
 
 
 async def read_storage(session: Executor, relation_ids: list[int]) -> dict[int, dict[int, Storage]]:
@@ -151,5 +149,6 @@ async def set_storage(
     copy stores another one.
     """
     rest = "and storage is not distinct from $3::text::jsonb"
-    values = {"storage": json.loads(storage_json(storage) or "null")}
-    return await RELATIONS.set(session, relation_id, values, rest, storage_json(before))
+    values = {"storage": stored_storage(storage)}
+    known = None if before is None else to_json(stored_storage(before))
+    return await RELATIONS.set(session, relation_id, values, rest, known)

@@ -13,7 +13,7 @@ from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relation_columns import request_unfilled
-from streamer.progress.relations import RELATIONS
+from streamer.progress.relations import RELATIONS, STATE
 from streamer.progress.table import Executor, plain, to_json
 
 _ATTACH_SQL: Final = """
@@ -28,7 +28,7 @@ and state in ('catching_up', 'ready', 'error') and snapshot_lsn is not null and 
 """
 _NEWEST: Final = "and ($3::int4 is null or attempt = $3)"
 _CHANGED: Final = "changed_at = now()"
-_STATE: Final = "state = case state when 'paused' then state else '{}' end, changed_at = now()"
+_STATE: Final = f"state = {STATE}, changed_at = now()"
 _AGAIN: Final = "attempt = attempt + 1"
 NO_COPY: Final = {
     "snapshot_lsn": None,

@@ -91,6 +91,8 @@ UnreadyTables = dict[str, dict[str, tuple[str, ErrorReport | None]]]
 """State and error of tables that are not ready, by the label of their source and their name."""
 
 RELATIONS: Final = BookkeepingTable("relation", "r", RelationRecord)
+STATE: Final = "case r.state when 'paused' then r.state else '{}' end"
+"""A state, unless an operator has paused the table: such a table stays paused."""
 _OTHER_WRITERS_SQL: Final = """
 select r.target, s.database from streamer.relation r join streamer.source s on s.id = r.source_id
 where s.sid = $2 and s.database <> $1 and r.target = any ($3::text[]) order by 1, 2 limit 1

@@ -209,15 +209,26 @@ class BookkeepingTable(Generic[R]):
 
         *also*: assignments that the server computes. Returns how many rows were set.
         """
+        sql, stored = self._update_sql(values, rest, also)
+        return await session.execute(sql, stored, *parameters)
+
+    async def change(
+        self, session: Executor, values: Values, rest: str, *parameters: Any, also: str = ""
+    ) -> list[R]:
+        """Do the same; return the records of the rows as they are then."""
+        sql, stored = self._update_sql(values, rest, also)
+        rows = await session.fetch(f"{sql} returning {self.listed}", stored, *parameters)
+        return [self.record(row) for row in rows]
+
+    def _update_sql(self, values: Values, rest: str, also: str) -> tuple[str, str]:
         stored = self._stored(values)
         names = ", ".join(stored)
-        return await session.execute(
+        sql = (
             f"update {self.name} {self.alias} set ({names}) = (select {names}"
             f" from pg_catalog.json_populate_record(null::{self.name}, $1::text::json))"
-            f"{also and ', '}{also} {rest}",
-            to_json(stored),
-            *parameters,
+            f"{also and ', '}{also} {rest}"
         )
+        return sql, to_json(stored)
 
     async def set(
         self,
@@ -234,12 +245,22 @@ class BookkeepingTable(Generic[R]):
         where = f"where id = $2 {rest}"
         return bool(await self.update(session, values, where, row_id, *parameters, also=also))
 
-    async def update_each(self, session: Executor, rows: Iterable[Values], rest: str = "") -> int:
-        """Set columns of the row with the ``id`` of each of *rows*; *rest*: a further condition."""
+    async def update_each(
+        self,
+        session: Executor,
+        rows: Iterable[Values],
+        rest: str = "",
+        computed: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> int:
+        """Set columns of the row with the ``id`` of each of *rows*, which are called ``v``.
+
+        *rest*: a further condition. *computed*: expressions of the server, by column.
+        """
         stored = [self._stored(row) for row in rows]
         if not stored:
             return 0
-        assigned = ", ".join(f"{name} = v.{name}" for name in stored[0] if name != "id")
+        values = {name: f"v.{name}" for name in stored[0] if name != "id"} | dict(computed)
+        assigned = ", ".join(f"{name} = {value}" for name, value in values.items())
         return await session.execute(
             f"update {self.name} {self.alias} set {assigned}"
             f" from pg_catalog.json_populate_recordset(null::{self.name}, $1::text::json) v"

@@ -451,6 +451,7 @@ class Preparation:
             copy.attempt = begun.attempt
             if mapped.state.chunks != begun.chunks:  # the outcome of a commit was unknown
                 raise TargetFencedError(f'the target has another chunk of "{copy.name}" by now')
+            assert begun.chunks is not None
             await rest_triggers(target)
             names = _border_columns(copy, begun.chunks)
             if names is None or not begun.may_have_rows:
