@@ -36,11 +36,7 @@ async def read_cutover(session: Executor, source_id: int) -> CutoverRecord | Non
 async def store_step(session: Executor, source_id: int, step: str, details: dict[str, Any]) -> None:
     """Store the step whose work is about to begin, and the facts for undoing it."""
     row = {"source_id": source_id, "step": step, "details": details}
-    await CUTOVERS.insert(
-        session,
-        [row],
-        "on conflict (source_id) do update set step = excluded.step, details = excluded.details",
-    )
+    await CUTOVERS.put(session, [row], "source_id")
 
 
 async def store_marker(session: Executor, source_id: int, lsn: Lsn) -> None:

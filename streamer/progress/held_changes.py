@@ -27,11 +27,6 @@ SUMMARY_SQL: Final = """
 select r.source, h.changes, h.bytes, h.behind_lsn::text
 from streamer.held h join streamer.relation r on r.id = h.relation_id
 """
-_SET_SQL: Final = """
-join streamer.relation r on r.id = v.relation_id
-on conflict (relation_id) do update
-set changes = excluded.changes, bytes = excluded.bytes, behind_lsn = excluded.behind_lsn
-"""
 
 
 async def read_held(session: Executor) -> dict[int, HeldRecord]:
@@ -48,4 +43,5 @@ async def set_held(session: Executor, source_id: int, held: Collection[HeldRecor
         source_id,
         [record.relation_id for record in held],
     )
-    await HELD.insert(session, map(fields_of, held), _SET_SQL)
+    is_known = "join streamer.relation r on r.id = v.relation_id"
+    await HELD.put(session, map(fields_of, held), "relation_id", is_known)

@@ -5,7 +5,6 @@ until the object is there (`made`) or the target refused it (`failed`). An `unma
 made.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Self
@@ -14,7 +13,7 @@ from streamer.definitions.planned import ObjectKind, Planned
 from streamer.errors import ConflictError, StreamerError, TargetSchemaError
 from streamer.mapping.names import RelationName, parse_name
 from streamer.postgres.quoting import quote_qualified
-from streamer.progress.table import BookkeepingTable, Codec, Executor
+from streamer.progress.table import BookkeepingTable, Codec, Executor, to_json
 from streamer.target.connection import TargetConnection, transaction
 
 _PENDING_SQL: Final = """
@@ -28,31 +27,19 @@ where d.state = 'pending'
 order by d.attempts, d.id
 """
 
-_PUT_SQL: Final = """
-insert into streamer.definition
-    (relation_id, kind, name, state, index_name, statements, online, sql, reason, referenced)
-values ($1, $2, $3, $4, $5, $6::text::json, $7::text::json, $8, $9, $10)
-on conflict (relation_id, kind, name) do update set
-    state = case when definition.state = 'unwanted' and excluded.state = 'pending'
-                 then 'unwanted' else excluded.state end,
-    made_again = definition.state = 'unwanted' and excluded.state = 'pending',
-    index_name = excluded.index_name, statements = excluded.statements,
-    online = excluded.online, sql = excluded.sql, reason = excluded.reason, attempts = 0,
-    referenced = excluded.referenced
-"""
-_END_SQL: Final = (
-    """
-update streamer.definition d set state = 'unwanted', made_again = false
-from unnest($2::text[], $3::text[]) as e (kind, name)
-where d.relation_id = $1 and d.kind = e.kind and d.name = e.name
-  and d.state in ('pending', 'unwanted')
-""",
-    """
-delete from streamer.definition d using unnest($2::text[], $3::text[]) as e (kind, name)
-where d.relation_id = $1 and d.kind = e.kind and d.name = e.name
-  and d.state not in ('pending', 'unwanted')
-""",
+_REMADE: Final = "d.state = 'unwanted' and excluded.state = 'pending'"
+_PUT: Final = {
+    "state": f"case when {_REMADE} then d.state else excluded.state end",
+    "made_again": _REMADE,
+    "attempts": "0",
+}
+_ENDED: Final = (
+    "d.relation_id = {0} and (d.kind, d.name) in (select * from unnest({1}::text[], {2}::text[]))"
 )
+_SAME: Final = "and online::jsonb = $3::text::jsonb"
+"""The stream has not changed the record since a session read it."""
+_PENDING: Final = f"{_SAME} and state = 'pending'"
+_FAILED: Final = "attempts = attempts + 1"
 _TAKEN_SQL: Final = """
 select x.relname as name
 from pg_catalog.pg_class x
@@ -195,38 +182,44 @@ async def store_definitions(
 ) -> None:
     """Store *planned* as all definitions of a relation; those that are there are found there."""
     async with transaction(connection):
-        await connection.execute(
-            "delete from streamer.definition where relation_id = $1 and kind <> 'not null'",
-            relation_id,
+        await DEFINITIONS.delete(
+            connection, "where relation_id = $1 and kind <> 'not null'", relation_id
         )
         await put_plans(connection, relation_id, planned)
 
 
 async def put_plans(session: Executor, relation_id: int, planned: Sequence[Planned]) -> None:
     """Store plans in place of those of the same kind and name."""
-    for each in planned:
-        await session.execute(
-            _PUT_SQL,
-            relation_id,
-            each.kind.value,
-            each.name,
-            "pending" if each.reason is None else "unmade",
-            each.index,
-            json.dumps(each.statements),
-            json.dumps(each.online),
-            each.sql,
-            each.reason,
-            None if each.referenced is None else str(each.referenced),
-        )
+    rows = {
+        (each.kind, each.name): {
+            "relation_id": relation_id,
+            "kind": each.kind,
+            "name": each.name,
+            "state": "pending" if each.reason is None else "unmade",
+            "index_name": each.index,
+            "statements": each.statements,
+            "online": each.online,
+            "sql": each.sql,
+            "reason": each.reason,
+            "referenced": each.referenced,
+        }
+        for each in planned
+    }
+    await DEFINITIONS.put(session, rows.values(), "relation_id, kind, name", computed=_PUT)
 
 
 async def end_plans(
     session: Executor, relation_id: int, ended: Sequence[tuple[ObjectKind, str]]
 ) -> None:
     """Take plans back. One that may be under way becomes `unwanted`, so that its result goes."""
-    kinds, names = [kind.value for kind, _ in ended], [name for _, name in ended]
-    for sql in _END_SQL if ended else ():
-        await session.execute(sql, relation_id, kinds, names)
+    kinds, names = [kind for kind, _ in ended], [name for _, name in ended]
+    of_ended = (relation_id, kinds, names)
+    values = {"state": "unwanted", "made_again": False}
+    rest = f"where {_ENDED.format('$2', '$3', '$4')} and state in ('pending', 'unwanted')"
+    if ended:
+        await DEFINITIONS.update(session, values, rest, *of_ended)
+        rest = f"where {_ENDED.format('$1', '$2', '$3')} and state not in ('pending', 'unwanted')"
+        await DEFINITIONS.delete(session, rest, *of_ended)
 
 
 async def hold_plans(session: Executor, target: RelationName) -> None:
@@ -263,24 +256,17 @@ async def read_given_up(session: Executor) -> list[DefinitionRecord]:
 
 async def forget_unwanted(session: Executor, record_id: int) -> None:
     """Forget a plan whose result is gone, or have another of that name made."""
-    await session.execute(
-        "update streamer.definition set state = 'pending', made_again = false"
-        " where id = $1 and state = 'unwanted' and made_again",
-        record_id,
-    )
-    await session.execute(
-        "delete from streamer.definition where id = $1 and state = 'unwanted'", record_id
-    )
+    values = {"state": "pending", "made_again": False}
+    rest = "and state = 'unwanted' and made_again"
+    if not await DEFINITIONS.set(session, record_id, values, rest):
+        await DEFINITIONS.delete(session, "where id = $1 and state = 'unwanted'", record_id)
 
 
 async def is_pending(session: Executor, record: DefinitionRecord) -> bool:
     """Whether the stream has neither changed nor taken back *record*, and no session made it."""
-    found = await session.fetch_value(
-        "select state = 'pending' and online::text = $2 from streamer.definition where id = $1",
-        record.id,
-        json.dumps(record.online),
-    )
-    return bool(found)
+    rest = "where d.id = $1 and d.state = 'pending'"
+    stored = await DEFINITIONS.find(session, rest, record.id)
+    return stored is not None and stored.online == record.online
 
 
 async def read_pending(session: Executor, relation_id: int | None = None) -> list[DefinitionRecord]:
@@ -301,23 +287,14 @@ async def read_definitions(session: Executor) -> dict[int, list[DefinitionRecord
 
 async def set_made(session: Executor, record: DefinitionRecord) -> None:
     """Store that a session made *record*, unless the stream has changed or taken it back."""
-    await session.execute(
-        "update streamer.definition set state = 'made', reason = null"
-        " where id = $1 and state <> 'unwanted' and online::text = $2",
-        record.id,
-        json.dumps(record.online),
-    )
+    values, rest = {"state": "made", "reason": None}, f"{_SAME} and state <> 'unwanted'"
+    await DEFINITIONS.set(session, record.id, values, rest, to_json(record.online))
 
 
 async def set_failed(session: Executor, record: DefinitionRecord, reason: str) -> None:
     """Store the reason why *record* is not made yet."""
-    await session.execute(
-        "update streamer.definition set reason = $2, attempts = attempts + 1"
-        " where id = $1 and state = 'pending' and online::text = $3",
-        record.id,
-        reason,
-        json.dumps(record.online),
-    )
+    values, online = {"reason": reason}, to_json(record.online)
+    await DEFINITIONS.set(session, record.id, values, _PENDING, online, also=_FAILED)
 
 
 async def give_up(
@@ -326,13 +303,6 @@ async def give_up(
     """Store the reason why *record* is not made until the next copy, and the statements *left* for
     an operator.
     """
-    await session.execute(
-        "update streamer.definition set state = 'failed', reason = $2, attempts = attempts + 1,"
-        " online = $3::text::json, sql = $4"
-        " where id = $1 and state = 'pending' and online::text = $5",
-        record.id,
-        reason,
-        json.dumps(left),
-        "; ".join(left),
-        json.dumps(record.online),
-    )
+    values = {"state": "failed", "reason": reason, "online": tuple(left), "sql": "; ".join(left)}
+    online = to_json(record.online)
+    await DEFINITIONS.set(session, record.id, values, _PENDING, online, also=_FAILED)

@@ -127,6 +127,10 @@ class PurgeRecord:
     is_finished: Annotated[bool, Codec("p.finished_at is not null")]
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        return self.database, self.sid, self.target
+
+    @property
     def progress(self) -> float | None:
         """The part of the table that is purged, from 0 to 1; None if that is not known."""
         if self.is_finished:
@@ -138,6 +142,7 @@ class PurgeRecord:
 
 
 PURGES: Final = BookkeepingTable("purge", "p", PurgeRecord)
+_OF_KEY: Final = "where (database, sid, target) = ($2, $3, $4)"
 
 
 async def read_purges(session: Executor) -> list[PurgeRecord]:
@@ -193,24 +198,15 @@ async def move_purge(
     blocks: int,
 ) -> None:
     """Store how far the purge of a table is, in the transaction that deletes its rows."""
-    await session.execute(
-        "update streamer.purge set rows_deleted = rows_deleted + $4, next_block = $5, blocks = $6"
-        " where (database, sid, target) = ($1, $2, $3)",
-        record.database,
-        record.sid,
-        record.target,
-        deleted,
-        next_block,
-        blocks,
-    )
+    values = {"next_block": next_block, "blocks": blocks}
+    also = "rows_deleted = rows_deleted + $5"
+    await PURGES.update(session, values, _OF_KEY, *record.key, deleted, also=also)
 
 
 async def finish_purge(session: Executor, record: PurgeRecord) -> None:
     """Store that no row of the source is left in a table."""
     await session.execute(
-        "update streamer.purge set finished_at = pg_catalog.now()"
+        "update streamer.purge set finished_at = now()"
         " where (database, sid, target) = ($1, $2, $3)",
-        record.database,
-        record.sid,
-        record.target,
+        *record.key,
     )

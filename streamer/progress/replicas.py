@@ -14,7 +14,7 @@ from typing import Annotated, Final
 from streamer.error_reports import ErrorReport
 from streamer.errors import NoReplicaError
 from streamer.mapping.rules import SourceLabel
-from streamer.progress.table import BookkeepingTable, Codec, Executor
+from streamer.progress.table import BookkeepingTable, Codec, Executor, fields_of
 from streamer.remedies import Remedy
 from streamer.target.claim import LOCK_CLASS, MEMBER_CLASS
 from streamer.target.connection import TargetConnection, transaction
@@ -52,17 +52,11 @@ values ($1, pg_catalog.pg_backend_pid(), $2) returning id
 _LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
 _PRUNE_SQL: Final = _with_locks(
     """
-delete from streamer.replica r where seen_at < now() - make_interval(secs => $2::float8)
+where seen_at < now() - make_interval(secs => $2::float8)
   and not exists (select from LOCKS l
                   where l.id = r.id and l.pid = r.backend_pid)
 """
 )
-_BEAT_SQL: Final = """
-update streamer.replica set beat = beat + 1, seen_at = pg_catalog.clock_timestamp(),
-    sources = $2, max_sources = $3, is_stopping = $4, journals = $5, out_of_reach = $6,
-    mapping = $7
-where id = $1 and backend_pid = pg_catalog.pg_backend_pid() returning true
-"""
 _JOINED_SQL: Final = _with_locks(
     """
 left join lateral (select revision, since from streamer.mapping
@@ -199,23 +193,18 @@ async def join(session: TargetConnection, name: str, address: str | None) -> int
     async with transaction(session):
         number = int(await session.fetch_value(_JOIN_SQL, name, address))
         await session.fetch_value(_LOCK_SQL, _signed(REPLICA_CLASS), number)
-        await session.execute(_PRUNE_SQL, REPLICA_CLASS, KNOWN_SECONDS)
+        await REPLICAS.delete(session, _PRUNE_SQL, REPLICA_CLASS, KNOWN_SECONDS)
     return number
 
 
 async def beat(session: TargetConnection, number: int, presence: Presence) -> bool:
     """Report that replica *number* works; return False if the bookkeeping does not know it."""
-    return bool(
-        await session.fetch_value(
-            _BEAT_SQL,
-            number,
-            presence.sources,
-            presence.max_sources,
-            presence.is_stopping,
-            presence.journals,
-            presence.out_of_reach,
-            presence.mapping,
-        )
+    return await REPLICAS.set(
+        session,
+        number,
+        fields_of(presence),
+        "and backend_pid = pg_catalog.pg_backend_pid()",
+        also="beat = beat + 1, seen_at = pg_catalog.clock_timestamp()",
     )
 
 
@@ -250,7 +239,7 @@ def find_newest_mapping(replicas: Iterable[ReplicaRecord]) -> ReplicaRecord | No
 
 async def leave(session: TargetConnection, number: int) -> None:
     """Forget a replica."""
-    await session.execute("delete from streamer.replica where id = $1", number)
+    await REPLICAS.delete(session, "where id = $1", number)
 
 
 async def end_sessions(session: TargetConnection, replica: ReplicaRecord) -> None:

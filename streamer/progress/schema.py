@@ -1,5 +1,6 @@
 """The schema of the bookkeeping in the target: made, brought up to date, and removed."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -13,42 +14,8 @@ from streamer.progress.sources import read_source_labels
 from streamer.progress.table import Executor
 from streamer.target.connection import TargetAddress, TargetConnection
 
-TABLES: Final = (
-    "audit",
-    "held",
-    "sequence",
-    "script",
-    "cutover",
-    "ddl",
-    "definition",
-    "request",
-    "quarantine",
-    "conflict",
-    "purge",
-    "deferred_index",
-    "sync_partition",
-    "compared_range",
-    "comparison",
-    "verification",
-    "former_relation",
-    "relation",
-    "source",
-    "replica",
-    "mapping",
-    "installation",
-    "migration",
-    "minute",
-)
-FUNCTIONS: Final = (
-    "fits_plan",
-    "name_values",
-    "pass_creation_on",
-    "require_facts",
-    "set_progress",
-)
-"""All that is ours in the schema: `TABLES` and these."""
-
 REHEARSAL_LOCK_SECONDS: Final = 5
+_MADE: Final = re.compile(r"^create (table|function) (streamer\.\w+)", re.MULTILINE)
 _MIGRATION_LOCK: Final = 0x73747265616D  # "stream"
 _DROP_SCHEMA_SQL: Final = """
 do $$ begin
@@ -57,6 +24,15 @@ exception when dependent_objects_still_exist or insufficient_privilege then
     null;
 end $$
 """
+
+
+def read_objects() -> dict[str, list[str]]:
+    """Return all that is ours in the schema: names by kind, tables first."""
+    made: dict[str, list[str]] = {"table": ["streamer.migration"], "function": []}
+    for migration in read_migrations("target"):
+        for kind, name in _MADE.findall(migration.sql):
+            made[kind].append(name)
+    return made
 
 
 async def migrate(bookkeeping: Bookkeeping) -> None:
@@ -156,9 +132,7 @@ async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
     """
     async with bookkeeping.transaction() as connection:
         if not await read_source_labels(connection):
-            tables = ", ".join(f"streamer.{name}" for name in TABLES)
-            await connection.execute(f"drop table if exists {tables}")
-            functions = ", ".join(f"streamer.{name}" for name in FUNCTIONS)
-            await connection.execute(f"drop function if exists {functions}")
+            for kind, names in read_objects().items():
+                await connection.execute(f"drop {kind} if exists {', '.join(names)}")
             await connection.execute(_DROP_SCHEMA_SQL)
             await connection.execute(origin.DROP_SQL)

@@ -186,7 +186,30 @@ class BookkeepingTable(Generic[R]):
         """Store *rows*, which have the same columns. *rest*: the conflict, or a join that limits
         the rows, which are called ``v``.
         """
+        return await self._insert(session, [self._stored(row) for row in rows], rest)
+
+    async def put(
+        self,
+        session: Executor,
+        rows: Iterable[Values],
+        key: str,
+        rest: str = "",
+        computed: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> int:
+        """Store *rows* as `insert` does, in place of those with the same *key*.
+
+        *computed*: expressions of the server for the columns of such a row, where the new one is
+        called ``excluded``.
+        """
         stored = [self._stored(row) for row in rows]
+        names = [name for row in stored[:1] for name in row if name not in key.split(", ")]
+        values = {name: f"excluded.{name}" for name in names} | dict(computed)
+        assigned = ", ".join(f"{name} = {value}" for name, value in values.items())
+        return await self._insert(
+            session, stored, f"{rest} on conflict ({key}) do update set {assigned}"
+        )
+
+    async def _insert(self, session: Executor, stored: list[dict[str, Any]], rest: str) -> int:
         if not stored:
             return 0
         names = ", ".join(stored[0])

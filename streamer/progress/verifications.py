@@ -34,18 +34,14 @@ class VerificationRecord:
 
 VERIFICATIONS: Final = BookkeepingTable("verification", "v", VerificationRecord)
 # The mapping may have lost a relation meanwhile.
-_STORE_SQL: Final = """
-where exists (select from streamer.relation r where r.id = v.relation_id)
-on conflict (relation_id) do update set ended_at = excluded.ended_at,
-    verified_at = coalesce(excluded.verified_at, v.verified_at),
-    lsn = coalesce(excluded.lsn, v.lsn), differing_rows = excluded.differing_rows,
-    undecided_rows = excluded.undecided_rows, error = excluded.error
-"""
+_IS_MAPPED: Final = "where exists (select from streamer.relation r where r.id = v.relation_id)"
+_LAST: Final = {name: f"coalesce(excluded.{name}, v.{name})" for name in ("verified_at", "lsn")}
 
 
 async def store_verifications(session: Executor, records: Iterable[VerificationRecord]) -> None:
     """Store results. A relation that was not found equal keeps the time when it last was."""
-    await VERIFICATIONS.insert(session, map(fields_of, records), _STORE_SQL)
+    rows = map(fields_of, records)
+    await VERIFICATIONS.put(session, rows, "relation_id", _IS_MAPPED, computed=_LAST)
 
 
 async def read_verifications(
