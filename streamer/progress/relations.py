@@ -62,6 +62,12 @@ class RelationRecord:
     """It was mapped before, not all the time, and is mapped again as of now."""
     changed_at: datetime | None = None
     """When its state changed last."""
+    has_resync: Annotated[bool, Codec("r.resync is not null")] = False
+    """A copy of some or all rows is due, or under way."""
+    unfilled: tuple[str, ...] = ()
+    """Columns of the target whose values existing rows lack."""
+    copy_is_due: bool = False
+    """Existing rows need a copy that streamer began by itself."""
 
     @property
     def is_bare(self) -> bool:

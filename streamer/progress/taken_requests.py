@@ -8,7 +8,7 @@ from streamer.mapping.names import parse_name
 from streamer.mapping.resync import Mode, Resync, has_own_past
 from streamer.mapping.rules import SourceMapping, find_rules
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relation_columns import read_unfilled, remember_unfilled
+from streamer.progress.relation_columns import remember_unfilled
 from streamer.progress.relation_states import NO_COPY
 from streamer.progress.relations import RELATIONS, RelationRecord
 from streamer.progress.requests import AUTOMATIC, Request, resync_of_unfilled, take
@@ -16,14 +16,9 @@ from streamer.progress.table import Values
 from streamer.progress.table_state import Need, State
 from streamer.target.connection import TargetConnection
 
-_UNFILLED_SQL: Final = """
-select r.id, unfilled, w.is_due
-from streamer.relation r, lateral (
-    select copy_is_due and (type = 'clone' or not exists (
-        select from streamer.quarantine q where q.relation_id = r.id)) as is_due) w
-where source_id = $1 and ($2::int8 is null or id = $2) and (unfilled <> '{}' or w.is_due)
-  and resync is null and state <> 'paused'
-order by id for update of r
+_LACKING: Final = """
+where source_id = $1 and ($2::int8 is null or id = $2) and (unfilled <> '{}' or copy_is_due)
+  and resync is null and state <> 'paused' order by id for update of r
 """
 
 
@@ -103,11 +98,13 @@ async def _take_unfilled(
 ) -> list[Request]:
     """Begin to bring values that existing rows of relations lack: of one, or of all."""
     taken = []
-    for row in await connection.fetch(_UNFILLED_SQL, source_id, relation_id):
-        resync = resync_of_unfilled(None if row["is_due"] else row["unfilled"])
-        request = Request(0, row["id"], "resync", resync.to_json() | {AUTOMATIC: True})
-        record = await _lock(connection, request.relation_id)
-        taken += await _store_to_point(connection, request, record, resync, is_sure=True)
+    for record in await RELATIONS.read(connection, _LACKING, source_id, relation_id):
+        is_due = record.copy_is_due and (record.type == "clone" or not record.quarantined)
+        if is_due or record.unfilled:
+            resync = resync_of_unfilled(None if is_due else record.unfilled)
+            options = resync.to_json() | {AUTOMATIC: True}
+            request = Request(0, record.relation_id, "resync", options)
+            taken += await _store_to_point(connection, request, record, resync, is_sure=True)
     return taken
 
 
@@ -177,8 +174,7 @@ async def _store_to_point(
     if resync.columns is not None:  # they stay wanted if the copy fails
         await remember_unfilled(connection, request.relation_id, resync.columns)
         # So this copy brings them, too, if one that failed was to bring others.
-        wanted = await read_unfilled(connection, request.relation_id)
-        resync = replace(resync, columns=tuple(wanted))
+        resync = replace(resync, columns=tuple(sorted({*record.unfilled, *resync.columns})))
     is_waiting = state.shown in (State.PAUSED, State.ERROR)
     if state.need not in (Need.NOTHING, Need.PART):
         return []
