@@ -6,10 +6,13 @@ meanwhile. Otherwise a copy replaces its rows.
 """
 
 import json
-from typing import Final
+from typing import Any, Final
 
+from streamer.error_reports import ErrorReport
 from streamer.mapping.resync import Resync
+from streamer.progress.relations import RELATIONS
 from streamer.progress.table import Executor
+from streamer.remedies import Remedy
 
 # Its rows in quarantine are gone, so a table that had some cannot continue as it was.
 _KEEP_FORMER_SQL: Final = """
@@ -22,37 +25,39 @@ where r.id = $1 and (r.owns_rows or r.target_created or r.snapshot_lsn is not nu
 on conflict (source_id, source) do update
 set acknowledged_lsn = excluded.acknowledged_lsn, relation = excluded.relation
 """
-_RETURN_SQL: Final = """
-insert into streamer.relation (
-    source_id, source, target, type, expressions, state, snapshot_lsn, end_lsn, attempt,
-    rows_copied, bytes_copied, rows_total, target_created, declared, owns_rows, filling,
-    publication_mark, identity, needs_resync, error, error_code, error_remedy, leaves, leaf_joins,
-    resync,
-    truncates_skipped, brake, outlives, unfilled, copy_is_due, definition,
-    former_labels, storage)
-select f.source_id, f.source, r.target, r.type, r.expressions,
-       case when i.is_in_step or r.needs_resync then r.state else 'init' end,
-       case when i.is_in_step then r.snapshot_lsn end, r.end_lsn, r.attempt,
-       r.rows_copied, r.bytes_copied, r.rows_total, r.target_created, r.declared, r.owns_rows,
-       r.filling, r.publication_mark, r.identity, r.needs_resync,
-       case when i.is_in_step or r.needs_resync then r.error end,
-       case when i.is_in_step or r.needs_resync then r.error_code end,
-       case when i.is_in_step or r.needs_resync then r.error_remedy end, r.leaves, r.leaf_joins,
-       case when i.is_in_step then r.resync else $5::text::jsonb end,
-       r.truncates_skipped, case when i.is_in_step then r.brake end,
-       i.is_in_step and r.outlives, coalesce(r.unfilled, '{}'),
-       coalesce(r.copy_is_due, false), r.definition,
-       coalesce(r.former_labels, '{}'), case when i.is_in_step then r.storage end
+_FORMER_SQL: Final = """
+select f.relation::text as relation, f.acknowledged_lsn = s.acknowledged_lsn as is_current
 from unnest($2::text[], $3::text[]) w (source, target)
 join streamer.former_relation f on f.source_id = $1 and f.source = w.source
-join streamer.source s on s.id = f.source_id,
-     lateral jsonb_populate_record(null::streamer.relation, f.relation) r,
-     lateral (select $4::boolean and r.snapshot_lsn is not null and r.resync is null
-                     and f.acknowledged_lsn = s.acknowledged_lsn as is_in_step) i
-where r.target = w.target
+join streamer.source s on s.id = f.source_id
+where f.relation->>'target' = w.target
   and not exists (select from streamer.relation o where o.source_id = $1 and o.source = w.source)
-returning source
 """
+_OF_PROCESS: Final = (
+    *("id", "columns", "chunks", "transport", "transport_reason", "source_oid"),
+    *("waiting_for", "wait", "lag_since", "visible_lsn", "changed_at"),
+)
+"""Columns that the next process reads or computes."""
+_NO_COPY: Final[dict[str, Any]] = {
+    "snapshot_lsn": None,
+    "resync": Resync(),
+    "brake": None,
+    "outlives": False,
+    "storage": None,
+}
+
+
+def _returned(relation: dict[str, Any], *, may_resume: bool) -> dict[str, Any]:
+    """Return the values of a relation that was mapped before. Pure."""
+    kept = {name: value for name, value in relation.items() if name not in _OF_PROCESS}
+    is_in_step = may_resume and relation["snapshot_lsn"] and relation["resync"] is None
+    text, code, remedy = (kept.pop(name) for name in ("error", "error_code", "error_remedy"))
+    if not is_in_step:
+        kept |= _NO_COPY
+        if not relation["needs_resync"]:
+            return kept | {"state": "init", "error": None}
+    report = None if text is None else ErrorReport(text, code, Remedy.from_json(remedy))
+    return kept | {"error": report}
 
 
 async def keep_former(session: Executor, relation_id: int) -> None:
@@ -68,20 +73,18 @@ async def bring_back(
     *targets*: by source name. *may_resume*: the stream is about to begin at the acknowledged
     position.
     """
-    returned = await session.fetch(
-        _RETURN_SQL,
-        source_id,
-        list(targets),
-        list(targets.values()),
-        may_resume,
-        json.dumps(Resync().to_json()),
-    )
+    rows = await session.fetch(_FORMER_SQL, source_id, list(targets), list(targets.values()))
+    returned = [
+        _returned(json.loads(row["relation"]), may_resume=may_resume and row["is_current"])
+        for row in rows
+    ]
+    await RELATIONS.insert(session, returned)
     await session.execute(
         "delete from streamer.former_relation where source_id = $1 and source = any ($2::text[])",
         source_id,
         list(targets),
     )
-    return {row["source"] for row in returned}
+    return {relation["source"] for relation in returned}
 
 
 async def forget_former(session: Executor, source_id: int) -> None:

@@ -198,6 +198,32 @@ async def test_states_of_a_relation(books: Bookkeeping) -> None:
     assert ((await now()).owns_rows, (await now()).rows_total) == (True, 5)
 
 
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_relation_that_returns_is_as_it_was_unless_its_source_moved_on(
+    books: Bookkeeping, is_lost: bool, moves: bool
+) -> None:
+    source_id, relation_id = await add_relation(books)
+    if is_lost:
+        await copies.fill_directly(books, [relation_id])
+        await relation_states.require_resync(books, relation_id, ERROR)
+    (before,) = await relations.read_relation_records(books)
+    await registered_relations.forget_relation(books, relation_id)
+    assert await relations.read_relation_records(books) == []
+    if moves:
+        await positions.reset_acknowledged(books, source_id, Lsn(8))
+    returned = await unmapped_relations.bring_back(
+        books, source_id, {"public.t": "public.t", "public.u": "public.u"}, may_resume=True
+    )
+    assert returned == {"public.t"}
+    (after,) = await relations.read_relation_records(books)
+    same = replace(after, relation_id=relation_id, changed_at=before.changed_at)
+    if moves and not is_lost:
+        assert (after.state, after.snapshot_lsn, after.has_resync) == ("init", None, True)
+        same = replace(same, state=before.state, snapshot_lsn=Lsn(16), has_resync=False)
+    assert same == before
+
+
 async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
     source_id, relation_id = await add_relation(books)
     part = CopyPart(relation_id, 1, 0, "a part", "", "", "", "", 100, "", "", (), (), "")
