@@ -1,15 +1,14 @@
 """Registers the mapped tables of a source in streamer.relation, and forgets those that leave."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from streamer.error_reports import ErrorReport
 from streamer.failpoints import failpoint
 from streamer.mapping.names import RelationName
-from streamer.mapping.options import Initial
+from streamer.mapping.options import Initial, TableType
 from streamer.mapping.recomputed import recomputed
 from streamer.mapping.resync import Mode, Resync
 from streamer.mapping.rules import RelationMapping
@@ -22,42 +21,10 @@ from streamer.progress.unmapped_relations import bring_back, forget_former, keep
 from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection
 
-_MOVED_SQL: Final = """
-delete from streamer.relation r using unnest($2::text[], $3::text[]) w (source, target)
+_OF_SOURCES: Final = "where source_id = $1 and source = any ($2::text[])"
+_MOVED: Final = """
+using unnest($2::text[], $3::text[]) w (source, target)
 where r.source_id = $1 and r.source = w.source and r.target <> w.target
-"""
-_NEW_SQL: Final = """
-insert into streamer.relation (source_id, source, target, type, expressions)
-select $1, w.* from unnest($2::text[], $3::text[], $4::text[], $5::text[]) w
-on conflict (source_id, source) do nothing
-"""
-_CHANGED_SQL: Final = """
-update streamer.relation r
-set type = w.type, expressions = w.expressions,
-    state = case when p.lacks_changes then r.state when p.is_in_step then 'copying'
-                 when w.is_copied then 'init' else r.state end,
-    snapshot_lsn = case when w.is_copied and not p.is_in_step then null else r.snapshot_lsn end,
-    resync = case when p.is_in_step then $7::text::jsonb else r.resync end, chunks = null,
-    copy_is_due = r.copy_is_due or p.is_in_step,
-    error = case when p.lacks_changes then r.error end,
-    error_code = case when p.lacks_changes then r.error_code end,
-    error_remedy = case when p.lacks_changes then r.error_remedy end,
-    needs_resync = p.lacks_changes, brake = null, outlives = false
-from unnest($2::text[], $3::text[], $4::text[], $5::boolean[], $6::boolean[])
-     w (source, type, expressions, is_copied, keeps_past)
-join streamer.relation o on o.source_id = $1 and o.source = w.source,
-     lateral (select w.keeps_past and w.is_copied and o.type = w.type
-                     and o.snapshot_lsn is not null and not o.needs_resync,
-                     w.type <> 'clone' and o.type = w.type and o.needs_resync)
-             p (is_in_step, lacks_changes)
-where r.id = o.id and (r.type <> w.type or r.expressions is distinct from w.expressions)
-"""
-# Rows in quarantine come with a copy of all rows only.
-_IN_SYNC_SQL: Final = """
-select id, source, type, expressions from streamer.relation r
-where source_id = $1 and source = any ($2::text[]) and snapshot_lsn is not null and not needs_resync
-  and not exists (select from streamer.quarantine q where q.relation_id = r.id)
-order by id for update
 """
 # The planner would request columns with a negative number once more.
 _RECOMPUTED_SQL: Final = """
@@ -90,37 +57,74 @@ async def register_relations(
     The number of statements does not depend on the number of relations: a start with thousands
     would take as many round trips.
     """
-    wanted = list(mappings)
-    targets = {str(mapping.source): str(mapping.target) for mapping in wanted}
-    sources, types = list(targets), [mapping.type.value for mapping in wanted]
-    marks = [mapping.rule.expressions_mark for mapping in wanted]
-    are_copied = [mapping.rule.initial is not Initial.NONE for mapping in wanted]
-    keep_past = [mapping.rule.keeps_past for mapping in wanted]
+    wanted = {str(mapping.source): mapping for mapping in mappings}
+    targets = {source: str(mapping.target) for source, mapping in wanted.items()}
     async with bookkeeping.transaction() as connection:
-        await connection.execute(_MOVED_SQL, source_id, sources, list(targets.values()))
+        of_targets = (source_id, list(targets), list(targets.values()))
+        await RELATIONS.delete(connection, _MOVED, *of_targets)
         returned = await bring_back(connection, source_id, targets, may_resume=may_resume)
-        await connection.execute(_NEW_SQL, source_id, sources, list(targets.values()), types, marks)
-        await _refuse_left_rows(connection, source_id, wanted)
-        has_requested = await _request_recomputed(connection, source_id, wanted, found)
-        await connection.execute(
-            _CHANGED_SQL,
-            source_id,
-            sources,
-            types,
-            marks,
-            are_copied,
-            keep_past,
-            json.dumps(Resync(Mode.DIFF).to_json()),
-        )
-        rows = await RELATIONS.read(
-            connection, "where source_id = $1 and source = any ($2::text[])", source_id, sources
-        )
-    if has_requested:
+        new = ({"source_id": source_id} | _mapped(mapping) for mapping in wanted.values())
+        await RELATIONS.insert(connection, new, "on conflict (source_id, source) do nothing")
+        await _refuse_left_rows(connection, source_id, wanted.values())
+        rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(wanted))
+        if others := [row.source for row in rows if not _is_as_mapped(row, wanted[row.source])]:
+            await _follow_mappings(connection, source_id, {s: wanted[s] for s in others}, found)
+            rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(wanted))
+    if others:
         failpoint("expressions.stored")
-    records = {
-        record.source: replace(record, has_returned=record.source in returned) for record in rows
+    records = {row.source: replace(row, has_returned=row.source in returned) for row in rows}
+    return [records[source] for source in wanted]
+
+
+def _mapped(mapping: RelationMapping) -> dict[str, Any]:
+    names = {"source": mapping.source, "target": mapping.target}
+    return names | {"type": mapping.type, "expressions": mapping.rule.expressions_mark}
+
+
+def _is_as_mapped(record: RelationRecord, mapping: RelationMapping) -> bool:
+    stored = (record.type, record.expressions)
+    return stored == (mapping.type.value, mapping.rule.expressions_mark)
+
+
+async def _follow_mappings(
+    connection: TargetConnection,
+    source_id: int,
+    wanted: Mapping[str, RelationMapping],
+    found: Mapping[RelationName, SourceRelation],
+) -> None:
+    """Store other types and expressions of relations, and require the copies for these."""
+    changed = []
+    rest = f"{_OF_SOURCES} order by id for update of r"
+    for record in await RELATIONS.read(connection, rest, source_id, list(wanted)):
+        mapping = wanted[record.source]
+        if not await _request_recomputed(connection, record, mapping, found.get(mapping.source)):
+            changed.append({"id": record.relation_id} | _changed(record, mapping))
+    await RELATIONS.update_each(connection, changed)
+
+
+def _changed(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]:
+    """Return the values of a relation whose rows in the target are of another mapping. Pure."""
+    is_copied = mapping.rule.initial is not Initial.NONE
+    has_type = record.type == mapping.type.value
+    lacks_changes = mapping.type is not TableType.CLONE and has_type and record.needs_resync
+    is_in_step = has_type and record.snapshot_lsn is not None and not record.needs_resync
+    values = _mapped(mapping) | {
+        "state": record.state,
+        "snapshot_lsn": record.snapshot_lsn,
+        "resync": record.resync if record.has_resync else None,
+        "chunks": None,
+        "copy_is_due": record.copy_is_due,
+        "error": record.error if lacks_changes else None,
+        "needs_resync": lacks_changes,
+        "brake": None,
+        "outlives": False,
     }
-    return [records[source] for source in sources]
+    if is_copied and mapping.rule.keeps_past and is_in_step:
+        return values | {"state": "copying", "resync": Resync(Mode.DIFF), "copy_is_due": True}
+    if is_copied:
+        values["snapshot_lsn"] = None
+        values["state"] = record.state if lacks_changes else "init"
+    return values
 
 
 async def _refuse_left_rows(
@@ -150,31 +154,26 @@ def brings_columns(mapping: RelationMapping, relation: SourceRelation | None) ->
 
 async def _request_recomputed(
     connection: TargetConnection,
-    source_id: int,
-    wanted: Iterable[RelationMapping],
-    found: Mapping[RelationName, SourceRelation],
+    record: RelationRecord,
+    mapping: RelationMapping,
+    relation: SourceRelation | None,
 ) -> bool:
-    """Store other expressions of relations in sync, and request the columns that they change.
+    """Store other expressions of a relation in sync, and request the columns that they change.
 
-    Return whether there are any.
+    Return whether that is enough. Rows in quarantine come with a copy of all rows only.
     """
-    has_requested = False
-    by_source = {str(mapping.source): mapping for mapping in wanted}
-    for row in await connection.fetch(_IN_SYNC_SQL, source_id, list(by_source)):
-        mapping = by_source[row["source"]]
-        mark = mapping.rule.expressions_mark
-        relation = found.get(mapping.source)
-        if row["expressions"] == mark or row["type"] != mapping.type.value:
-            continue
-        if relation is None or not brings_columns(mapping, relation):
-            continue
-        if (changed := recomputed(row["expressions"], mapping, relation.column_names)) is None:
-            continue
-        await connection.execute(_RECOMPUTED_SQL, row["id"], mark, list(changed.sources))
-        if changed.columns:
-            await request_unfilled(connection, row["id"], changed.columns)
-            has_requested = True
-    return has_requested
+    is_in_sync = record.snapshot_lsn is not None and not record.needs_resync
+    if not is_in_sync or record.quarantined or record.type != mapping.type.value:
+        return False
+    if relation is None or not brings_columns(mapping, relation):
+        return False
+    if (changed := recomputed(record.expressions, mapping, relation.column_names)) is None:
+        return False
+    mark = mapping.rule.expressions_mark
+    await connection.execute(_RECOMPUTED_SQL, record.relation_id, mark, list(changed.sources))
+    if changed.columns:
+        await request_unfilled(connection, record.relation_id, changed.columns)
+    return True
 
 
 async def forget_relation(bookkeeping: Bookkeeping, relation_id: int) -> None:
