@@ -15,13 +15,14 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Final, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from streamer.compiled import choice
 from streamer.errors import StreamerError, TargetConnectionError, TargetFencedError
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.sources import read_valid_tokens, register_source, set_holder
-from streamer.target.claim import LOCK_CLASS, PROOF_SQL, Claim
+from streamer.target.claim import LOCK_CLASS, LOCK_SQL, PROOF_SQL, Claim, signed
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.waiting import wait_for_event
 
@@ -33,11 +34,23 @@ _END_SESSION_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
 where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
 """
-_LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
 _UNLOCK_SQL: Final = "select pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"
 _LOST: Final = "target: the session that held the source's lock was lost"
 
 Result = TypeVar("Result")
+P = ParamSpec("P")
+
+
+def _alone(
+    method: Callable[Concatenate["LockSession", P], Awaitable[Result]],
+) -> Callable[Concatenate["LockSession", P], Coroutine[Any, Any, Result]]:
+    """Run *method* in a task that has the session alone, whatever becomes of the caller."""
+
+    @wraps(method)
+    async def run(self: "LockSession", /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        return await asyncio.shield(self._start(partial(method, self, *args, **kwargs)))
+
+    return run
 
 
 class LockSession:
@@ -75,37 +88,47 @@ class LockSession:
 
         Raises TargetConnectionError, TargetRejectedError.
         """
-        taking = self._start(self._acquire(source))
+        taking = self._start(partial(self._acquire, source))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            self._start(self._give_back(taking))
+            taking.add_done_callback(self._give_back)
             raise
 
-    async def _give_back(self, taking: "asyncio.Task[Claim | str]") -> None:
-        with contextlib.suppress(StreamerError):
-            found = await taking
-            if isinstance(found, Claim):
-                await self._release(found)
+    def _give_back(self, taking: "asyncio.Task[Claim | str]") -> None:
+        is_done = not taking.cancelled() and taking.exception() is None
+        if is_done and isinstance(claim := taking.result(), Claim):
+            self._start(partial(self._unlock, claim))
 
+    @_alone
     async def reserve(self, source: SourceMapping) -> str | None:
         """Take the lock of *source* and keep it until `give_up`; return None, or the process that
         holds it.
 
         Raises TargetConnectionError, TargetRejectedError.
         """
-        return await self._finish(self._reserve(source))
+        session = await self._connected()
+        source_id, holder = await self._lock(session, source)
+        if holder is None:
+            self._reserved[source.label] = source_id
+            await set_holder(session, source_id, self.holder)
+        return holder
 
+    @_alone
     async def give_up(self, label: str) -> None:
         """Let the lock of a reserved source go: now, or at the end of its attempt."""
-        await self._finish(self._give_up(label))
+        source_id = self._reserved.pop(label, None)
+        is_claimed = any(claim.source_id == source_id for claim in self._held)
+        if source_id is not None and not is_claimed:
+            await self._unlock_source(source_id)
 
+    @_alone
     async def use(self, work: Callable[[TargetConnection], Awaitable[Result]]) -> Result:
         """Run quick statements over the session, which opens if need be.
 
         Raises what *work* raises, TargetConnectionError, TargetRejectedError.
         """
-        return await self._finish(self._use(work))
+        return await work(await self._connected())
 
     def doubt(self) -> None:
         """Another connection did not reach the server of the session: one of them has moved.
@@ -114,21 +137,28 @@ class LockSession:
         """
         self._is_doubted = True
 
+    @_alone
     async def release(self, claim: Claim) -> None:
         """Give up a lock; one that was lost is none."""
-        await self._finish(self._release(claim))
+        await self._unlock(claim)
 
     async def until_lost(self, claim: Claim, seconds: float) -> None:
         """Wait until the session of *claim* is lost, at most *seconds*."""
         if self._is_held(claim):
             await wait_for_event(self._lost, seconds)
 
+    @_alone
     async def is_ours(self, claim: Claim) -> bool:
         """Whether the bookkeeping has the token of *claim*; one statement looks for all claims.
 
         Raises TargetConnectionError.
         """
-        return await self._finish(self._is_ours(claim))
+        session = self.require(claim)
+        age = time.monotonic() - self._checked_at
+        if claim.token not in self._ours or age >= CHECK_SECONDS / 2:
+            self._ours = await read_valid_tokens(session, self._held)
+            self._checked_at = time.monotonic()
+        return claim.token in self._ours
 
     def use_held(
         self, work: Callable[[Mapping[Claim, TargetConnection]], Awaitable[Result]]
@@ -137,7 +167,8 @@ class LockSession:
 
         Several attempts may wait for the task, each behind a shield.
         """
-        return self._start(self._use_held(work))
+        held = self._held
+        return self._start(lambda: work({c: held[c] for c in held if self._is_held(c)}))
 
     def require(self, claim: Claim) -> TargetConnection:
         """Return the session that holds *claim*. Raises TargetConnectionError."""
@@ -157,8 +188,14 @@ class LockSession:
 
     # ---- tasks of the session ------------------------------------------------------------------
 
-    def _start(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
-        task = asyncio.create_task(work, name=self._name)
+    def _start(self, work: Callable[[], Awaitable[Result]]) -> "asyncio.Task[Result]":
+        """Start *work*, which has the session alone."""
+
+        async def run() -> Result:
+            async with self._using:
+                return await work()
+
+        task = asyncio.create_task(run(), name=self._name)
         self._running.add(task)
         task.add_done_callback(self._forget)
         return task
@@ -167,9 +204,6 @@ class LockSession:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # the caller may be gone: asyncio logs unretrieved failures
-
-    async def _finish(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return await asyncio.shield(self._start(work))
 
     def _is_held(self, claim: Claim) -> bool:
         session = self._held.get(claim)
@@ -202,54 +236,22 @@ class LockSession:
                     return True
         return False
 
-    async def _use(self, work: Callable[[TargetConnection], Awaitable[Result]]) -> Result:
-        async with self._using:
-            return await work(await self._connected())
-
-    async def _use_held(
-        self, work: Callable[[Mapping[Claim, TargetConnection]], Awaitable[Result]]
-    ) -> Result:
-        async with self._using:
-            return await work({c: session for c, session in self._held.items() if self._is_held(c)})
-
-    async def _reserve(self, source: SourceMapping) -> str | None:
-        async with self._using:
-            session = await self._connected()
-            source_id, holder = await self._lock(session, source)
-            if holder is None:
-                self._reserved[source.label] = source_id
-                await set_holder(session, source_id, self.holder)
-            return holder
-
-    async def _give_up(self, label: str) -> None:
-        async with self._using:
-            source_id = self._reserved.pop(label, None)
-            is_claimed = any(claim.source_id == source_id for claim in self._held)
-            if source_id is not None and not is_claimed:
-                await self._unlock_source(source_id)
-
     async def _acquire(self, source: SourceMapping) -> Claim | str:
-        async with self._using:
-            session = await self._connected()
-            source_id, holder = await self._lock(session, source)
-            if holder is not None:
-                return holder
-            for former in [claim for claim in self._held if claim.source_id == source_id]:
-                del self._held[former]  # its attempt was cancelled before it had the claim
-            claim = Claim(source_id, secrets.token_hex(8), session.backend_pid)
-            self._held[claim] = session
-            try:
-                await set_holder(
-                    session,
-                    source_id,
-                    self.holder,
-                    lock_token=claim.token,
-                    implementation=choice.name(),
-                )
-            except StreamerError:
-                await self._unlock(claim)
-                raise
-            return claim
+        session = await self._connected()
+        source_id, holder = await self._lock(session, source)
+        if holder is not None:
+            return holder
+        for former in [claim for claim in self._held if claim.source_id == source_id]:
+            del self._held[former]  # its attempt was cancelled before it had the claim
+        claim = Claim(source_id, secrets.token_hex(8), session.backend_pid)
+        self._held[claim] = session
+        values = {"lock_token": claim.token, "implementation": choice.name()}
+        try:
+            await set_holder(session, source_id, self.holder, **values)
+        except StreamerError:
+            await self._unlock(claim)
+            raise
+        return claim
 
     async def _lock(
         self, session: TargetConnection, source: SourceMapping
@@ -268,14 +270,10 @@ class LockSession:
 
     async def _try_lock(self, session: TargetConnection, source_id: int) -> bool:
         if source_id not in self._locked and await session.fetch_value(
-            _LOCK_SQL, _SIGNED_CLASS, source_id
+            LOCK_SQL, signed(LOCK_CLASS), source_id
         ):
             self._locked.add(source_id)
         return source_id in self._locked
-
-    async def _release(self, claim: Claim) -> None:
-        async with self._using:
-            await self._unlock(claim)
 
     async def _unlock(self, claim: Claim) -> None:
         is_held = self._is_held(claim)
@@ -287,20 +285,7 @@ class LockSession:
         if self._session is not None and source_id in self._locked:
             self._locked.discard(source_id)
             with contextlib.suppress(StreamerError):  # lost, and the lock with it
-                await self._session.fetch_value(_UNLOCK_SQL, _SIGNED_CLASS, source_id)
-
-    async def _is_ours(self, claim: Claim) -> bool:
-        async with self._using:
-            session = self.require(claim)
-            age = time.monotonic() - self._checked_at
-            if claim.token in self._ours and age < CHECK_SECONDS / 2:
-                return True
-            self._ours = await read_valid_tokens(session, self._held)
-            self._checked_at = time.monotonic()
-            return claim.token in self._ours
-
-
-_SIGNED_CLASS: Final = LOCK_CLASS - (1 << 32) if LOCK_CLASS >= 1 << 31 else LOCK_CLASS
+                await self._session.fetch_value(_UNLOCK_SQL, signed(LOCK_CLASS), source_id)
 
 
 class SourceLock:

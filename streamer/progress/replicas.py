@@ -16,7 +16,7 @@ from streamer.errors import NoReplicaError
 from streamer.mapping.rules import SourceLabel
 from streamer.progress.table import BookkeepingTable, Codec, Executor, fields_of
 from streamer.remedies import Remedy
-from streamer.target.claim import LOCK_CLASS, MEMBER_CLASS
+from streamer.target.claim import LOCK_CLASS, LOCK_SQL, LOCKS_SQL, MEMBER_CLASS, signed
 from streamer.target.connection import TargetConnection, transaction
 
 REPLICA_CLASS: Final = zlib.crc32(b"streamer.replica")
@@ -31,25 +31,17 @@ _OTHER_MAPPING: Final = (
 )
 _NO_ROOM: Final = "no replica has taken this source: each may have its --max-sources"
 _MORE_ROOM: Final = "start another process with the same configuration, or raise --max-sources"
-_LOCKS: Final = """
-    select l.pid, l.objid::int8 as id from pg_catalog.pg_locks l
-    where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
-      and l.database = (select d.oid from pg_catalog.pg_database d
-                        where d.datname = pg_catalog.current_database())
-      and l.classid = CLASS::int8::oid
-"""
 
 
 def _with_locks(sql: str, parameter: str = "$1") -> str:
     """Let ``LOCKS`` in a statement be the locks of the class that *parameter* gives."""
-    return sql.replace("LOCKS", f"({_LOCKS.replace('CLASS', parameter)})")
+    return sql.replace("LOCKS", f"(select * from {LOCKS_SQL} l where l.class = {parameter}::int8)")
 
 
 _JOIN_SQL: Final = """
 insert into streamer.replica (name, backend_pid, address)
 values ($1, pg_catalog.pg_backend_pid(), $2) returning id
 """
-_LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
 _PRUNE_SQL: Final = _with_locks(
     """
 where seen_at < now() - make_interval(secs => $2::float8)
@@ -192,7 +184,7 @@ async def join(session: TargetConnection, name: str, address: str | None) -> int
     """Register the process of *session*, which gets the lock; return the replica's number."""
     async with transaction(session):
         number = int(await session.fetch_value(_JOIN_SQL, name, address))
-        await session.fetch_value(_LOCK_SQL, _signed(REPLICA_CLASS), number)
+        await session.fetch_value(LOCK_SQL, signed(REPLICA_CLASS), number)
         await REPLICAS.delete(session, _PRUNE_SQL, REPLICA_CLASS, KNOWN_SECONDS)
     return number
 
@@ -249,7 +241,3 @@ async def end_sessions(session: TargetConnection, replica: ReplicaRecord) -> Non
     """
     await session.fetch(_END_SQL, replica.backend_pid, MEMBER_CLASS, replica.name)
     await leave(session, replica.number)
-
-
-def _signed(lock_class: int) -> int:
-    return lock_class - (1 << 32) if lock_class >= 1 << 31 else lock_class

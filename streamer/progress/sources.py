@@ -17,7 +17,7 @@ from streamer.progress.purges import keep_targets
 from streamer.progress.table import BookkeepingTable, Codec, Executor
 from streamer.source.history_check import Landmark
 from streamer.source.timeline_branches import Branch, KnownPlace
-from streamer.target.claim import LOCK_CLASS, Claim
+from streamer.target.claim import LOCK_CLASS, LOCKS_SQL, Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,9 @@ class SourceRecord:
         return KnownPlace(self.system_identifier, branch, self.database_oid)
 
 
-_IS_LOCKED_SQL: Final = """exists (
-    select from pg_catalog.pg_locks l
-    where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
-      and l.database = (select d.oid from pg_catalog.pg_database d
-                        where d.datname = pg_catalog.current_database())
-      and l.classid = {class_}::int8::oid and l.objid = {id}::int8::oid)"""
+_IS_LOCKED_SQL: Final = (
+    f"exists (select from {LOCKS_SQL} l where l.class = {{class_}} and l.id = {{id}})"
+)
 SOURCES: Final = BookkeepingTable(
     "source",
     "s",

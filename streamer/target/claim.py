@@ -20,15 +20,23 @@ MEMBER_CLASS: Final = zlib.crc32(b"streamer.member")
 backend of its lock session.
 """
 
-PROOF_SQL: Final = f"""
-select pg_catalog.pg_try_advisory_lock_shared(
-    {MEMBER_CLASS - (1 << 32) if MEMBER_CLASS >= 1 << 31 else MEMBER_CLASS}, $3::int4)
-  and exists (
-    select from pg_catalog.pg_locks l
+LOCKS_SQL: Final = """(
+    select l.pid, l.classid::int8 as class, l.objid::int8 as id from pg_catalog.pg_locks l
     where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
       and l.database = (select d.oid from pg_catalog.pg_database d
-                        where d.datname = pg_catalog.current_database())
-      and l.classid = $1::int8::oid and l.objid = $2::int8::oid and l.pid = $3)
+                        where d.datname = pg_catalog.current_database()))"""
+"""Of all sessions in the database, as a table expression."""
+LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
+
+
+def signed(lock_class: int) -> int:
+    """Return a class as the functions of locks want it. Pure."""
+    return lock_class - (1 << 32) if lock_class >= 1 << 31 else lock_class
+
+
+PROOF_SQL: Final = f"""
+select pg_catalog.pg_try_advisory_lock_shared({signed(MEMBER_CLASS)}, $3::int4)
+  and exists (select from {LOCKS_SQL} l where l.class = $1 and l.id = $2 and l.pid = $3)
   and exists (select from streamer.source s where s.id = $2 and s.lock_token = $4)
 """
 
