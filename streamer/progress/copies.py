@@ -3,7 +3,7 @@ that ends it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Final
 
 from streamer.error_reports import ErrorReport
@@ -303,13 +303,7 @@ async def read_progress(connection: TargetConnection) -> dict[int, CopyProgress]
         )
         parts = RunningParts(now["rows"], now["bytes"]) if now else RunningParts(0, 0)
         ages = [age for age in (row["seconds"], now and now["seconds"]) if age is not None]
-        ledger = Ledger(
-            row["rows"],
-            row["bytes"],
-            row["heap_bytes"],
-            row["heap_bytes_total"],
-            row["rows_total"],
-        )
+        ledger = Ledger(*(row[field.name] for field in fields(Ledger)))
         found[row["relation_id"]] = estimate(ledger, parts, max(ages, default=None))
     return found
 

@@ -21,7 +21,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from streamer.compiled import choice
 from streamer.errors import StreamerError, TargetConnectionError, TargetFencedError
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.sources import read_valid_tokens, register_source, set_holder
+from streamer.progress.sources import read_valid_tokens, register_source, set_source
 from streamer.target.claim import LOCK_CLASS, LOCK_SQL, PROOF_SQL, Claim, signed
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.waiting import wait_for_event
@@ -111,7 +111,7 @@ class LockSession:
         source_id, holder = await self._lock(session, source)
         if holder is None:
             self._reserved[source.label] = source_id
-            await set_holder(session, source_id, self.holder)
+            await set_source(session, source_id, holder=self.holder)
         return holder
 
     @_alone
@@ -247,7 +247,7 @@ class LockSession:
         self._held[claim] = session
         values = {"lock_token": claim.token, "implementation": choice.name()}
         try:
-            await set_holder(session, source_id, self.holder, **values)
+            await set_source(session, source_id, holder=self.holder, **values)
         except StreamerError:
             await self._unlock(claim)
             raise

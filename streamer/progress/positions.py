@@ -17,7 +17,7 @@ from streamer.postgres.quoting import quote_literal
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession
 from streamer.progress.relations import RELATIONS
-from streamer.progress.sources import SOURCES
+from streamer.progress.sources import set_source
 from streamer.progress.table import Executor, fields_of, plain, to_json
 from streamer.source.history_check import Landmark
 from streamer.target.claim import Claim
@@ -140,7 +140,7 @@ async def set_visible(session: Executor, visible: Mapping[int, Lsn | None]) -> N
 
 async def reset_acknowledged(session: Executor, source_id: int, lsn: Lsn) -> None:
     """A new slot begins at *lsn*."""
-    await SOURCES.set(session, source_id, {"acknowledged_lsn": lsn, "last_transaction": None})
+    await set_source(session, source_id, acknowledged_lsn=lsn, last_transaction=None)
 
 
 @dataclass(frozen=True, slots=True)

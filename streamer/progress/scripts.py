@@ -7,13 +7,14 @@ program, which any role of the source may write, therefore never becomes SQL at 
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from streamer.lsn import Lsn
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import CHANNEL
-from streamer.progress.table import BookkeepingTable, Executor
+from streamer.progress.table import BookkeepingTable, Executor, Values
 from streamer.source.scripts import ScriptOrigin
 from streamer.target.claim import Claim
 
@@ -126,14 +127,23 @@ async def end_script(
     bookkeeping: Bookkeeping, source_id: int, script_id: str, state: ScriptState
 ) -> bool:
     """End a script from outside the stream, and wake the process; False if it has ended."""
+    values = {"state": state, "error": None}
+    states = ("waiting", "error", "missed")
+    return await _change(bookkeeping, source_id, script_id, values, states, also=_FINISHED)
+
+
+async def _change(
+    bookkeeping: Bookkeeping,
+    source_id: int,
+    script_id: str,
+    values: Values,
+    states: Sequence[str],
+    also: str = "",
+) -> bool:
     async with bookkeeping.connection() as connection:
+        rest = f"{_OF_ID} and state = any ($4::text[])"
         count = await SCRIPTS.update(
-            connection,
-            {"state": state, "error": None},
-            f"{_OF_ID} and state in ('waiting', 'error', 'missed')",
-            source_id,
-            script_id,
-            also=_FINISHED,
+            connection, values, rest, source_id, script_id, states, also=also
         )
         await connection.execute(f"notify {CHANNEL}")
     return bool(count)
@@ -143,16 +153,8 @@ async def replace_script(
     bookkeeping: Bookkeeping, source_id: int, script_id: str, script: str
 ) -> bool:
     """Have the target run other text under an id, and wake the process; False if it has run."""
-    async with bookkeeping.connection() as connection:
-        count = await SCRIPTS.update(
-            connection,
-            {"replacement": script, "state": ScriptState.WAITING, "error": None},
-            f"{_OF_ID} and state in ('waiting', 'error')",
-            source_id,
-            script_id,
-        )
-        await connection.execute(f"notify {CHANNEL}")
-    return bool(count)
+    values = {"replacement": script, "state": ScriptState.WAITING, "error": None}
+    return await _change(bookkeeping, source_id, script_id, values, ("waiting", "error"))
 
 
 async def set_scripts_missed(

@@ -136,9 +136,9 @@ async def register_source(session: Executor, source: SourceMapping) -> tuple[int
     return row["id"], row["holder"]
 
 
-async def set_holder(session: Executor, source_id: int, holder: str, **values: str) -> None:
-    """Store the process that has the lock of a source; *values*: its token and implementation."""
-    await SOURCES.set(session, source_id, {"holder": holder, **values})
+async def set_source(session: Executor, source_id: int, **values: Any) -> None:
+    """Store values of a source, by column."""
+    await SOURCES.set(session, source_id, values)
 
 
 async def holds_lock(session: Executor, claim: Claim) -> bool:
@@ -156,23 +156,6 @@ async def read_valid_tokens(session: Executor, claims: Collection[Claim]) -> set
     """Return the tokens of the valid ones among *claims*."""
     ids, tokens = [claim.source_id for claim in claims], [claim.token for claim in claims]
     return {row["token"] for row in await session.fetch(_CHECK_SQL, ids, tokens)}
-
-
-async def set_source_identity(
-    session: Executor,
-    source_id: int,
-    system_identifier: str,
-    timeline: int,
-    timeline_history: str,
-    database_oid: int,
-) -> None:
-    values = {
-        "system_identifier": system_identifier,
-        "timeline": timeline,
-        "timeline_history": timeline_history,
-        "database_oid": database_oid,
-    }
-    await SOURCES.set(session, source_id, values)
 
 
 async def follow_timeline(
@@ -224,16 +207,6 @@ async def set_heartbeat_overdue(session: Executor, source_id: int, seconds: floa
         source_id,
         seconds,
     )
-
-
-async def set_backlog(session: Executor, source_id: int, backlog: dict[str, Any] | None) -> None:
-    """Store the state of a source's backlog; copies obey its ``throttled``."""
-    await SOURCES.set(session, source_id, {"backlog": backlog})
-
-
-async def set_copy_rounds(session: Executor, source_id: int, rounds: int) -> None:
-    """Store how many rounds of copies share the rows per second of a source."""
-    await SOURCES.set(session, source_id, {"copy_rounds": rounds})
 
 
 async def forget_source(bookkeeping: Bookkeeping, source_id: int) -> None:

@@ -29,7 +29,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.positions import reset_acknowledged
 from streamer.progress.relation_states import require_resync_of_source
-from streamer.progress.sources import SourceRecord, set_source_identity, set_source_state
+from streamer.progress.sources import SourceRecord, set_source, set_source_state
 from streamer.remedies import Remedy, resync_source
 from streamer.runtime.missed_scripts import MissedScripts
 from streamer.runtime.wal_retention.guard import BacklogGuard
@@ -220,13 +220,15 @@ class SlotCheck:
 
     async def _store_identity(self) -> None:
         record, branch = self._record, self._branch
-        oid = self._server.database_oid
-        stored = record.system_identifier, record.timeline, record.timeline_history
-        identity = self._server.system_identifier, branch.timeline, branch.text
-        if not branch.is_known and stored[:2] == identity[:2] and record.database_oid == oid:
-            return
-        if (*stored, record.database_oid) != (*identity, oid):
-            await set_source_identity(self._bookkeeping, record.source_id, *identity, oid)
+        identity = {
+            "system_identifier": self._server.system_identifier,
+            "timeline": branch.timeline,
+            "database_oid": self._server.database_oid,
+        }
+        if branch.is_known or any(getattr(record, name) != identity[name] for name in identity):
+            identity["timeline_history"] = branch.text
+        if any(getattr(record, name) != value for name, value in identity.items()):
+            await set_source(self._bookkeeping, record.source_id, **identity)
 
     async def open_stream(
         self,

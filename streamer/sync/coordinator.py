@@ -25,7 +25,7 @@ from streamer.error_reports import ErrorReport, TableWait
 from streamer.errors import Retry, StreamerError, TargetError, TargetMovedError
 from streamer.mapping.names import parse_name
 from streamer.progress.deferred_indexes import read_deferred_targets, restore_indexes
-from streamer.progress.sources import set_copy_rounds
+from streamer.progress.sources import set_source
 from streamer.source.slot import ExportedSnapshot
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
@@ -200,7 +200,7 @@ class SyncCoordinator:
         context = self._context
         if context.settings.rows_per_second is not None:
             rounds = max(1, len(self._rounds))
-            await set_copy_rounds(context.bookkeeping, context.source_id, rounds)
+            await set_source(context.bookkeeping, context.source_id, copy_rounds=rounds)
 
     async def _end_early(self, batch: list[MappedRelation], error: StreamerError) -> None:
         """Request the relations again that a round left, or give them up."""

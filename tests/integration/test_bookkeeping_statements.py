@@ -92,14 +92,15 @@ async def add_relation(books: Bookkeeping) -> tuple[int, int]:
 async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     source_id, relation_id = await add_relation(books)
     claim = Claim(source_id, "token", 1)
-    await sources.set_holder(books, source_id, "h:1", lock_token="token", implementation="pure")
+    await sources.set_source(
+        books, source_id, holder="h:1", lock_token="token", implementation="pure"
+    )
     assert await sources.read_valid_tokens(books, [claim]) == {"token"}
     assert await sources.holds_lock(books, claim)
     await sources.set_source_state(books, source_id, "error", ERROR, waiting_for="a slot")
-    await sources.set_source_identity(books, source_id, "7000", 1, "", 5)
+    await sources.set_source(books, source_id, system_identifier="7000", timeline=1)
     await sources.follow_timeline(books, claim, 1, 2, "1 0/10")
-    await sources.set_backlog(books, source_id, {"throttled": True})
-    await sources.set_copy_rounds(books, source_id, 2)
+    await sources.set_source(books, source_id, backlog={"throttled": True}, copy_rounds=2)
     await sources.set_heartbeat_overdue(books, source_id, 3.5)
     await positions.reset_acknowledged(books, source_id, Lsn(32))
     source = await sources.read_source_record(books, source_id)
@@ -328,7 +329,7 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
 async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
     source_id, relation_id = await add_relation(books)
     claim = Claim(source_id, "token", 1)
-    await sources.set_holder(books, source_id, "h:1", lock_token="token")
+    await sources.set_source(books, source_id, holder="h:1", lock_token="token")
     await requests.make_request(books, relation_id, "quarantine_drop", {"ids": [1]})
     (request,) = await requests.read_quarantine_requests(books, source_id)
     assert (request.options, request.action) == ({"ids": [1]}, "quarantine_drop")

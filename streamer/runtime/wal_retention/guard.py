@@ -24,7 +24,7 @@ from streamer.lsn import Lsn
 from streamer.mapping.options import OnMaxRetainedWal
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.sources import set_backlog
+from streamer.progress.sources import set_source
 from streamer.report.facts import ReportedBacklog
 from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.wal_retention.journaling import Journaling
@@ -371,5 +371,5 @@ class BacklogGuard:
                     "obstacle": error_fields(facts.obstacle),
                     "journal": error_fields(facts.journal),
                 }
-            await set_backlog(bookkeeping, source_id, shown)
+            await set_source(bookkeeping, source_id, backlog=shown)
             self._stored = text
