@@ -142,13 +142,8 @@ class LockSession:
         """Give up a lock; one that was lost is none."""
         await self._unlock(claim)
 
-    async def until_lost(self, claim: Claim, seconds: float) -> None:
-        """Wait until the session of *claim* is lost, at most *seconds*."""
-        if self._is_held(claim):
-            await wait_for_event(self._lost, seconds)
-
     @_alone
-    async def is_ours(self, claim: Claim) -> bool:
+    async def _is_ours(self, claim: Claim) -> bool:
         """Whether the bookkeeping has the token of *claim*; one statement looks for all claims.
 
         Raises TargetConnectionError.
@@ -159,6 +154,14 @@ class LockSession:
             self._ours = await read_valid_tokens(session, self._held)
             self._checked_at = time.monotonic()
         return claim.token in self._ours
+
+    async def guard(self, claim: Claim) -> None:
+        """Raise TargetConnectionError or TargetFencedError as soon as *claim* is lost."""
+        while True:
+            if self._is_held(claim):
+                await wait_for_event(self._lost, CHECK_SECONDS)
+            if not await self._is_ours(claim):
+                raise TargetFencedError("target: another process has the lock on this source")
 
     def use_held(
         self, work: Callable[[Mapping[Claim, TargetConnection]], Awaitable[Result]]
@@ -286,39 +289,3 @@ class LockSession:
             self._locked.discard(source_id)
             with contextlib.suppress(StreamerError):  # lost, and the lock with it
                 await self._session.fetch_value(_UNLOCK_SQL, signed(LOCK_CLASS), source_id)
-
-
-class SourceLock:
-    """The lock on one source: taken and released for each attempt to stream it."""
-
-    def __init__(self, session: LockSession, source: SourceMapping) -> None:
-        self._session = session
-        self.source = source
-        self._claim: Claim | None = None
-
-    @property
-    def claim(self) -> Claim:
-        """The rights of the lock's holder; they exist from `try_acquire` on."""
-        if self._claim is None:
-            raise TargetConnectionError("target: the lock on this source is not held")
-        return self._claim
-
-    async def try_acquire(self) -> str | None:
-        """Register the source and take its lock; return None, or the process that holds it."""
-        found = await self._session.acquire(self.source)
-        if isinstance(found, str):
-            return found
-        self._claim = found
-        return None
-
-    async def guard(self) -> None:
-        """Raise TargetConnectionError or TargetFencedError as soon as the lock is lost."""
-        while True:
-            await self._session.until_lost(self.claim, CHECK_SECONDS)
-            if not await self._session.is_ours(self.claim):
-                raise TargetFencedError("target: another process has the lock on this source")
-
-    async def release(self) -> None:
-        """Let another process run the source."""
-        if self._claim is not None:
-            await self._session.release(self._claim)

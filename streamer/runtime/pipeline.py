@@ -31,7 +31,6 @@ from streamer.errors import DefectError, SlotInUseError, SourceLimitError, Strea
 from streamer.failpoints import failpoint
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.lock import SourceLock
 from streamer.progress.sources import set_source_state
 from streamer.runtime.discovery import Discovery
 from streamer.runtime.dispatch import AnotherHistory, Dispatched, ScriptsReached
@@ -50,6 +49,7 @@ from streamer.source.catalog import flush_wal
 from streamer.source.connection import connection
 from streamer.source.large_rows import name_large_row
 from streamer.source.timeline import check_same_server_plainly
+from streamer.target.claim import Claim
 from streamer.waiting import wait_for_event
 
 log = structlog.get_logger()
@@ -87,7 +87,6 @@ class Pipeline:
         self,
         source: SourceMapping,
         services: Services,
-        lock: SourceLock,
         guard: BacklogGuard,
         binary_obstacle: str | None = None,
         stop_lsn: Lsn | None = None,
@@ -101,7 +100,6 @@ class Pipeline:
         self.requested = asyncio.Event()
         self._source = source
         self._services = services
-        self._lock = lock
         self._guard = guard
         self._binary_obstacle = binary_obstacle
         self._stop_lsn = stop_lsn
@@ -113,31 +111,29 @@ class Pipeline:
 
     async def run(self) -> None:
         """Stream until `stop` is set. Raises StreamerError for an error that ends this attempt."""
+        if (claim := await self._wait_for_lock()) is None:
+            return
         try:
-            if not await self._wait_for_lock():
-                return
             # From here on every connection to the target has to reach the server of the lock.
-            services = self._services.under(self._lock.claim)
-            session = await finishes_before(self.stop, self._open(services))
+            services = self._services.under(claim)
+            session = await finishes_before(self.stop, self._open(services, claim))
             if session is not None:
                 try:
                     await self._stream(session)
                 finally:
                     await self._close(session)
-            await set_source_state(services.bookkeeping, self._lock.claim.source_id, "stopped")
+            await set_source_state(services.bookkeeping, claim.source_id, "stopped")
         finally:
-            await self._lock.release()
+            await self._services.locks.release(claim)
 
-    async def _open(self, services: Services) -> Session:
+    async def _open(self, services: Services, claim: Claim) -> Session:
         """Open a session when this source's turn to start has come."""
-        tables = TableEvents(
-            self._source, self._lock.claim, services, self.health, self.heartbeat, self._fail
-        )
+        tables = TableEvents(self._source, claim, services, self.health, self.heartbeat, self._fail)
         async with services.starts.place() as leave:
             attempt = Attempt(
                 self._source,
                 services,
-                self._lock,
+                claim,
                 self._guard,
                 self.health,
                 self.heartbeat,
@@ -147,13 +143,14 @@ class Pipeline:
             )
             return await open_session(attempt, tables)
 
-    async def _wait_for_lock(self) -> bool:
-        """Take the source's lock; return False if asked to stop before."""
+    async def _wait_for_lock(self) -> Claim | None:
+        """Take the source's lock; return None if asked to stop before."""
         is_logged = False
         while not self.stop.is_set():
-            self.health.holder = holder = await self._lock.try_acquire()
-            if holder is None:
-                return True
+            holder = await self._services.locks.acquire(self._source)
+            self.health.holder = None if isinstance(holder, Claim) else holder
+            if isinstance(holder, Claim):
+                return holder
             waits = ErrorReport(_held_by(holder), SlotInUseError.code)
             self.health.state, self.health.error = "waiting", waits
             if not is_logged:
@@ -162,7 +159,7 @@ class Pipeline:
                     "another process runs this source", source=self._source.label, holder=holder
                 )
             await wait_for_event(self.stop, LOCK_RETRY_SECONDS)
-        return False
+        return None
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -236,7 +233,7 @@ class Pipeline:
                 session.services, record, tables.relations, tables.tracker, self.heartbeat
             ),
             "failure": self._await_failure,
-            "lock": self._lock.guard,
+            "lock": lambda: services.locks.guard(session.claim),
             "watch": lambda: self._guard_source(session),
             "looking": lambda: look(
                 self._source,

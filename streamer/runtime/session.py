@@ -25,7 +25,6 @@ from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.options import DdlCapture, Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.credentials import awaited_password
-from streamer.progress.lock import SourceLock
 from streamer.progress.registered_relations import register_relations
 from streamer.progress.relation_columns import set_transports
 from streamer.progress.relation_definitions import read_definitions, read_unknown
@@ -75,6 +74,7 @@ from streamer.source.wait_limits import set_lock_timeout, watched
 from streamer.sync.context import CopyContext
 from streamer.sync.coordinator import SyncCoordinator
 from streamer.sync.source_turns import CopyTurn
+from streamer.target.claim import Claim
 
 if TYPE_CHECKING:
     from streamer.decode.text_conversion import TextConversion
@@ -95,7 +95,7 @@ class Attempt:
 
     source: SourceMapping
     services: Services
-    lock: SourceLock
+    claim: Claim
     guard: BacklogGuard
     health: Health
     heartbeat: Heartbeat
@@ -123,6 +123,7 @@ class Session:
     """An open stream of one source, with everything that serves it; all of it belongs together."""
 
     services: Services
+    claim: Claim
     record: "SourceRecord"
     server: SourceServer
     transport: StreamTransport
@@ -215,7 +216,7 @@ class _Opening:
         self._source = attempt.source
         self._services = attempt.services
         self._bookkeeping = attempt.services.bookkeeping
-        self._source_id = attempt.lock.claim.source_id
+        self._source_id = attempt.claim.source_id
         self._tables = tables
         self._turn: CopyTurn | None = None
 
@@ -464,7 +465,7 @@ class _Opening:
             branch,
             replication,
             self._bookkeeping,
-            self._attempt.lock.claim,
+            self._attempt.claim,
             max(record.acknowledged_lsn, settled.slot_check.held_lsn),
         )
         await watch.look()
@@ -534,7 +535,7 @@ class _Opening:
         )
         position = StoredPosition(
             services.positions,
-            self._attempt.lock.claim,
+            self._attempt.claim,
             record,
             tables.tracker,
             history_check,
@@ -548,6 +549,7 @@ class _Opening:
         )
         return Session(
             services=services,
+            claim=self._attempt.claim,
             record=record,
             server=server,
             transport=settled.transport,

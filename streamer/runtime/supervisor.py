@@ -31,7 +31,6 @@ from streamer.errors import (
 from streamer.lsn import NOTHING, Lsn
 from streamer.mapping.rules import SourceMapping, find_source
 from streamer.postgres.conninfo import reach_hint
-from streamer.progress.lock import SourceLock
 from streamer.progress.sources import read_source_records, report_source_failure
 from streamer.runtime.pipeline import Pipeline
 from streamer.runtime.services import Health, Services
@@ -62,7 +61,6 @@ class Supervisor:
         self.failure: StreamerError | None = None
         """The error that needs a person, while there is one."""
         self._services = services
-        self._lock = SourceLock(services.locks, source)
         self._requested = asyncio.Event()
         self._binary_obstacle: str | None = None
         """The reason why the source fell back to text; it stays there with this configuration."""
@@ -225,7 +223,6 @@ class Supervisor:
         continues as before.
         """
         before, self.source = self.source, source
-        self._lock.source = source
         self.guard.change(source)
         self._binary_obstacle = None
         pipeline = self.pipeline
@@ -244,7 +241,7 @@ class Supervisor:
                 return
         except StreamerError as exc:
             if exc.retry is not Retry.TIMED:
-                self.source = self._lock.source = before
+                self.source = before
                 self.guard.change(before)
                 raise
         if self.pipeline is pipeline:
@@ -322,7 +319,6 @@ class Supervisor:
         self.pipeline = pipeline = Pipeline(
             self.source,
             self._services,
-            self._lock,
             self.guard,
             self._binary_obstacle,
             self.stop_lsn,

@@ -15,7 +15,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lock import LockSession, SourceLock
+from streamer.progress.lock import LockSession
 from streamer.progress.schema import is_installed, migrate
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
@@ -45,9 +45,7 @@ async def bookkeeping(address: TargetAddress) -> AsyncIterator[Callable[[], Awai
 @contextlib.asynccontextmanager
 async def lock(address: TargetAddress) -> AsyncIterator[Callable[[], Awaitable[object]]]:
     session = LockSession(address, NAME)
-    made = SourceLock(session, SourceMapping("shop", None, Secret(""), ()))
-    yield made.try_acquire
-    await made.release()
+    yield partial(session.acquire, SourceMapping("shop", None, Secret(""), ()))
     await session.close()
 
 

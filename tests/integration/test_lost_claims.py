@@ -11,15 +11,22 @@ from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lock import LockSession, SourceLock
+from streamer.progress.lock import LockSession
 from streamer.progress.positions import AcknowledgedPosition, AcknowledgedPositions
 from streamer.progress.schema import migrate
 from streamer.progress.sources import set_source_state
 from streamer.source.history_check import Landmark
+from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 
 SOURCE = SourceMapping("shop", None, Secret(""), ())
+
+
+async def acquire(session: LockSession, sid: str | None = None) -> Claim:
+    claim = await session.acquire(replace(SOURCE, sid=sid))
+    assert isinstance(claim, Claim)
+    return claim
 
 
 async def test_a_claim_is_proved_for_each_use_of_the_bookkeeping(target: Database) -> None:
@@ -27,19 +34,17 @@ async def test_a_claim_is_proved_for_each_use_of_the_bookkeeping(target: Databas
     bookkeeping = Bookkeeping(address)
     await migrate(bookkeeping)
     sessions = [LockSession(address, name) for name in ("first", "second")]
-    locks = [SourceLock(session, SOURCE) for session in sessions]
     try:
-        await locks[0].try_acquire()
-        former = locks[0].claim
+        former = await acquire(sessions[0])
         held = bookkeeping.under(former)
         await set_source_state(held, former.source_id, "streaming")
         # The session of the lock ends alone: all other connections of the process stay.
         target.execute(f"select pg_terminate_backend({former.backend_pid}, 10000)")
-        await locks[1].try_acquire()
+        claim = await acquire(sessions[1])
         with pytest.raises(TargetMovedError):
             await set_source_state(held, former.source_id, "error")
         assert target.value("select state from streamer.source") == "streaming"
-        now = bookkeeping.under(locks[1].claim)
+        now = bookkeeping.under(claim)
         await set_source_state(now, former.source_id, "waiting")
         assert target.value("select state from streamer.source") == "waiting"
     finally:
@@ -56,13 +61,10 @@ async def test_sources_share_a_statement_and_each_keeps_its_own_right(
     await migrate(bookkeeping)
     session = LockSession(address, "first")
     positions = AcknowledgedPositions(session)
-    locks = [SourceLock(session, replace(SOURCE, sid=sid)) for sid in ("a", "b", "c")]
     first = AcknowledgedPosition(Lsn(0), Lsn(16), 1.5, Landmark(Lsn(16), 7, 0), None)
     stored = "select array_agg(acknowledged_lsn::text order by sid) from streamer.source"
     try:
-        for lock in locks:
-            assert await lock.try_acquire() is None
-        claims = [lock.claim for lock in locks]
+        claims = [await acquire(session, sid) for sid in ("a", "b", "c")]
         target.execute("update streamer.source set lock_token = 'another' where sid = 'c'")
         use_held = mock.Mock(wraps=session.use_held)
         monkeypatch.setattr(session, "use_held", use_held)
@@ -76,7 +78,7 @@ async def test_sources_share_a_statement_and_each_keeps_its_own_right(
         with pytest.raises(TargetFencedError):
             await positions.acknowledge(claims[0], replace(first, lsn=Lsn(32)))
         second = replace(first, stored_lsn=Lsn(16), lsn=Lsn(32))
-        await locks[1].release()
+        await session.release(claims[1])
         with pytest.raises(TargetConnectionError):
             await positions.acknowledge(claims[1], second)
         await positions.acknowledge(claims[0], second)

@@ -23,7 +23,7 @@ from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qua
 from streamer.postgres.secret import Secret
 from streamer.progress.audit import write_act
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lock import LockSession, SourceLock
+from streamer.progress.lock import LockSession
 from streamer.progress.purges import (
     PurgeRecord,
     begin_purge,
@@ -114,22 +114,21 @@ async def purge(
     bookkeeping = Bookkeeping(address, "streamer purge")
     source = SourceMapping(database, sid, Secret(""), ())
     locks = LockSession(address, f"{socket.gethostname()}:{os.getpid()}")
-    lock = SourceLock(locks, source)
     try:
         await require_installed(bookkeeping)
         await _check_known(bookkeeping, database, sid)
-        if (other := await lock.try_acquire()) is not None:
+        if not isinstance(claim := await locks.acquire(source), Claim):
             raise MappingError(
-                f'source "{label}" is streaming: {other} runs it',
+                f'source "{label}" is streaming: {claim} runs it',
                 hint="remove it from the mapping of that process first",
             )
         await write_act(bookkeeping, actor, PURGE, label)
         async with target_connection(address, "streamer purge") as target:
             await _write_as_workers_do(target)
-            await _purge_all(bookkeeping, target, lock.claim, database, sid, report)
+            await _purge_all(bookkeeping, target, claim, database, sid, report)
             records = await _of(bookkeeping, database, sid)
-            async with _under(lock.claim, target):
-                await remove_source(target, lock.claim.source_id)
+            async with _under(claim, target):
+                await remove_source(target, claim.source_id)
         return records
     finally:
         await locks.close()
