@@ -39,7 +39,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from streamer.apply.held_counts import Held
 from streamer.apply.lane_transaction import LaneTransaction
@@ -65,9 +65,6 @@ from streamer.waiting import wait_for_event
 
 if TYPE_CHECKING:
     from streamer.remedies import Remedy
-
-CONFIRMED_MAX: Final = 4
-"""RELATION messages remembered for a plan: streamed transactions have one each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ class MappedRelation:
     """
 
     __slots__ = (
-        "_confirmed",
+        "_confirmed_through",
         "_statements",
         "conflict_watch",
         "decided",
@@ -165,8 +162,8 @@ class MappedRelation:
         self.plan: ApplyPlan | None = None
         self.former_labels: Mapping[str, tuple[bool, Mapping[str, str]]] = {}  # `FormerColumns`
         self._statements: PlanStatements | None = None
-        self._confirmed: list[Relation] = []
-        """RELATION messages that repeat the definition of ``plan``, newest last."""
+        self._confirmed_through = 0
+        """RELATION messages with lower numbers that repeat the definition of ``plan`` fit it."""
         self.quarantine = Quarantine()
         self.way_past_changes: Remedy | None = None
         """How a copy leaves out the changes that the target refuses: an operator has asked for one.
@@ -198,20 +195,21 @@ class MappedRelation:
         """Return the plan for *relation* if it is the current one.
 
         The source repeats RELATION after every change of the table's definition, also after one
-        that RELATION does not show, such as another primary key. So each message needs a plan, or
-        a confirmation that the plan still fits.
+        that RELATION does not show, such as another primary key. So each message needs a plan or a
+        confirmation, for which the planner has read the source's catalogs after the message came.
         """
         plan = self.plan
-        if plan is None:
-            return None
-        if plan.relation is relation or any(relation is known for known in self._confirmed):
+        if plan is None or plan.relation is relation:
             return plan
-        return None
+        is_confirmed = relation.number < self._confirmed_through and plan.relation == relation
+        return plan if is_confirmed else None
 
-    def set_plan(self, plan: ApplyPlan) -> None:
-        """Apply later changes by *plan*."""
+    def set_plan(self, plan: ApplyPlan, confirmed_through: int = 0) -> None:
+        """Apply later changes by *plan*, for which the planner has read the source's catalogs
+        after it took the number *confirmed_through*.
+        """
         self.plan = plan
-        self._confirmed.clear()
+        self._confirmed_through = confirmed_through
 
     def statements(self, plan: ApplyPlan) -> PlanStatements:
         """Return the statements of *plan* for changes of this relation."""
@@ -219,9 +217,11 @@ class MappedRelation:
             self._statements = PlanStatements(plan)
         return self._statements
 
-    def confirm(self, relation: Relation) -> None:
-        """Apply changes under *relation* by the plan there is."""
-        self._confirmed = [*self._confirmed[1 - CONFIRMED_MAX :], relation]
+    def confirm(self, through: int) -> None:
+        """The plan there is fits the source's catalogs, which the planner has read after it took
+        the number *through*.
+        """
+        self._confirmed_through = through
 
     def forget(self, plan: ApplyPlan) -> None:
         """Make another plan for later changes."""

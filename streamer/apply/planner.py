@@ -26,7 +26,7 @@ from streamer.apply.refuse_same_rows import refuse_same_rows
 from streamer.batched import Batched
 from streamer.containment import apart, contained
 from streamer.decode.former_labels import FormerLabels, Labels
-from streamer.decode.pgoutput import Relation
+from streamer.decode.pgoutput import Relation, next_number
 from streamer.errors import (
     ColumnsRenamedError,
     StreamerError,
@@ -122,7 +122,7 @@ class Planner:
         self._batch_reads()
 
     def _batch_reads(self) -> None:
-        self._definitions = Batched(self._read_definitions)
+        self._definitions: dict[str, Batched[RelationName, SourceRelation]] = {}
         self._targets = Batched(self._read_targets)
         self._known = Batched(self._read_known)
 
@@ -180,15 +180,6 @@ class Planner:
         ):
             await self._make(mapped, relation)
 
-    async def _read_definitions(
-        self, keys: list[tuple[str, str | None, RelationName]]
-    ) -> dict[tuple[str, str | None, RelationName], SourceRelation]:
-        found: dict[tuple[str, str | None, RelationName], SourceRelation] = {}
-        for (database, sid), names in _grouped((key[:2], key[2]) for key in keys).items():
-            there = await self._ask_relations(database, sid, names)
-            found |= {(database, sid, name): each for name, each in there.items()}
-        return found
-
     async def _read_targets(
         self, keys: list[tuple[Claim, RelationName]]
     ) -> dict[tuple[Claim, RelationName], TargetRelation]:
@@ -230,20 +221,23 @@ class Planner:
     async def _define(self, mapped: MappedRelation) -> None:
         """Read the source's keys again."""
         before = mapped.source
-        name = mapped.mapping.source
-        definition = await self._definitions.get((before.database, before.sid, name))
+        name, source = mapped.mapping.source, _label(mapped)
+        if source not in self._definitions:  # no source waits for another one
+            ask = partial(self._ask_relations, before.database, before.sid)
+            self._definitions[source] = Batched(ask)
+        definition = await self._definitions[source].get(name)
         if definition is not None and mapped.relid in (None, definition.oid):
             mapped.source = before.with_definition(definition)
 
     async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
         """Define the source again; return the present plan if it fits *relation* as well."""
-        before, plan = mapped.source, mapped.plan
+        before, plan, number = mapped.source, mapped.plan, next_number()
         if plan is None:
             return None
         await self._define(mapped)
         if plan is not mapped.plan or plan.relation != relation or mapped.source != before:
             return None
-        mapped.confirm(relation)
+        mapped.confirm(number)
         return plan
 
     async def _read_both(
@@ -269,6 +263,7 @@ class Planner:
         mapped.check()
         if (confirmed := await self._confirm(mapped, relation)) is not None:
             return confirmed
+        number = next_number()
         target, known = await self._read_both(mapped)
         types = mapped.source.types
         now = await self._columns_now(mapped, relation, known)
@@ -332,7 +327,7 @@ class Planner:
         if known is not None:
             await self._store_columns(mapped, plan, known, now, added_now)
         if plan.mapping is mapped.mapping:  # otherwise another rule came meanwhile
-            mapped.set_plan(plan)
+            mapped.set_plan(plan, number)
         return plan
 
     async def _check_hashed_types(self, mapped: MappedRelation, relation: Relation) -> None:

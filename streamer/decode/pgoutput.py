@@ -10,9 +10,10 @@ for the worker (`streamer.decode.tuples`). `parse` is for all the others. Anythi
 ProtocolError with its offset: a guess here would write wrong data.
 """
 
+import itertools
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -87,6 +88,14 @@ class Column:
     is_key: bool
 
 
+_numbers = itertools.count(1)
+
+
+def next_number() -> int:
+    """Return a number that is higher than those of all RELATION messages so far."""
+    return next(_numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class Relation:
     """The definition of a relation for the changes that follow.
@@ -100,6 +109,8 @@ class Relation:
     name: str
     replica_identity: str
     columns: tuple[Column, ...]
+    number: int = field(default_factory=next_number, compare=False, repr=False)
+    """Higher than the numbers of all messages that came before, from any source."""
 
 
 @dataclass(frozen=True, slots=True)
