@@ -18,6 +18,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.errors import (
     Retry,
+    SlotWaitError,
     SourceError,
     StreamerError,
     SyncAgainError,
@@ -486,6 +487,10 @@ def _with_resume(mapped: MappedRelation, error: ErrorReport, words: str) -> Erro
     """Return *error* with *words* and the command that lets streamer copy *mapped* again. Pure."""
     source = mapped.source
     table = str(mapped.mapping.source)
-    again = Remedy.of(words, run("resume", table, database=source.database, sid=source.sid))
-    remedy = again if error.remedy is None else Remedy.of(error.remedy, "; ", again)
+    resume = run("resume", table, database=source.database, sid=source.sid)
+    again, remedy = Remedy.of(words, resume), error.remedy
+    if remedy is not None and error.code == SlotWaitError.code and remedy.sql:
+        remedy = Remedy.of("run: ", resume, "; ", remedy)  # a record at the primary comes later
+    else:
+        remedy = again if remedy is None else Remedy.of(remedy, "; ", again)
     return replace(error, text=f"{error.text}; {again}", remedy=remedy)
