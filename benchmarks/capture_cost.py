@@ -2,9 +2,10 @@
 
 Each kind of command runs many times in one transaction, without the capture and with it, on the
 tables that streamer publishes and on others. A cost that grows with the number of commands shows in
-the last tenth against the first. The first command of a session is apart: it compiles the functions
-and fills the caches of the session. Times are those that the backend spends on a CPU, so that other
-work of the machine does not count.
+the last tenth against the first. The first command of a session is apart: it loads PL/pgSQL,
+compiles the functions and fills the caches of the session. Two more rows show what no capture can
+avoid: an event trigger that does nothing, and one that only reads the command's objects. Times are
+those that the backend spends on a CPU, so that other work of the machine does not count.
 
     python -m benchmarks.capture_cost --postgres machine --count 1000
 """
@@ -27,8 +28,8 @@ from streamer.source.capture_functions import create_sql
 
 MAPPED_MS: Final = 20.0
 OTHER_MS: Final = 2.0
-FIRST_COMMANDS: Final = 5
-"""Sessions whose first commands count, with their median."""
+FIRST_COMMANDS: Final = 51
+"""Sessions whose first commands count, with their median, in turns with and without the capture."""
 SETTINGS: Final = {
     "wal_level": "logical",
     "fsync": "off",
@@ -48,12 +49,14 @@ class Kind:
     """A kind of command: SQL for each number. ``before``: SQL that runs first, by itself.
 
     ``most_ms``: the target; a small one is that of tables that streamer does not publish.
+    ``body``: of an event trigger that is there in place of the capture.
     """
 
     name: str
     run: str
     before: str = ""
     most_ms: float = MAPPED_MS
+    body: str | None = None
 
     @property
     def is_temporary(self) -> bool:
@@ -62,6 +65,8 @@ class Kind:
 
 _PART: Final = "create table p{n} partition of p for values from ({n}) to ({next})"
 _TEMPORARY: Final = "create temp table x{n} (a int)"
+_OTHER: Final = "alter table u alter id set default {n}"
+_LOOK: Final = "perform from pg_catalog.pg_event_trigger_ddl_commands();"
 KINDS: Final = (
     Kind("add a column", "alter table m{n} add column c int", "create table m{n} (id int)"),
     Kind("set a default", "alter table t alter id set default {n}"),
@@ -75,7 +80,9 @@ KINDS: Final = (
     Kind("add a partition", _PART),
     Kind("detach a partition", "alter table p detach partition p{n}", _PART),
     Kind("drop a partition", "drop table p{n}", _PART),
-    Kind("alter another table", "alter table u alter id set default {n}", "", OTHER_MS),
+    Kind("alter another table", _OTHER, "", OTHER_MS),
+    Kind("… with an empty trigger", _OTHER, "", OTHER_MS, ""),
+    Kind("… with one that looks", _OTHER, "", OTHER_MS, _LOOK),
     Kind("index another table", "create index i{n} on u (id)", "", OTHER_MS),
     Kind("make a temporary table", _TEMPORARY, "", OTHER_MS),
     Kind("drop a temporary table", "drop table x{n}", _TEMPORARY, OTHER_MS),
@@ -110,11 +117,28 @@ def times_of(seconds: Sequence[float]) -> Times:
     )
 
 
-def measure(server: Server, kind: Kind, count: int, *, captures: bool) -> Times:
-    """Run a kind of command in one transaction of a new database, in a new session."""
-    server.execute("drop database if exists shop")
-    server.execute("create database shop")
-    url = server.url("shop")
+def measure(server: Server, kind: Kind, count: int) -> tuple[Times, Times]:
+    """Run a kind of command without the capture and with it: one transaction of a new session each.
+
+    The first commands of other new sessions come before.
+    """
+    urls = [_make_database(server, kind, count, captures=captures) for captures in (False, True)]
+    firsts: list[list[float]] = [[], []]
+    for _ in range(FIRST_COMMANDS):
+        for url, seconds in zip(urls, firsts, strict=True):
+            seconds += _run_timed(url, kind, 1, "rollback")
+    bare, captured = (
+        times_of([statistics.median(seconds), *_run_timed(url, kind, count, "commit")[1:]])
+        for url, seconds in zip(urls, firsts, strict=True)
+    )
+    return bare, captured
+
+
+def _make_database(server: Server, kind: Kind, count: int, *, captures: bool) -> str:
+    name = "captured" if captures else "bare"
+    server.execute(f"drop database if exists {name}")
+    server.execute(f"create database {name}")
+    url = server.url(name)
     source = SourceMapping("shop", None, Secret(url), ())
     with psycopg.connect(url, autocommit=True) as session:
         for sql in _TABLES:
@@ -122,12 +146,19 @@ def measure(server: Server, kind: Kind, count: int, *, captures: bool) -> Times:
         _run_all(session, "" if kind.is_temporary else kind.before, count)
         tables = "all tables" if kind.most_ms == MAPPED_MS else "table t, p"
         session.execute(f"create publication {source.publication} for {tables}".encode())
-        if captures:
-            for sql in create_sql(source, "postgres", session.info.server_version):
-                session.execute(sql.encode())
-    firsts = [_run_timed(url, kind, 1, "rollback")[0] for _ in range(FIRST_COMMANDS)]
-    rest = _run_timed(url, kind, count, "commit")[1:]
-    return times_of([statistics.median(firsts), *rest])
+        for sql in _capture_sql(kind, source, session.info.server_version) if captures else ():
+            session.execute(sql.encode())
+    return url
+
+
+def _capture_sql(kind: Kind, source: SourceMapping, version: int) -> list[str]:
+    if kind.body is None:
+        return create_sql(source, "postgres", version)
+    function = f"language plpgsql set jit = off as $$ begin {kind.body} end $$"
+    return [
+        f"create function f() returns event_trigger {function}",
+        "create event trigger f on ddl_command_end execute function f()",
+    ]
 
 
 def _run_timed(url: str, kind: Kind, count: int, end: str) -> list[float]:
@@ -182,13 +213,12 @@ def main() -> None:
 
 
 def _report(server: Server, kind: Kind, count: int) -> None:
-    bare = measure(server, kind, count, captures=False)
-    with_it = measure(server, kind, count, captures=True)
+    bare, captured = measure(server, kind, count)
     added = (
-        with_it.first - bare.first,
-        with_it.median - bare.median,
-        with_it.begin - bare.begin,
-        with_it.end - bare.end,
+        captured.first - bare.first,
+        captured.median - bare.median,
+        captured.begin - bare.begin,
+        captured.end - bare.end,
     )
     figures = " ".join(f"{each:8.2f}" for each in added)
     verdict = "" if added[1] <= kind.most_ms else "  too much"

@@ -24,6 +24,11 @@ from streamer.mapping.partitions import ROOT, Partition
 
 BASELINE: Final = "BASELINE"
 ALTER_TABLE: Final = "ALTER TABLE"
+UNPUBLISHED: Final = "unpublished"
+"""The whole message of a command on a table that streamer does not publish.
+
+Every role may write such a message. It names nothing, and streamer only looks for new tables.
+"""
 K = TypeVar("K")
 V = TypeVar("V")
 Part = int | str

@@ -28,6 +28,7 @@ from streamer.decode.transactions import Changes, TransactionBlock
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.definition_message import (
     ALTER_TABLE,
+    UNPUBLISHED,
     DefinitionMessage,
     as_made,
     with_dropped,
@@ -290,6 +291,9 @@ class Dispatcher:
         for instruction in piece.instructions:
             content = instruction.message.content
             if instruction.message.prefix != DDL_PREFIX or self._ddl_token is None:
+                continue
+            if content == UNPUBLISHED.encode():
+                self._lanes.meets_unmapped()
                 continue
             found = DefinitionMessage.parse(content, self._ddl_token)
             if found is None:

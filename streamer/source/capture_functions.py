@@ -3,7 +3,8 @@
 The functions run inside commands of the application, and so in its sessions. Three rules make that
 safe. The functions pin all settings that change a text or a plan. They send facts with positive
 evidence: catalog rows that this transaction wrote, and objects that PostgreSQL lists as dropped.
-They do little: a command on a table that streamer does not publish costs one small message.
+They do little: a function in front, small enough to be compiled at once, finds out whether a
+command concerns a table that streamer publishes. For another table, it sends one small message.
 `streamer.source.capture_state` has the functions that describe a table. Pure.
 """
 
@@ -13,6 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 from streamer.decode.pgoutput import DDL_PREFIX
+from streamer.mapping.definition_message import UNPUBLISHED
 from streamer.mapping.rules import SourceMapping, source_object_name
 from streamer.postgres.describing import USER_OIDS_BEGIN
 from streamer.postgres.quoting import quote_identifier, quote_literal
@@ -99,10 +101,10 @@ case when pg_catalog.length(query) <= {query_max} and query !~ ';\s*\S'
 
 _PUBLISHED_SQL: Final = """
 exists (select from pg_catalog.pg_publication p
-         where p.pubname in ({publications}) and (
+         where ({publications}) and (
              p.puballtables
              or exists (select from pg_catalog.pg_publication_rel m
-                         where m.prpubid = p.oid and m.prrelid in ({oids})){schemas}))
+                         where m.prpubid = p.oid and m.prrelid {is_member}){schemas}))
 """
 _OF_SCHEMA_SQL: Final = """
              or exists (select from pg_catalog.pg_publication_namespace m
@@ -186,7 +188,7 @@ _LOCK_MESSAGES_SQL: Final = """
             end if;
         exception when others then
             raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
-            return;
+            return false;
         end;
     end if;
 """
@@ -203,47 +205,70 @@ insert into {schema}.{place} default values returning xmin into last_xid;
         top_txid := pg_catalog.txid_current();
         first_xid := (top_txid % 4294967296)::text::xid;
 """
-# Most commands of an application are about tables that streamer does not publish. The short way
-# takes one query, and the message only names the table. Where the snapshot is older than the
-# command, the publication may have the table by now, and this message comes from the long way.
-_SHORT_SQL: Final = """
-                if tg_tag in ('CREATE INDEX', 'ALTER INDEX', 'REINDEX') then
-                    select pg_catalog.array_agg(distinct i.indrelid), pg_catalog.count(*),
-                           pg_catalog.count(*) filter (where {index_published})
-                      into tables, tables_count, published_count
-                      from pg_catalog.pg_event_trigger_ddl_commands() d
-                      join pg_catalog.pg_index i on i.indexrelid = d.objid
-                     where {concerned};
-                else
-                    select pg_catalog.array_agg(d.objid), pg_catalog.count(*),
-                           pg_catalog.count(*) filter (where {table_published}),
-                           pg_catalog.array_agg(pg_catalog.convert_to(
-                               '0 ' || t.token || ' ' || pg_catalog.jsonb_build_object(
-                                   'tag', tg_tag, 'query', '',
-                                   'relation', pg_catalog.jsonb_build_object(
-                                       'oid', d.objid::int8, 'namespace', d.schema_name, 'name',
-                                       (pg_catalog.parse_ident(d.object_identity))[2]))::text,
-                               'UTF8'))
-                      into tables, tables_count, published_count, contents
-                      from pg_catalog.pg_event_trigger_ddl_commands() d, {schema}.{secret} t
-                     where d.object_type in ('table', 'table column') and {concerned};
-                end if;
-                exit when published_count = 0 and tables is not null
-                      and pg_catalog.current_setting('transaction_isolation') = 'read committed';
-                contents := null;
-                is_published := published_count > 0;
-                are_published := is_published and published_count = tables_count;
-"""
-
-# The first turn finds out whether a table is published, and the second one describes the tables.
+# Most commands of an application are about temporary objects, or tables that streamer does not
+# publish. The first command of a session pays for each expression and query here. A row has the
+# table of an object, or NULL where the long way has to look. That is so for other objects and for
+# partitions. With an old snapshot, too: the publication may have got the table since.
 _TRIGGER_SQL: Final = """
 create or replace function {schema}.{name}() returns event_trigger
 language plpgsql security definer {light_pins} as $function$
 #variable_conflict use_variable
 declare
+    altered oid;
+    is_published bool;
+    place pg_lsn;
+begin
+    begin
+        for altered in
+            select {altered} from pg_catalog.pg_event_trigger_ddl_commands() d where {concerned}
+        loop
+            continue when altered is null;
+            is_published := {published};
+            exit when is_published;
+        end loop;
+        if not found then
+            return;
+        end if;
+        if is_published is not false then -- a missing function fails here, and not below
+            is_published := {follow}::regprocedure is not null;
+        end if;
+    exception when others then
+        raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+        return;
+    end;
+    if is_published then
+        is_published := {schema}.follow(tg_tag, altered);
+    else
+        {hint}
+    end if;
+end
+$function$
+"""
+_READS_PRESENT: Final = "pg_catalog.current_setting('transaction_isolation') = 'read committed'"
+_ALTERED_TABLE: Final = f"""
+case when (d.object_type = 'table' or d.object_type = 'table column')
+               and pg_catalog.pg_partition_root(d.objid) is null and {_READS_PRESENT}
+          then d.objid end
+"""
+_ALTERED_INDEX: Final = f"""
+case when {_READS_PRESENT} then (
+                select i.indrelid from pg_catalog.pg_index i
+                 where i.indexrelid = d.objid
+                   and pg_catalog.pg_partition_root(i.indrelid) is null) end
+"""
+_HINT_SQL: Final = "place := pg_catalog.pg_logical_emit_message(true, {prefix}, {hint});"
+
+# The first turn finds out whether a table is published, and the second one describes the tables.
+# *published* is the table of the command if it is known and published. The settings and the rights
+# are those of the function in front, which an assignment calls: PERFORM would add to the context.
+_FOLLOW_SQL: Final = """
+create or replace function {schema}.follow(tg_tag text, published oid) returns bool
+language plpgsql as $function$
+#variable_conflict use_variable
+declare
     query text;
     context text;
-    tables oid[];
+    tables oid[] := array[published];
     altered oid;
     root oid;
     of_command oid[];
@@ -255,28 +280,18 @@ declare
     content bytea;
     contents bytea[];
     place tid;
-    is_published bool;
-    are_published bool;
-    tables_count int8;
-    published_count int8;
+    is_published bool := published is not null;
     rewritten oid[];
 begin
-    begin -- a temporary object costs no more than this
-        select pg_catalog.array_agg(d.objid), pg_catalog.bool_or(d.objsubid > 0)
-          into of_command, is_renamed
-          from pg_catalog.pg_event_trigger_ddl_commands() d where {concerned};
-        if of_command is null then
-            return;
-        end if;
-    exception when others then
-        raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
-        return;
-    end;
     for turn in 1 .. 2 loop
         begin
             if turn = 1 then
-                {short}
-                if tables is null then
+                select pg_catalog.array_agg(d.objid), pg_catalog.bool_or(d.objsubid > 0)
+                  into of_command, is_renamed
+                  from pg_catalog.pg_event_trigger_ddl_commands() d where {concerned};
+                if tg_tag in ('ALTER TYPE', 'ALTER DOMAIN') then
+                    {tables_of_types}
+                elsif published is null then
                     {tables}
                 end if;
                 exit when tables is null;
@@ -290,12 +305,12 @@ begin
             foreach altered in array tables loop
                 exit when turn = 1 and is_published;
                 root := coalesce(pg_catalog.pg_partition_root(altered), altered);
-                if are_published is not true then
+                if published is null then
                     continue when exists (
                         select from pg_catalog.pg_class c
                          where c.oid = root
                            and (c.relkind not in ('r', 'p') or c.relpersistence <> 'p'));
-                    is_published := {published};
+                    is_published := {is_published};
                 end if;
                 continue when turn = 1;
                 if is_published then
@@ -333,6 +348,7 @@ begin
     if pg_catalog.current_setting({setting}, true) <> '' then
         perform pg_catalog.set_config({setting}, '', true);
     end if;
+    return is_published;
 end
 $function$
 """
@@ -341,11 +357,42 @@ $function$
 _CUT_SQL: Final = """
 create or replace function {schema}.cut() returns event_trigger
 language plpgsql security definer {light_pins} as $function$
+declare
+    kinds text[];
+    is_sent bool;
+begin
+    begin
+        select pg_catalog.array_agg(d.object_type) into kinds
+          from pg_catalog.pg_event_trigger_dropped_objects() d
+         where not d.is_temporary and (
+             {kinds} or d.object_type = 'type' and d.original);
+        if kinds is null then
+            return;
+        end if;
+        is_sent := {follow_drop}::regprocedure is not null;
+    exception when others then
+        raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
+        return;
+    end;
+    is_sent := {schema}.follow_drop(tg_tag, kinds);
+end
+$function$
+"""
+_DROPPED_KINDS: Final = (
+    "table",
+    "index",
+    "table constraint",
+    "table column",
+    "default value",
+    "sequence",
+)
+_FOLLOW_DROP_SQL: Final = """
+create or replace function {schema}.follow_drop(tg_tag text, kinds text[]) returns bool
+language plpgsql as $function$
 #variable_conflict use_variable
 declare
     query text;
     context text;
-    kinds text[];
     first_xid xid;
     last_xid xid;
     top_txid int8;
@@ -355,15 +402,6 @@ declare
     place tid;
 begin
     begin
-        select pg_catalog.array_agg(d.object_type) into kinds
-          from pg_catalog.pg_event_trigger_dropped_objects() d
-         where not d.is_temporary and (
-             d.object_type in ('table', 'index', 'table constraint', 'table column',
-                               'default value', 'sequence')
-             or d.object_type = 'type' and d.original);
-        if kinds is null then
-            return;
-        end if;
         if 'default value' = any (kinds) then
             select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(a.attrelid::int8, a.attnum))
               into defaults
@@ -375,7 +413,7 @@ begin
                 on a.attrelid = c.oid and a.attname = d.address_names[3] and not a.attisdropped
              where d.object_type = 'default value' and not d.is_temporary and a.attnum > 0;
             if defaults is null and 'default value' = all (kinds) then
-                return;
+                return false;
             end if;
         end if;
         query := coalesce(pg_catalog.current_query(), '');
@@ -401,7 +439,7 @@ begin
         {lock}
     exception when others then
         raise warning 'streamer: a change of a definition was not captured: %', sqlerrm;
-        return;
+        return false;
     end;
     {lock_message}
     if content is not null then
@@ -409,6 +447,7 @@ begin
         content := pg_catalog.convert_to(last_xid::text, 'UTF8') || content;
         {emit}
     end if;
+    return content is not null;
 end
 $function$
 """
@@ -418,9 +457,11 @@ $function$
 _REWRITE_SQL: Final = """
 create or replace function {schema}.rewritten() returns event_trigger
 language plpgsql security definer {path} as $function$
+declare
+    tables text;
 begin
     if pg_catalog.pg_event_trigger_table_rewrite_reason() & 4 <> 0 then
-        perform pg_catalog.set_config({setting}, pg_catalog.concat_ws(',',
+        tables := pg_catalog.set_config({setting}, pg_catalog.concat_ws(',',
             nullif(pg_catalog.current_setting({setting}, true), ''),
             pg_catalog.pg_event_trigger_table_rewrite_oid()::int8), true);
     end if;
@@ -430,17 +471,15 @@ end
 $function$
 """
 
-_OF_TYPES: Final = ("ALTER TYPE", "ALTER DOMAIN")
-_OF_TABLES: Final = (
-    "ALTER TABLE",
-    "CREATE TABLE",
-    "CREATE TABLE AS",
-    "SELECT INTO",
+_OF_TABLES: Final = ("ALTER TABLE", "CREATE TABLE", "CREATE TABLE AS", "SELECT INTO")
+_OF_INDEXES: Final = ("CREATE INDEX", "ALTER INDEX")
+# CREATE SCHEMA may make several tables, and partitions beside others.
+_OF_OTHERS: Final = (
     "CREATE SCHEMA",
-    "CREATE INDEX",
-    "ALTER INDEX",
     "CREATE SEQUENCE",
     "ALTER SEQUENCE",
+    "ALTER TYPE",
+    "ALTER DOMAIN",
 )
 
 
@@ -488,23 +527,30 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
         "lock": lock,
         "ran": ran,
         "emit": emit.strip(),
+        "follow": quote_literal(f"{schema}.follow(text, oid)"),
+        "follow_drop": quote_literal(f"{schema}.follow_drop(text, text[])"),
         **{
             f"lock_{name}": lock_messages.format(schema=schema, table=message, content=content)
             for name, content in (("message", "content"), ("messages", "contents"))
         },
     }
-    triggered = partial(_trigger_function, source, version, common)
+    front = partial(_front_function, source, version, common)
     statements += [
         state_function(schema, version),
         describe_function(schema, SECRET, _PATH),
         messages_function(schema, _pins(PINNED), ran, _QUERY_MAX),
+        _follow_function(source, version, common),
+        _FOLLOW_DROP_SQL.format(**common).strip(),
     ]
-    tables = [*_OF_TABLES, *(["REINDEX"] if version >= _REINDEX_MIN else [])]
+    indexes = [*_OF_INDEXES, *(["REINDEX"] if version >= _REINDEX_MIN else [])]
+    kinds = " or ".join(f"d.object_type = '{kind}'" for kind in _DROPPED_KINDS)
+    hint = _HINT_SQL.format(prefix=quote_literal(DDL_PREFIX), hint=quote_literal(UNPUBLISHED))
     for name, event, tags, create in (
         ("rewritten", "table_rewrite", (), _REWRITE_SQL.format(**common)),
-        ("changed", "ddl_command_end", tables, triggered("changed", _TABLES_SQL)),
-        ("typed", "ddl_command_end", _OF_TYPES, triggered("typed", _TABLES_OF_TYPES_SQL)),
-        ("cut", "sql_drop", (), _CUT_SQL.format(**common)),
+        ("changed", "ddl_command_end", _OF_TABLES, front("changed", _ALTERED_TABLE, hint)),
+        ("indexed", "ddl_command_end", indexes, front("indexed", _ALTERED_INDEX, "null;")),
+        ("related", "ddl_command_end", _OF_OTHERS, front("related", "null", "null;")),
+        ("cut", "sql_drop", (), _CUT_SQL.format(kinds=kinds, **common)),
     ):
         trigger = quote_identifier(_trigger_name(source, name))
         listed = ", ".join(map(quote_literal, tags))
@@ -530,36 +576,39 @@ def _new_token(version: int) -> str:
     )
 
 
-def _trigger_function(
-    source: SourceMapping, version: int, common: dict[str, str], name: str, tables: str
+def _front_function(
+    source: SourceMapping, version: int, common: dict[str, str], name: str, altered: str, hint: str
 ) -> str:
-    namespace = "(select c.relnamespace from pg_catalog.pg_class c where c.oid = root)"
-    short = "null;"
-    if name == "changed" and version >= _VIA_ROOT_MIN:
-        parts = {
-            f"{kind}_published": _published(source, version, f"{oid}, {root}", "m.pnnspid")
-            for kind, oid in (("index", "i.indrelid"), ("table", "d.objid"))
-            for root in [f"pg_catalog.pg_partition_root({oid})"]
-        }
-        short = _SHORT_SQL.format(concerned=_CONCERNED, **parts, **common).strip()
     return _TRIGGER_SQL.format(
         name=name,
-        tables=tables.format(user_oids=USER_OIDS_BEGIN, concerned=_CONCERNED).strip(),
+        # Rows that stand for messages need the long way.
+        altered="null" if version < MESSAGES_MIN else altered.strip(),
         concerned=_CONCERNED,
-        short=short,
-        published=_published(source, version, "root, altered", namespace),
+        published=_published(source, version, "= altered", "m.pnnspid"),
+        hint=hint,
         **common,
     ).strip()
 
 
-def _published(source: SourceMapping, version: int, oids: str, namespace: str) -> str:
-    """Return the condition that a publication has one of the tables *oids*, or the *namespace*."""
+def _follow_function(source: SourceMapping, version: int, common: dict[str, str]) -> str:
+    namespace = "(select c.relnamespace from pg_catalog.pg_class c where c.oid = root)"
+    return _FOLLOW_SQL.format(
+        tables=_TABLES_SQL.format(concerned=_CONCERNED).strip(),
+        tables_of_types=_TABLES_OF_TYPES_SQL.format(user_oids=USER_OIDS_BEGIN).strip(),
+        concerned=_CONCERNED,
+        is_published=_published(source, version, "in (root, altered)", namespace),
+        **common,
+    ).strip()
+
+
+def _published(source: SourceMapping, version: int, is_member: str, namespace: str) -> str:
+    """Return the condition that a publication has a table, or the *namespace*."""
     if version < _VIA_ROOT_MIN:
         return "true"
     names = (source.publication, source.publication_inserts)
     return _PUBLISHED_SQL.format(
-        publications=", ".join(map(quote_literal, names)),
-        oids=oids,
+        publications=" or ".join(f"p.pubname = {quote_literal(name)}" for name in names),
+        is_member=is_member,
         schemas=_OF_SCHEMA_SQL.format(namespace=namespace) if version >= _SCHEMAS_MIN else "",
     ).strip()
 

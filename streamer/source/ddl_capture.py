@@ -103,7 +103,7 @@ select coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '') as mark,
                         and pg_catalog.has_table_privilege(c.oid, 'select')) as is_readable
 from pg_catalog.pg_namespace n where n.nspname = %s
 """
-_TRIGGERS: Final = 4
+_TRIGGERS: Final = 5
 _ROLE_SQL: Final = """
 select rolname as name, rolsuper as is_superuser
 from pg_catalog.pg_roles where rolname = current_user

@@ -406,7 +406,7 @@ async def test_a_table_that_streamer_does_not_publish_costs_one_short_message(
         await streamer.caught_up()
         # Without its long way, the capture fails for each command that takes it.
         source.execute(
-            "drop function streamer_shop.messages cascade; drop table streamer_shop.place"
+            "drop function streamer_shop.follow, streamer_shop.follow_drop; drop table streamer_shop.place"
         )
         notices: list[str] = []
         with source.connect() as session:
@@ -436,6 +436,8 @@ async def test_a_table_that_streamer_does_not_publish_costs_one_short_message(
         "drop materialized view streamer_shop.secret cascade",
         "drop function streamer_shop.messages cascade",
         "drop function streamer_shop.state cascade",
+        "drop function streamer_shop.follow",
+        "drop function streamer_shop.follow_drop",
     ],
 )
 async def test_a_damaged_capture_fails_no_command(
