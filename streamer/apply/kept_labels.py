@@ -1,18 +1,17 @@
 """Labels that ended versions of a history have, and that the new enum of their column lacks.
 
 Such a version keeps its value. So the target's enum gets these labels, behind those of the source.
+An enum that exists already gets them in a transaction before that of the change.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import ColumnChange
 from streamer.mapping.objects import DefinedType, base_type
 from streamer.mapping.options import DdlKind
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
-from streamer.remedies import Remedy, at_target
 from streamer.target.catalog import TargetRelation
 from streamer.target.connection import TargetConnection
 
@@ -59,30 +58,19 @@ async def read_kept_labels(
     return {name: labels for name, labels in kept.items() if labels}
 
 
-async def refuse_missing_labels(
+async def missing_labels(
     target: TargetConnection, kept: Mapping[str, Sequence[str]], created: Collection[str]
-) -> None:
-    """Raise TargetSchemaError if an enum of the target lacks labels that versions need.
+) -> list[str]:
+    """Return the statements that give enums of the target the labels that versions need.
 
-    *created*: enums that the statements create with these labels. No statement of the same
+    *created*: enums that other statements create with these labels. No statement of the same
     transaction could use a label that is new in another enum.
     """
+    statements = []
     for name, labels in kept.items():
-        if name in created:
-            continue
-        present = {row["label"] for row in await target.fetch(_ENUM_SQL, name)}
-        if present and (missing := [each for each in labels if each not in present]):
-            listed = ", ".join(f'"{each}"' for each in missing)
-            raise TargetSchemaError(
-                f"versions that have ended have values {listed}, which type {name} of the target "
-                "lacks",
-                hint=Remedy.of(
-                    "run there: ",
-                    at_target(
-                        *(
-                            f"alter type {name} add value if not exists {quote_literal(each)}"
-                            for each in missing
-                        )
-                    ),
-                ),
-            )
+        if name not in created:
+            present = {row["label"] for row in await target.fetch(_ENUM_SQL, name)}
+            add = f"alter type {name} add value if not exists"
+            missing = [each for each in labels if present and each not in present]
+            statements += [f"{add} {quote_literal(each)}" for each in missing]
+    return statements

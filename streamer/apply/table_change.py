@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from streamer.apply.kept_labels import read_kept_labels, refuse_missing_labels
+from streamer.apply.kept_labels import missing_labels, read_kept_labels
 from streamer.apply.lane import MappedRelation
 from streamer.apply.missing_types import AskTypes, refuse_types_of_extensions
 from streamer.apply.object_changes import (
@@ -101,20 +101,6 @@ class Waiting:
     """The decision that did not help."""
 
 
-async def store_waiting(target: TargetConnection, waiting: Waiting) -> None:
-    """Store a command for which a decision is due, after the rollback."""
-    await put_ddl(
-        target,
-        waiting.place,
-        query=waiting.query,
-        changes=waiting.changes,
-        statements=waiting.statements,
-        reason=waiting.reason,
-        state=WAITING,
-        seen=waiting.seen,
-    )
-
-
 class TableChange:
     """One change of the definition of *mapped*, in the transaction that *target* is in.
 
@@ -140,7 +126,7 @@ class TableChange:
         self._source = source
         self._tables = tables
         self._mapped = mapped
-        self._place = place
+        self.place = place
         self._message = message
         self._definition = definition
         self._at = at
@@ -148,8 +134,9 @@ class TableChange:
         self._brings_rows = False
         ran = message.query.strip() or message.tag
         self._told = told or f"the source ran: {ran}"
-        self.waiting: Waiting | None = None
+        self._waiting: Waiting | None = None
         """Set when an operator has to decide."""
+        self._before: Sequence[str] = ()
         self.quarantined = 0
         """By how much the number of changes in quarantine has grown."""
 
@@ -160,7 +147,7 @@ class TableChange:
 
         Columns whose values existing rows lack are requested, unless a copy *brings_rows*. If the
         definition *is_late*, so are all new columns: another one may have had the name before.
-        Raises DefinitionStopError if an operator has to decide, after which `store_waiting` is due.
+        Raises DefinitionStopError if an operator has to decide. `after_rollback` is due then.
         """
         self._brings_rows = brings_rows
         filled = await self._change(changes) if changes and not self._message.is_made else []
@@ -169,6 +156,23 @@ class TableChange:
             there = {} if target is None else target.columns
             filled = [*filled, *(name for name in self._added(changes) if name in there)]
         await self._store(self._definition, [] if brings_rows else filled, changes)
+
+    async def after_rollback(self) -> None:
+        """Make the statements that have to come before, or store a command that waits."""
+        for sql in self._before:
+            await self._target.execute(sql)
+            log.info("statement in front of a definition", sql=sql, source=self._source.label)
+        if (waiting := self._waiting) is not None:
+            await put_ddl(
+                self._target,
+                waiting.place,
+                query=waiting.query,
+                changes=waiting.changes,
+                statements=waiting.statements,
+                reason=waiting.reason,
+                state=WAITING,
+                seen=waiting.seen,
+            )
 
     def _added(self, changes: Sequence[AnyChange]) -> Iterator[str]:
         """Yield the target's names of new columns."""
@@ -228,7 +232,7 @@ class TableChange:
         target = await read_relation(self._target, mapped.mapping.target)
         if target is None:
             raise TargetSchemaError(f'target table "{mapped.mapping.target}" does not exist')
-        known = await read_decision(self._target, self._place)
+        known = await read_decision(self._target, self.place)
         decision = None if known is None or known.state == WAITING else known
         words = [str(change) for change in changes]
         shown: list[str] = []
@@ -244,6 +248,10 @@ class TableChange:
             if decision is None and (doubts or (stops and translation.sql)):
                 tried = None if known is None else known.reason
                 raise _undecided(stops, doubts, tried)
+            if translation.before:
+                self._before = translation.before
+                listed = "; ".join(translation.before)
+                raise TargetContentionError(f"to be committed before the change: {listed}")
             is_edited = decision is not None and decision.statements is not None
             await refuse_types_of_extensions(
                 self._target, translation.needed_types, self._ask_types
@@ -255,7 +263,7 @@ class TableChange:
             is_read = decision is not None and decision.state != SKIP
             calls = None if is_read else await self._calls(changes)
             if translation.leaving:
-                removal = RemovalAtSource(LEFT, self._place.lsn, datetime.fromisoformat(self._at))
+                removal = RemovalAtSource(LEFT, self.place.lsn, datetime.fromisoformat(self._at))
                 self.quarantined = await end_partitions(
                     self._target, mapped, target, translation.leaving, removal
                 )
@@ -269,11 +277,11 @@ class TableChange:
             reason, seen = exc.message, None if decision is None else decision.state
             if decision is not None and decision.statements is not None:
                 reason = f"the statements of `ddl edit` failed: {reason}"
-            self.waiting = Waiting(self._place, self._message.query, words, shown, reason, seen)
+            self._waiting = Waiting(self.place, self._message.query, words, shown, reason, seen)
             raise self._stop(reason, shown, exc.remedy) from exc
         await put_ddl(
             self._target,
-            self._place,
+            self.place,
             query=self._message.query,
             changes=words,
             statements=translation.sql,
@@ -366,10 +374,9 @@ class TableChange:
         if types := [c for c in made if isinstance(c, TypeChange)]:
             its_columns = self._definition.columns
             typed = await translate_types(
-                self._target, mapped, target, its_columns, types, self._place, kept
+                self._target, mapped, target, its_columns, types, self.place, kept
             )
             await self._wait_for_others(types, typed)
-        await refuse_missing_labels(self._target, kept, typed.created)
         columns = DefinitionTranslator(
             mapped.mapping,
             target,
@@ -387,6 +394,7 @@ class TableChange:
         left_out = [c for c in ignored if isinstance(c, ColumnChange)]
         translation.statements += columns.ignore(left_out).statements
         translation.statements[:0] = typed.statements
+        translation.before = await missing_labels(self._target, kept, typed.created)
         translation.needed_types = self._needed_types(made)
         if self._brings_rows:
             translation.doubts += typed.doubts
@@ -428,7 +436,7 @@ class TableChange:
             source_columns=[column.name for column in self._definition.columns],
             there=await read_partitions(self._target, target),
             at=self._at,
-            lsn=str(self._place.lsn),
+            lsn=str(self.place.lsn),
         )
 
     async def _wait_for_others(
@@ -442,9 +450,7 @@ class TableChange:
         if translated.statements:
             oids |= {c.after.oid for c in types if c.kind not in _KEEPS_VALUES}
         for name in await read_users(self._target, self._mapped.relation_id, oids):
-            if name != self._mapped.mapping.source and self._tables.is_behind(
-                name, self._place.lsn
-            ):
+            if name != self._mapped.mapping.source and self._tables.is_behind(name, self.place.lsn):
                 raise TargetContentionError(
                     f'table "{name}", which has a column of the type that changes, is behind'
                 )

@@ -1,7 +1,7 @@
 """Reads the definitions of a table on both sides, and returns their differences."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from streamer.definitions.difference import (
@@ -12,6 +12,7 @@ from streamer.definitions.difference import (
 from streamer.definitions.planned import TargetPlace
 from streamer.definitions.read import definition_of, definitions_sql
 from streamer.mapping.objects import DefinedType
+from streamer.mapping.options import TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.describing import USED_TYPES
 from streamer.source.connection import Connection, fetch_all
@@ -32,7 +33,7 @@ async def read_differences(
     there: TargetRelation,
     *,
     sid: str | None,
-    others: Iterable[RelationMapping],
+    others: Collection[RelationMapping],
     is_shared: bool = False,
 ) -> list[DefinitionDifference]:
     """Return the differences of a table. *others*: the tables of the source, for foreign keys.
@@ -53,7 +54,8 @@ async def read_differences(
     differences = table_difference(source, place, places.get, present, is_shared=is_shared)
     (ours,) = await fetch_all(plain, _TYPES_SQL + "%s", oid)
     theirs = await target.fetch_value(_TYPES_SQL + "$1", there.oid)
-    types = type_difference(_types(ours["types"]), _types(theirs), is_shared=is_shared)
+    keeps_more = is_shared or any(each.type is TableType.HISTORY for each in (mapping, *others))
+    types = type_difference(_types(ours["types"]), _types(theirs), keeps_more=keeps_more)
     return types + differences
 
 

@@ -79,17 +79,17 @@ def table_difference(
 
 
 def type_difference(
-    source: list[DefinedType], target: list[DefinedType], *, is_shared: bool = False
+    source: list[DefinedType], target: list[DefinedType], *, keeps_more: bool = False
 ) -> list[DefinitionDifference]:
     """Return how the types of the target's columns differ from those of the source.
 
-    *is_shared*: other sources write to the target table, too.
+    *keeps_more*: they may take more values, of other sources or of versions that have ended.
     """
     there = {each.full_name: each for each in target}
     found = []
     for each in source:
         other = there.get(each.full_name)
-        if other is None or (is_shared and other.takes_all(each)):
+        if other is None or (keeps_more and other.takes_all(each)):
             continue
         if _described(each) != _described(other):
             found.append(

@@ -24,7 +24,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.apply.make_plan import missing_columns
 from streamer.apply.object_changes import read_used_types
 from streamer.apply.sql.joining_source import part_of_target
-from streamer.apply.table_change import TableChange, store_waiting
+from streamer.apply.table_change import TableChange
 from streamer.errors import DefinitionStopError, SyncError, TargetContentionError
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition, all_differences
@@ -224,11 +224,11 @@ class ChangedDefinitions:
                     told="the source changed the table, and a copy of it is due",
                 )
                 await change.make(changes, brings_rows=True)
-        except DefinitionStopError:
-            if change is not None and change.waiting is not None:
+        except (DefinitionStopError, TargetContentionError):
+            if change is not None:
                 async with transaction(target):
-                    await supersede(target, change.waiting.place)
-                    await store_waiting(target, change.waiting)
+                    await supersede(target, change.place)
+                    await change.after_rollback()
             raise
 
 

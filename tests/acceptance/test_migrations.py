@@ -307,7 +307,6 @@ WORLDS: dict[str, tuple[World, Changes, Changes]] = {
         ),
         (),
         (
-            "AlterField: text to enum",
             "change_column using an expression, not null in the same command",
             "RemoveField, AddField: a column comes again under its name",
         ),

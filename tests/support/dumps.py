@@ -108,7 +108,7 @@ def of_tenants(source: Dump, target: Dump) -> Sides:
 
 
 def of_history(source: Dump, target: Dump) -> Sides:
-    """Versions outlive their rows: columns stay and take no NOT NULL, and no index is unique.
+    """Versions outlive their rows: columns and labels stay, no column is NOT NULL, no index unique.
 
     Only streamer writes them, so no column has a default or a sequence.
     """
@@ -116,8 +116,8 @@ def of_history(source: Dump, target: Dump) -> Sides:
     for name, text in list(wanted.items()):
         if name.startswith(("FK CONSTRAINT ", "DEFAULT ", "SEQUENCE ")):
             del wanted[name]
-        elif name.startswith("TABLE "):
-            wanted[name] = "\n".join(_columns(text))
+        elif name.startswith("TABLE ") or _ENUM in text:
+            wanted[name] = "\n".join(_parts(text))
         elif key := _KEY.search(text):
             table, constraint, columns = key[1], key[2], key[4]
             if key[3] == "PRIMARY KEY":
@@ -132,9 +132,9 @@ def of_history(source: Dump, target: Dump) -> Sides:
         else:
             wanted[name] = text.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
     for name, text in target.items():
-        if name.startswith("TABLE "):
+        if name.startswith("TABLE ") or _ENUM in text:
             kept = set(wanted.get(name, "").splitlines())
-            found[name] = "\n".join(line for line in _columns(text) if line in kept)
+            found[name] = "\n".join(line for line in _parts(text) if line in kept)
         elif "kvsz_id_seq" not in name and "WHERE (kvsz_end = " not in text:
             found[name] = text.replace("ALTER TABLE ONLY", "ALTER TABLE")
     return _without_names_of_keys(wanted), _without_names_of_keys(found)
@@ -143,6 +143,7 @@ def of_history(source: Dump, target: Dump) -> Sides:
 _KEY: Final = re.compile(
     r"ALTER TABLE (\S+)\n +ADD CONSTRAINT (\S+) (PRIMARY KEY|UNIQUE|EXCLUDE USING \w+) \((.*?)\)"
 )
+_ENUM: Final = " AS ENUM ("
 _OWN: Final = re.compile(r"( DEFAULT .*?)?( NOT NULL)?( COLLATE \S+)?$")
 
 
@@ -152,6 +153,13 @@ def _columns(text: str) -> list[str]:
     lines = [line.strip().removesuffix(",") for line in inner.splitlines()]
     return sorted(
         line if line.startswith("CONSTRAINT ") else _OWN.sub(r"\3", line, count=1) for line in lines
+    )
+
+
+def _parts(text: str) -> list[str]:
+    """Return the columns of CREATE TABLE, or the labels of CREATE TYPE in their order."""
+    return (
+        [line.removesuffix(",") for line in text.splitlines()] if _ENUM in text else _columns(text)
     )
 
 

@@ -233,13 +233,13 @@ def test_create_says_what_the_target_should_have() -> None:
 
 def test_types_are_compared_by_their_values() -> None:
     assert compared([MOOD, PLACE], [replace(MOOD, oid=1)]) == []
-    # A table of several sources takes the values of all of them.
+    # A table of several sources takes the values of all of them, and a history those of its versions.
     more = replace(MOOD, labels=((5, "calm"), *MOOD.labels))
     turned = replace(MOOD, labels=(MOOD.labels[1], MOOD.labels[0]))
     free = replace(POSITIVE, checks=())
-    assert compared([MOOD, POSITIVE], [more, free], is_shared=True) == []
+    assert compared([MOOD, POSITIVE], [more, free], keeps_more=True) == []
     assert len(compared([MOOD, POSITIVE], [more, free])) == 2
-    assert len(compared([more, MOOD, free], [turned, POSITIVE], is_shared=True)) == 3
+    assert len(compared([more, MOOD, free], [turned, POSITIVE], keeps_more=True)) == 3
     (found,) = compared([MOOD], [replace(MOOD, labels=((1, "sad"),))])
     assert str(found) == 'type "public.mood" is enum (sad), and should be enum (sad, happy)'
 

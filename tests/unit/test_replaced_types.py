@@ -59,6 +59,13 @@ def test_a_type_that_others_use_stays() -> None:
     assert translated([TypeChange(DdlKind.DROP_TYPE, OLD, OLD)], THERE, uses=FOREIGN)[0] == []
 
 
+def test_an_enum_with_more_labels_goes_and_another_type_stays() -> None:
+    dropped = [TypeChange(DdlKind.DROP_TYPE, OLD, OLD)]
+    kept = replace(THERE, labels=(*OLD.labels, (0, "ended")))
+    assert translated(dropped, kept)[0] == ['drop type "public"."st"']
+    assert translated(dropped, replace(THERE, labels=OLD.labels[:1]))[0] == []
+
+
 def test_the_type_of_another_table_changes_in_its_own_place() -> None:
     statements, found = translated(CREATED, THERE, known={NEW.full_name: frozenset({NEW.oid})})
     assert statements == []

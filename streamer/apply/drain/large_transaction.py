@@ -33,7 +33,7 @@ from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.apply.spool import OpenShareDiscarded
 from streamer.decode.pgoutput import Redefinition
 from streamer.decode.transactions import Changes, Transaction
-from streamer.errors import DefinitionStopError, Retry, StreamerError, TargetContentionError
+from streamer.errors import Retry, StreamerError, TargetContentionError
 from streamer.failpoints import failpoint
 from streamer.observability.metrics import Metrics
 
@@ -140,8 +140,7 @@ class LargeShare:
             if isinstance(exc, StreamerError):
                 add_context(exc, piece)
                 await writer.rollback()
-            if isinstance(exc, DefinitionStopError):
-                await definitions.store_waiting()
+                await definitions.after_rollback()
             if isinstance(exc, TargetContentionError) and not definitions.has_applied:
                 # A column that a plan had to add waited for this very transaction. It no longer
                 # stands in the way, and the next attempt finds the column there.

@@ -15,7 +15,7 @@ import structlog
 from streamer.apply.lane import LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.planner import Planner
-from streamer.apply.table_change import TableChange, store_waiting
+from streamer.apply.table_change import TableChange
 from streamer.decode.pgoutput import Redefinition, Relation, new_row, to_datetime
 from streamer.errors import StreamerError
 from streamer.mapping.composite_values import attribute_counts
@@ -150,7 +150,6 @@ async def _explain(
         async with transaction(target):
             await change.make(changes, is_late=True)
     finally:
-        if change.waiting is not None:
-            await store_waiting(target, change.waiting)
+        await change.after_rollback()
     mapped.plan, mapped.is_doubtful = None, True
     return True

@@ -16,7 +16,7 @@ from streamer.apply.lane import LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.planner import Planner
 from streamer.apply.quarantine.writer import QuarantineWriter
-from streamer.apply.table_change import TableChange, Waiting, store_waiting
+from streamer.apply.table_change import TableChange
 from streamer.decode.pgoutput import Redefinition, to_datetime
 from streamer.mapping.definition import AnyChange, all_differences
 from streamer.mapping.definition_message import DefinitionMessage, definition_after
@@ -52,7 +52,7 @@ class Definitions:
         self._planner = planner
         self._owner = owner
         self._counts: dict[MappedRelation, int] = {}
-        self._waiting: Waiting | None = None
+        self._change: TableChange | None = None
 
     @property
     def has_applied(self) -> bool:
@@ -66,7 +66,7 @@ class Definitions:
     async def apply(self, part: LaneTransaction) -> list[MappedRelation]:
         """Apply a part that `cut` returned; return the relations that it concerns.
 
-        Raises DefinitionStopError if an operator has to decide, after which `store_waiting` is due.
+        After a StreamerError, `after_rollback` is due.
         """
         concerned = []
         at = str(to_datetime(part.transaction.commit_time))
@@ -88,10 +88,10 @@ class Definitions:
         for mapped in self._counts:
             mapped.plan = None
 
-    async def store_waiting(self) -> None:
-        """Store the command for which a decision is due, after the rollback."""
-        if self._waiting is not None:
-            await store_waiting(self._target, self._waiting)
+    async def after_rollback(self) -> None:
+        """Do what the last change has to do before the next attempt."""
+        if self._change is not None:
+            await self._change.after_rollback()
 
     async def _apply(
         self, mapped: MappedRelation, place: DdlPlace, message: DefinitionMessage, at: str
@@ -112,7 +112,7 @@ class Definitions:
             )
         if known is None or not known.is_whole or changes:
             owner = self._owner
-            change = TableChange(
+            change = self._change = TableChange(
                 self._target,
                 owner.source,
                 owner,
@@ -123,10 +123,7 @@ class Definitions:
                 at=at,
                 ask_types=partial(self._planner.describe_types, mapped),
             )
-            try:
-                await change.make(changes)
-            finally:
-                self._waiting = change.waiting
+            await change.make(changes)
             if change.quarantined:
                 self._writer.quarantine_changed(mapped, change.quarantined)
         elif known != definition:

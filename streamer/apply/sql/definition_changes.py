@@ -62,6 +62,8 @@ class Translation:
     """The rows of partitions that leave the table."""
     substitutes: dict[str, tuple[str, DefinedColumn]] = field(default_factory=dict)
     """Statements for those that the target refuses, and the columns that are unfinished then."""
+    before: list[str] = field(default_factory=list)
+    """Statements that have to be committed before."""
 
     @property
     def reason(self) -> str | None:

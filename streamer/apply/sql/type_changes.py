@@ -127,9 +127,14 @@ class TypeTranslator:
         self._there[new.full_name] = replace(new, oid=-new.oid)
 
     def _drop(self, old: DefinedType, found: TypeTranslation) -> None:
-        """Drop a type of the target if the source has dropped it and no other table has it."""
+        """Drop a type of the target if the source has dropped it and no other table has it.
+
+        An enum may also have labels that only ended versions of a history have.
+        """
         there = self._there.get(old.full_name)
-        if there is not None and there.content == old.content and not self._use(there).foreign:
+        if there is None or self._use(there).foreign:
+            return
+        if there.content == old.content or (old.kind == "e" and there.takes_all(old)):
             self._make_room(there, found)
 
     def _make_room(self, there: DefinedType, found: TypeTranslation) -> None:
