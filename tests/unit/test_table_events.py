@@ -9,8 +9,7 @@ import pytest
 from streamer.error_reports import ErrorReport
 from streamer.errors import TargetConnectionError, TargetSchemaError
 from streamer.lsn import Lsn
-from streamer.mapping.resync import Resync
-from streamer.progress.table_state import State
+from streamer.progress.table_state import State, TableState
 from streamer.runtime import table_events
 from streamer.runtime.services import Health
 from streamer.runtime.table_events import TableEvents
@@ -33,16 +32,8 @@ async def test_a_state_that_waits_for_the_target_does_not_overwrite_a_later_erro
         source_mapping(), mock.Mock(), services, Health(), mock.Mock(), mock.Mock()
     )
     mapped = mapped_relation()
-    record: Any = SimpleNamespace(
-        state="catching_up",
-        error=None,
-        quarantined=0,
-        needs_resync=False,
-        snapshot_lsn=Lsn(8),
-        end_lsn=Lsn(8),
-        chunks=None,
-        resync=Resync(),
-    )
+    state = TableState(State.CATCHING_UP, through_lsn=Lsn(8))
+    record: Any = SimpleNamespace(quarantined=0, table_state=state)
     events.relations.add(mapped, record)
     error = ErrorReport.of(TargetSchemaError("it is unlogged"))
     stored: list[str] = []
