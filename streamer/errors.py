@@ -477,6 +477,13 @@ class TargetSchemaError(TargetError):
     runbook = "table-in-error"
 
 
+class SharedTargetError(TargetSchemaError):
+    """Other sources still have what a change of one source would alter at the target."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="it goes on once the other sources have made this change")
+
+
 class ColumnsRenamedError(TargetSchemaError):
     """Columns of a source table had names of each other, so values may have gone to wrong ones."""
 

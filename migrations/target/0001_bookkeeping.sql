@@ -564,8 +564,11 @@ create table streamer.ddl (
     statements text[] not null,
     -- Why it waits, or why columns of existing rows are brought.
     reason text,
-    -- `apply` and `skip` are decisions of an operator that the process has yet to carry out.
-    state text not null check (state in ('waiting', 'apply', 'skip', 'applied', 'skipped')),
+    -- `apply` and `skip` are decisions of an operator that the process has yet to carry out. `made`:
+    -- the table has yet to come to the command, or to try it again.
+    state text not null check (state in ('waiting', 'made', 'apply', 'skip', 'applied', 'skipped')),
+    -- Whether another source of the target has made the command for this one, too.
+    is_made boolean not null default false,
     -- The statements that an operator gave in place of `statements`.
     edited text[],
     changed_at timestamptz not null default now(),

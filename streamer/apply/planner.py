@@ -34,6 +34,7 @@ from streamer.errors import (
     TargetSchemaError,
     TransportError,
 )
+from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
@@ -444,6 +445,12 @@ class Planner:
     ) -> Sequence[SourceType]:
         """Return types of the source of *mapped* by their names. Raises SourceError."""
         return await self._ask_types(mapped.source.database, mapped.source.sid, names)
+
+    async def describe_present(self, mapped: MappedRelation) -> SourceDefinition | None:
+        """Return the definition that the source's table has now. Raises SourceError."""
+        source = mapped.source
+        message = await self._ask_present(source.database, source.sid, mapped.mapping.source)
+        return None if message is None else message.definition
 
     async def present(
         self, mapped: MappedRelation, relations: Sequence[Relation]

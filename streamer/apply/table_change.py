@@ -5,8 +5,9 @@ consistent point, and makes their changes itself. A change that has to wait for 
 transaction. A row of streamer.ddl then holds the statements.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -31,6 +32,7 @@ from streamer.apply.sql.type_changes import TypeTranslation, columns_of
 from streamer.errors import (
     DefinitionStopError,
     Retry,
+    SharedTargetError,
     StreamerError,
     TargetContentionError,
     TargetSchemaError,
@@ -40,27 +42,34 @@ from streamer.mapping.definition import (
     AnyChange,
     ColumnChange,
     SourceDefinition,
+    all_differences,
     columns_after,
 )
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.objects import ObjectChange, TypeChange, base_type
 from streamer.mapping.options import DdlKind, OnDdl, TableType
 from streamer.mapping.partitions import PartitionChange
+from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.definition_changes import (
+    MADE,
     SKIP,
     WAITING,
     DdlDecision,
     DdlPlace,
+    forget_made,
     put_ddl,
+    put_made,
     read_decision,
 )
 from streamer.progress.planned_definitions import hold_plans
 from streamer.progress.relation_columns import read_unfilled, store_known
 from streamer.progress.relation_definitions import (
     lock_definition,
+    read_definition,
     read_others,
+    read_unchanged,
     read_users,
     rename_unfilled,
     store_definition,
@@ -86,6 +95,14 @@ _BRINGS_TYPES: Final = frozenset({DdlKind.ADD_COLUMN, DdlKind.CHANGE_TYPE, DdlKi
 """Changes after which a column has another type than before."""
 _LEAVES_TYPES: Final = frozenset({DdlKind.CHANGE_TYPE, DdlKind.DROP_COLUMN})
 """Changes after which a column may no longer use a type."""
+_MADE_FOR_ALL: Final = frozenset({DdlKind.CHANGE_TYPE, DdlKind.WIDEN_TYPE})
+"""Changes of columns that one source makes for all, like all changes of types. A rename is none:
+earlier rows of the transaction of another source may still have the former name.
+"""
+
+
+AskPresent = Callable[[], Awaitable[SourceDefinition | None]]
+"""Asks a source for the definition that its table has now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +123,7 @@ class TableChange:
 
     *definition*: at the source, after *message*. *tables*: of the source. *at*: the source's time
     of the change. *told*: words for the cause, as in an error; None for the statement that the
-    message has. *ask_types*: asks the source.
+    message has. *ask_types*, *ask_present*: ask the source.
     """
 
     def __init__(
@@ -120,6 +137,7 @@ class TableChange:
         definition: SourceDefinition,
         at: str,
         ask_types: AskTypes,
+        ask_present: AskPresent,
         told: str | None = None,
     ) -> None:
         self._target = target
@@ -131,6 +149,9 @@ class TableChange:
         self._definition = definition
         self._at = at
         self._ask_types = ask_types
+        self._ask_present = ask_present
+        self._made: Sequence[str] = ()
+        self._is_last = False
         self._brings_rows = False
         ran = message.query.strip() or message.tag
         self._told = told or f"the source ran: {ran}"
@@ -233,7 +254,8 @@ class TableChange:
         if target is None:
             raise TargetSchemaError(f'target table "{mapped.mapping.target}" does not exist')
         known = await read_decision(self._target, self.place)
-        decision = None if known is None or known.state == WAITING else known
+        decision = None if known is None or known.state in (WAITING, MADE) else known
+        self._made = () if known is None else known.made
         words = [str(change) for change in changes]
         shown: list[str] = []
         try:
@@ -244,6 +266,7 @@ class TableChange:
             translation = await self._translate(target, changes, decision)
             shown = shown or translation.sql
             stops = [c for c in changes if self._source.on_ddl[c.kind] is OnDdl.STOP]
+            stops = [c for c in stops if c not in self._made_for_all(changes)]
             doubts = [doubt for _, doubt in translation.doubts]
             if decision is None and (doubts or (stops and translation.sql)):
                 tried = None if known is None else known.reason
@@ -274,11 +297,12 @@ class TableChange:
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
-            reason, seen = exc.message, None if decision is None else decision.state
+            reason, seen = exc.message, None if known is None else known.state
             if decision is not None and decision.statements is not None:
                 reason = f"the statements of `ddl edit` failed: {reason}"
             self._waiting = Waiting(self.place, self._message.query, words, shown, reason, seen)
-            raise self._stop(reason, shown, exc.remedy) from exc
+            way = await self._way_past(exc)
+            raise self._stop(reason, shown, exc, way) from exc
         await put_ddl(
             self._target,
             self.place,
@@ -288,6 +312,10 @@ class TableChange:
             reason=translation.reason,
             state="skipped" if decision is not None and decision.state == SKIP else "applied",
         )
+        if target.has_sid:
+            await forget_made(self._target, self.place)
+        if self._is_last and not is_edited:
+            await put_made(self._target, self.place, self._message.query, words)
         log.info(
             "definition changed",
             source=self._source.label,
@@ -361,8 +389,10 @@ class TableChange:
         Dropped and renamed objects come first, then types, then columns, which may need either.
         """
         mapped = self._mapped
-        others = await read_others(self._target, mapped.relation_id) if target.has_sid else []
-        made = [change for change in changes if change not in ignored]
+        others, unchanged = await self._read_others(target, changes)
+        self._is_last = bool(others) and not unchanged and not ignored
+        done = self._made_for_all(changes)
+        made = [change for change in changes if change not in ignored and change not in done]
         of_columns = [c for c in made if isinstance(c, ColumnChange)]
         kept: dict[str, list[str]] = {}
         if mapped.mapping.type is TableType.HISTORY:
@@ -372,16 +402,14 @@ class TableChange:
             )
         typed = TypeTranslation()
         if types := [c for c in made if isinstance(c, TypeChange)]:
-            its_columns = self._definition.columns
-            typed = await translate_types(
-                self._target, mapped, target, its_columns, types, self.place, kept
-            )
+            typed = await self._translate_types(target, types, kept)
             await self._wait_for_others(types, typed)
         columns = DefinitionTranslator(
             mapped.mapping,
             target,
             sid=mapped.source.sid,
             others=others,
+            unchanged=unchanged,
             unfilled=await read_unfilled(self._target, mapped.relation_id),
             generated=GeneratedFacts.of(
                 [column.name for column in self._definition.columns],
@@ -391,6 +419,9 @@ class TableChange:
             renamed=typed.renamed,
         )
         translation = columns.translate(of_columns)
+        for change in done:
+            if isinstance(change, ColumnChange):
+                columns.note_made(change, translation)
         left_out = [c for c in ignored if isinstance(c, ColumnChange)]
         translation.statements += columns.ignore(left_out).statements
         translation.statements[:0] = typed.statements
@@ -414,6 +445,59 @@ class TableChange:
             translation.statements += partitions.translate(parts, brings_rows=self._brings_rows)
             translation.leaving = [] if self._brings_rows else partitions.leaving(parts)
         return translation
+
+    async def _read_others(
+        self, target: TargetRelation, changes: Sequence[AnyChange]
+    ) -> tuple[list[SourceDefinition], list[SourceDefinition]]:
+        """Return the definitions of other sources of *target*, and those that do not wait with the
+        same *changes*.
+        """
+        if not target.has_sid:
+            return [], []
+        others = await read_others(self._target, self._mapped.relation_id)
+        words = [str(change) for change in changes]
+        unchanged = await read_unchanged(self._target, self.place, words) if others else []
+        return others, unchanged
+
+    def _made_for_all(self, changes: Sequence[AnyChange]) -> list[AnyChange]:
+        """Return those of *changes* that another source has made for this one, too."""
+        if list(self._made) != [str(change) for change in changes]:
+            return []
+        return [c for c in changes if isinstance(c, TypeChange) or c.kind in _MADE_FOR_ALL]
+
+    async def _translate_types(
+        self,
+        target: TargetRelation,
+        changes: Sequence[TypeChange],
+        kept: Mapping[str, Sequence[str]],
+    ) -> TypeTranslation:
+        """Translate *changes*; a new type may be at the target as the source has the type now.
+
+        Another source may have changed such a type before this one comes to its creation.
+        """
+        columns = self._definition.columns
+
+        async def translate(changes: Sequence[TypeChange]) -> TypeTranslation:
+            return await translate_types(
+                self._target, self._mapped, target, columns, changes, self.place, kept
+            )
+
+        try:
+            return await translate(changes)
+        except TargetSchemaError:
+            if not any(change.kind is DdlKind.CREATE_TYPE for change in changes):
+                raise
+            now = await self._ask_present()
+            present = {each.oid: each for each in (now and now.types) or ()}
+            newest = [
+                replace(c, after=present.get(c.after.oid, c.after))
+                if c.kind is DdlKind.CREATE_TYPE
+                else c
+                for c in changes
+            ]
+            if newest == changes:
+                raise
+            return await translate(newest)
 
     def _needed_types(self, changes: Sequence[AnyChange]) -> set[str]:
         """Return the types that *changes* need and do not create."""
@@ -532,10 +616,45 @@ class TableChange:
             return False
         return True
 
+    async def _way_past(self, refusal: StreamerError) -> Remedy | None:
+        """Return the way on for a source that is behind others, if a copy would be one.
+
+        The source's table has a definition by now that the target can have. The stream has not.
+        """
+        if not isinstance(refusal, TargetSchemaError) or self._brings_rows:
+            return None
+        mapped = self._mapped
+        target = await read_relation(self._target, mapped.mapping.target)
+        if target is None or not target.has_sid:
+            return None
+        change = copy(self)
+        try:
+            now = await self._ask_present()
+            known = await read_definition(self._target, mapped.relation_id)
+            if now is None or known is None:
+                return None
+            change._definition, change._made = now, ()
+            await change._translation(target, all_differences(known, now), [])
+        except StreamerError:
+            return None
+        again = run(
+            "resync",
+            str(mapped.mapping.source),
+            *after_loss([mapped.mapping.type]),
+            database=self._source.database,
+            sid=self._source.sid,
+        )
+        return Remedy.of("to copy the table with its present definition, run: ", again, "; ")
+
     def _stop(
-        self, reason: str, statements: Sequence[str], cause: Remedy | None
+        self,
+        reason: str,
+        statements: Sequence[str],
+        refusal: StreamerError,
+        way: Remedy | None,
     ) -> DefinitionStopError:
-        """Return the error for the operator; *cause*: how to remove the reason."""
+        """Return the error for the operator. *way*: past the other changes of the transaction."""
+        cause = refusal.remedy
         name, own = str(self._mapped.mapping.source), self._source
         apply, skip, edit = (
             run(f"ddl {action}", name, *options, database=own.database, sid=own.sid)
@@ -545,15 +664,17 @@ class TableChange:
                 ("edit", ("--file", "change.sql")),
             )
         )
+        # This source alone cannot make a change that concerns others.
+        may_apply = not isinstance(refusal, SharedTargetError)
         error = DefinitionStopError(
             f'table "{name}" waits for a decision: {reason}; {self._told}',
             hint=Remedy.of(
                 cause,
                 "; " if cause else "",
+                way,
                 f"at the target this would be: {'; '.join(statements)}; " if statements else "",
-                "continue with `",
-                apply,
-                "`, run other statements there with `",
+                *(("continue with `", apply, "`, ") if may_apply else ()),
+                "run other statements there with `",
                 edit,
                 "`, or leave the target as it is with `",
                 skip,

@@ -212,6 +212,9 @@ class ColumnChange:
         if self.kind is DdlKind.RENAME_COLUMN:
             assert self.after is not None
             return f'{self.kind} "{self.column}" to "{self.after.name}"'
+        if self.kind in (DdlKind.CHANGE_TYPE, DdlKind.WIDEN_TYPE):
+            assert self.after is not None
+            return f'{self.kind} "{self.column}" to {self.after.type}'
         return f'{self.kind} "{self.column}"'
 
 

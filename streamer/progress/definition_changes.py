@@ -17,6 +17,7 @@ from streamer.progress.table import BookkeepingTable, Codec, Executor
 WAITING: Final = "waiting"
 APPLY: Final = "apply"
 SKIP: Final = "skip"
+MADE: Final = "made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,13 @@ class DdlPlace:
 class DdlDecision:
     """The state of a command that had to wait.
 
-    ``state``: `WAITING`, or the operator's decision. ``statements``: those to run in place of
-    streamer's own. ``reason``: why it waits.
+    ``state``: `WAITING`, `MADE`, or the operator's decision. ``statements``: those to run in place
+    of streamer's own. ``reason``: why it waits. ``made``: the changes that another source of the
+    target has made for this one, too.
     """
 
     state: str
+    made: Sequence[str]
     statements: tuple[str, ...] | None
     reason: str | None
 
@@ -83,8 +86,9 @@ returning number
 async def read_decision(session: Executor, place: DdlPlace) -> DdlDecision | None:
     """Return how far the decision about a command is; None if it did not have to wait."""
     rows = await session.fetch(
-        "select state, edited, reason from streamer.ddl where relation_id = $1"
-        " and lsn = $2::text::pg_lsn and number = $3 and state in ('waiting', 'apply', 'skip')",
+        "select state, edited, reason, case when is_made then changes else '{}' end as made"
+        " from streamer.ddl where relation_id = $1"
+        " and lsn = $2::text::pg_lsn and number = $3 and state not in ('applied', 'skipped')",
         place.relation_id,
         str(place.lsn),
         place.number,
@@ -93,7 +97,53 @@ async def read_decision(session: Executor, place: DdlPlace) -> DdlDecision | Non
         return None
     edited = rows[0]["edited"]
     statements = None if edited is None else tuple(edited)
-    return DdlDecision(rows[0]["state"], statements, rows[0]["reason"])
+    return DdlDecision(rows[0]["state"], rows[0]["made"], statements, rows[0]["reason"])
+
+
+_MADE_SQL: Final = """
+insert into streamer.ddl (relation_id, lsn, number, query, changes, statements, state, is_made)
+select distinct on (w.relation_id) w.relation_id, w.lsn, w.number + $3 - own.number, $4,
+       $5::text[], '{}', 'made', true
+  from streamer.relation r
+  join streamer.relation o on o.target = r.target and o.id <> r.id
+  join streamer.ddl w on w.relation_id = o.id and w.state in ('waiting', 'apply', 'made')
+   and w.edited is null and w.lsn = (select max(e.lsn) from streamer.ddl e
+       where e.relation_id = o.id and e.state in ('waiting', 'apply', 'made'))
+  join streamer.ddl own on own.relation_id = r.id and own.lsn = $2::text::pg_lsn
+   and own.state = 'applied' and own.changes = w.changes
+ where r.id = $1 order by w.relation_id, w.number, own.number
+on conflict (relation_id, lsn, number) do update
+   set is_made = true, reason = null, changed_at = now(),
+       state = case ddl.state when 'apply' then 'apply' else 'made' end
+ where ddl.state in ('waiting', 'apply') and ddl.edited is null and ddl.changes = excluded.changes
+returning relation_id
+"""
+
+
+async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequence[str]) -> None:
+    """Store that the command of *place* is made for all sources of its target that wait for it.
+
+    Such a source waits at the first command of its transaction that the others have to make, too.
+    The commands behind that one count as made if they have the same changes.
+    """
+    rows = await session.fetch(
+        _MADE_SQL, place.relation_id, str(place.lsn), place.number, query, list(changes)
+    )
+    for row in rows:
+        await request_resume(session, row["relation_id"])
+    if rows:
+        await session.execute(f"notify {CHANNEL}")
+
+
+async def forget_made(session: Executor, place: DdlPlace) -> None:
+    """Forget commands that others have made, and that the table has not met before *place*."""
+    await session.execute(
+        "delete from streamer.ddl where relation_id = $1 and state = 'made'"
+        " and (lsn, number) < ($2::text::pg_lsn, $3)",
+        place.relation_id,
+        str(place.lsn),
+        place.number,
+    )
 
 
 _COPY_PLACE_SQL: Final = """
@@ -102,7 +152,7 @@ where relation_id = $1 and number = 0 and state in ('waiting', 'apply', 'skip')
 """
 _SUPERSEDE_SQL: Final = """
 delete from streamer.ddl
-where relation_id = $1 and state in ('waiting', 'apply', 'skip')
+where relation_id = $1 and state in ('waiting', 'made', 'apply', 'skip')
   and (lsn, number) is distinct from ($2::text::pg_lsn, 0)
 """
 
@@ -166,7 +216,9 @@ async def put_ddl(
 async def read_ddl(session: Executor, *, with_done: bool) -> list[DdlRecord]:
     """Return the commands that wait for a decision or its effect; *with_done*: all."""
     return await DDL.read(
-        session, "where ($1 or d.state not in ('applied', 'skipped')) order by d.id", with_done
+        session,
+        "where ($1 or d.state not in ('applied', 'skipped', 'made')) order by d.id",
+        with_done,
     )
 
 

@@ -1,8 +1,8 @@
 """The definitions of source tables that the rows in the target have: ``streamer.relation``."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.former_label_columns import FormerColumns, follow_labels, former_columns
@@ -24,6 +24,23 @@ _RENAME_SQL: Final = (
     where id = $1 and resync ? 'columns'
     """.format(columns=RENAMED_SQL.format(columns="resync->'columns'")),
 )
+
+
+_OTHERS_SQL: Final = """
+select o.definition::text as definition from streamer.relation r
+  join streamer.relation o on o.target = r.target and o.id <> r.id
+ where r.id = $1 and {condition}
+"""
+_UNCHANGED_SQL: Final = """
+not exists (select from streamer.ddl d where d.relation_id = o.id and d.edited is null
+    and (d.state in ('waiting', 'apply') and d.changes {alike} $2::text[]
+         or d.state in ('waiting', 'apply', 'made') and exists (
+        select from streamer.ddl own where own.relation_id = r.id and own.lsn = $3::text::pg_lsn
+           and own.state = 'applied' and own.changes {alike} d.changes)))
+"""
+"""Of several sources, the last one to make a change makes it for all. So a relation `o` does not
+count if it waits with a change of `r`, or with a change that the transaction of `r` has made.
+"""
 
 
 async def read_definition(session: Executor, relation_id: int) -> SourceDefinition | None:
@@ -174,13 +191,21 @@ async def lock_definition(session: Executor, target: RelationName) -> None:
 
 async def read_others(session: Executor, relation_id: int) -> list[SourceDefinition]:
     """Return the definitions of other source tables that go to the same target table."""
+    rows = await session.fetch(_OTHERS_SQL.format(condition="true"), relation_id)
+    return _definitions(rows)
+
+
+async def read_unchanged(
+    session: Executor, place: DdlPlace, changes: Sequence[str]
+) -> list[SourceDefinition]:
+    """Return those of `read_others` that do not wait with *changes*, which are made at *place*."""
     rows = await session.fetch(
-        "select o.definition::text as definition from streamer.relation r"
-        " join streamer.relation o on o.target = r.target and o.id <> r.id where r.id = $1",
-        relation_id,
+        _OTHERS_SQL.format(condition=_UNCHANGED_SQL.format(alike="=")),
+        place.relation_id,
+        list(changes),
+        str(place.lsn),
     )
-    found = (SourceDefinition.from_json(row["definition"]) for row in rows)
-    return [definition for definition in found if definition is not None]
+    return _definitions(rows)
 
 
 async def read_other_users(
@@ -191,25 +216,25 @@ async def read_other_users(
 ) -> list[SourceDefinition]:
     """Return the definitions of other sources' tables, of any target, with types by *names*.
 
-    The last of several sources to change a type makes the changes for all. So a table is left out
-    if it waits with one of *changes*, or with a change that the transaction of *place* has made.
+    Those that wait with one of *changes*, made at *place*, do not count.
     """
     rows = await session.fetch(
         "select o.definition::text as definition from streamer.relation r"
         " join streamer.relation o on o.source_id <> r.source_id"
         " where r.id = $1 and exists (select from jsonb_array_elements(o.definition->'types') t"
-        " join unnest($2::text[], $3::text[]) w (namespace, name)"
+        " join unnest($4::text[], $5::text[]) w (namespace, name)"
         " on (w.namespace, w.name) = (t->>'namespace', t->>'name'))"
-        " and not exists (select from streamer.ddl d where d.relation_id = o.id"
-        " and d.state in ('waiting', 'apply') and (d.changes && $4::text[] or exists ("
-        "select from streamer.ddl own where own.relation_id = r.id and own.lsn = $5::text::pg_lsn"
-        " and own.state = 'applied' and own.changes && d.changes)))",
+        " and " + _UNCHANGED_SQL.format(alike="&&"),
         place.relation_id,
-        [name.namespace for name in names],
-        [name.name for name in names],
         list(changes),
         str(place.lsn),
+        [name.namespace for name in names],
+        [name.name for name in names],
     )
+    return _definitions(rows)
+
+
+def _definitions(rows: Iterable[Any]) -> list[SourceDefinition]:
     found = (SourceDefinition.from_json(row["definition"]) for row in rows)
     return [definition for definition in found if definition is not None]
 

@@ -78,8 +78,12 @@ class TableEvents:
         """Set when the durable position may have moved."""
         self.has_progress = False
         """A table has advanced since the last stored position."""
-        self._emptied: set[MappedRelation] = set()
-        """Relations without rows in quarantine, as of now: a copy may have waited for that."""
+        self._to_ask: set[MappedRelation] = set()
+        """Relations for which a copy may be asked again, because the obstacle of the last is gone:
+        rows in quarantine, or changes that could not be applied.
+        """
+        self._unreached: set[MappedRelation] = set()
+        """Relations whose copy fails because of changes that cannot be applied."""
         self._services = services
         self._heartbeat = heartbeat
         self._fail = fail
@@ -217,12 +221,12 @@ class TableEvents:
                     "table recovered", source=self.source.label, table=str(mapped.mapping.source)
                 )
                 await self._store_streaming_state(mapped, mapped.state.recovered())
-                await self._request_still_unfilled(mapped)
+            await self._request_still_unfilled(mapped)
 
     async def lane_drained(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
-            if mapped in self._emptied:
-                self._emptied.discard(mapped)
+            if mapped in self._to_ask:
+                self._to_ask.discard(mapped)
                 await self._request_still_unfilled(mapped)
             if mapped.state.drained() != mapped.state:
                 await self._store_streaming_state(mapped, mapped.state.drained())
@@ -236,7 +240,7 @@ class TableEvents:
     def quarantine_changed(self, mapped: MappedRelation) -> None:
         self.relations.quarantine_changed(mapped)
         if not mapped.quarantine.count:
-            self._emptied.add(mapped)
+            self._to_ask.add(mapped)
 
     def source_failed(self, error: StreamerError) -> None:
         for lane in self.relations.lanes():
@@ -330,6 +334,7 @@ class TableEvents:
         )
         lost = ", with a gap in its past" if has_own_past(kind) else ""
         waiting = f"{count} changes{since}"
+        self._unreached.add(mapped)
         mapped.way_past_changes = Remedy.of(
             f"to copy the table without its {waiting}{lost}, run: ", again
         )
@@ -398,6 +403,9 @@ class TableEvents:
     def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None:
         continues_on_resume = mapped.state.follows and mapped.state.is_paused
         is_in_chunks = mapped.state.chunks is not None
+        if mapped in self._unreached:  # asked again once the lane has applied its changes
+            self._to_ask.add(mapped)
+        self._unreached.discard(mapped)
         self.relations.become(mapped, mapped.state.copy_failed(error))
         if is_in_chunks and continues_on_resume:
             return

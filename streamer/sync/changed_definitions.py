@@ -29,6 +29,7 @@ from streamer.errors import DefinitionStopError, SyncError, TargetContentionErro
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition, all_differences
 from streamer.mapping.definition_message import parts_of
+from streamer.mapping.names import RelationName
 from streamer.mapping.objects import TypeChange
 from streamer.mapping.options import DdlKind
 from streamer.mapping.rules import SourceMapping
@@ -221,6 +222,7 @@ class ChangedDefinitions:
                     definition,
                     at=str(datetime.now(UTC)),
                     ask_types=partial(read_named_types, source, version=source.info.server_version),
+                    ask_present=partial(_present, source, mapped.mapping.source),
                     told="the source changed the table, and a copy of it is due",
                 )
                 await change.make(changes, brings_rows=True)
@@ -230,6 +232,11 @@ class ChangedDefinitions:
                     await supersede(target, change.place)
                     await change.after_rollback()
             raise
+
+
+async def _present(source: Connection, name: RelationName) -> SourceDefinition | None:
+    now = (await read_relations(source, [name])).get(name)
+    return None if now is None else now.definition
 
 
 def _differs(known: SourceDefinition | None, relation: SourceRelation) -> bool:

@@ -14,7 +14,7 @@ from typing import cast
 import psycopg
 import pytest
 
-from tests.support.dumps import Dump, Sides, of_history
+from tests.support.dumps import Dump, Sides, of_history, of_tenants
 from tests.support.equal_sides import World, assert_equal
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up, command, status
@@ -96,6 +96,7 @@ LOAD = [
 ]
 PAUSE_SECONDS = 0.02
 KILLS = 3
+SETTLED_SECONDS = 60
 
 
 RISKY = ("drop_column", "change_type", "drop_attribute", "detach_partition")
@@ -203,6 +204,8 @@ def test_migrations_arrive_at_each_kind_of_target(
             if number in kills:
                 process.kill()
                 process = stack.enter_context(Process(config, spark=False))
+            if len(sources) > 1:  # the next step finds both tenants at this one
+                caught_up(process, SETTLED_SECONDS)
         writers.close()
         assert_equal(world, sources, target, process)
 
@@ -211,6 +214,12 @@ def of_partitions(source: Dump, target: Dump) -> Sides:
     """A partitioned target keeps the partition that the migrations detach."""
     kept = "readings_2024"
     return source, {name: text for name, text in target.items() if kept not in name + text}
+
+
+def of_shared(source: Dump, target: Dump) -> Sides:
+    """The servers lack the extension for an exclusion constraint that has `sid`."""
+    wanted, found = of_tenants(source, target)
+    return {name: text for name, text in wanted.items() if "EXCLUDE USING" not in text}, found
 
 
 def follow(config: Path, sid: str | None, table: str, action: str) -> None:
@@ -298,6 +307,11 @@ WORLDS: dict[str, tuple[World, Changes, Changes]] = {
     "plain": (World(), ("drop_column", "drop_attribute"), ()),
     "stop": (World(), RISKY, ()),
     "partitioned": (World(rules={"readings": "{partitioned: true}"}, sides=of_partitions), (), ()),
+    "tenants": (
+        World(sides=of_shared, sids=("a", "b"), unmade=("exclusion",)),
+        (),
+        ("rename_table", "add_index of the renamed table"),
+    ),
     "history": (
         World(
             rules=dict.fromkeys([*TABLES, '"shop_*"'], "{type: history}"),

@@ -204,7 +204,7 @@ async def test_values_that_a_command_computes_are_brought_although_the_type_stay
         assert source.execute("select * from t order by id") == rows
         assert target.execute("select id, name, more from t order by id") == rows
         changes = target.execute("select changes from streamer.ddl order by id")
-        assert changes[0] == (['change_type "name"'],)
+        assert str(changes[0]).startswith('([\'change_type "name" to ')
         assert len([each for each in changes if "change_type" in str(each)]) == 1
 
 

@@ -239,4 +239,7 @@ async def test_a_copy_that_ends_in_the_middle_of_a_change_makes_it_once(
             TargetAddress.parse(streamer.settings.target.url), None, None, with_done=True
         )
         assert done.state == "applied"
-        assert sorted(done.changes) == ['add_column "m"', 'widen_type "name"']
+        assert sorted(done.changes) == [
+            'add_column "m"',
+            'widen_type "name" to text',
+        ]

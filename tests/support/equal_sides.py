@@ -68,7 +68,7 @@ def _obstacles(world: World, config: Path, target: Database) -> list[str]:
     left = [f"{t['source']} {t['state']} {t['error']}" for t in tables if t["state"] != "ready"]
     unmade = (
         "select kind, name, state, reason from streamer.definition where state <> 'made'"
-        f" and not (state = 'unmade' and kind = any (array{list(world.unmade)}::text[]))"
+        f" and not (state in ('unmade', 'failed') and kind = any (array{list(world.unmade)}::text[]))"
     )
     waiting = "select query from streamer.ddl where state = 'waiting'"
     return left + [str(row) for sql in (unmade, waiting) for row in target.execute(sql)]

@@ -266,7 +266,7 @@ def test_a_source_joins_with_the_part_of_its_definition_that_the_target_has() ->
         'add_enum_value "public.mood" "last"',
         'change_domain "public.positive"',
         'drop_not_null "name"',
-        'widen_type "name"',
+        'widen_type "name" to character varying(20)',
     ]
     assert part_of_target(here, mapping, there, here.types or (), (), ()) != here  # "name"
     wide = target_table({"id": ("integer", True), "name": ("text", False), "own": ("text", False)})

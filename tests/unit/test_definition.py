@@ -130,7 +130,7 @@ def test_a_renamed_column_changes_under_its_new_name() -> None:
     changes = difference(table(ID, NAME), table(ID, after))
     assert list(map(str, changes)) == [
         'rename_column "name" to "title"',
-        'change_type "title"',
+        'change_type "title" to character varying(5)',
         'set_not_null "title"',
     ]
     assert translated(table(ID, NAME), table(ID, after)) == [

@@ -140,7 +140,10 @@ COLUMN = DefinedColumn(1, "s", "public.st[]")
 def test_a_column_gets_the_other_type_of_that_name() -> None:
     before = SourceDefinition((COLUMN,), (), (OLD,))
     found = all_differences(before, SourceDefinition((COLUMN,), (), (NEW,)))
-    assert [str(each) for each in found] == ['create_type "public.st"', 'change_type "s"']
+    assert [str(each) for each in found] == [
+        'create_type "public.st"',
+        'change_type "s" to public.st[]',
+    ]
     again = all_differences(before, SourceDefinition((COLUMN,), (), (replace(OLD, oid=5),)))
     assert [str(each) for each in again] == ['create_type "public.st"']
 

@@ -144,6 +144,7 @@ async def _explain(
         definition,
         at=str(to_datetime(first.commit_time)),
         ask_types=partial(planner.describe_types, mapped),
+        ask_present=partial(planner.describe_present, mapped),
         told="no message of the source tells of this change, and a row needs it",
     )
     try:

@@ -122,6 +122,7 @@ class Definitions:
                 definition,
                 at=at,
                 ask_types=partial(self._planner.describe_types, mapped),
+                ask_present=partial(self._planner.describe_present, mapped),
             )
             await change.make(changes)
             if change.quarantined:

@@ -23,7 +23,7 @@ from streamer.definitions.generated import IDENTITIES, identity_of
 from streamer.definitions.model import SequenceDefinition
 from streamer.definitions.names import uses_column
 from streamer.definitions.render import draws_from
-from streamer.errors import TargetSchemaError
+from streamer.errors import SharedTargetError, TargetSchemaError
 from streamer.mapping.definition import (
     AnyChange,
     ColumnChange,
@@ -95,6 +95,7 @@ class DefinitionTranslator:
     """Translates changes for the target of one relation.
 
     *sid*: if the target's rows have one. *others*: the definitions of other sources of the target.
+    *unchanged*: of these, those that do not wait with the same changes; None for all.
     *unfilled*: columns of the target whose values existing rows lack. *generated*: facts about
     generated columns. *renamed*: the new names of the target's types by those in *target*.
     """
@@ -106,6 +107,7 @@ class DefinitionTranslator:
         *,
         sid: str | None,
         others: Sequence[SourceDefinition] = (),
+        unchanged: Sequence[SourceDefinition] | None = None,
         unfilled: Collection[str] = (),
         generated: GeneratedFacts | None = None,
         renamed: Mapping[str, str] | None = None,
@@ -116,6 +118,7 @@ class DefinitionTranslator:
         self._target = target
         self._sid = sid if target.has_sid else None
         self._others = others
+        self._unchanged = others if unchanged is None else unchanged
         self._alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
         self._wanted: list[int] = []  # sequences of the source that a column gets or keeps
         self._columns = {
@@ -138,6 +141,19 @@ class DefinitionTranslator:
         if name is not None and name in self._columns:
             found.fill(name, reason)
 
+    def note_made(self, change: ColumnChange, found: Translation) -> None:
+        """Have values brought after a change that another source has made for this one, too.
+
+        The target may have the column under a later name by now, which the next changes bring.
+        """
+        column = change.after
+        if change.kind is not DdlKind.CHANGE_TYPE or column is None:
+            return
+        self._note_new_values(change, column, found)
+        name = self._name(column)
+        if name is not None and not column.generated:
+            found.fill(name, f'another source gave column "{name}" another type')
+
     def _fill_computed(self, column: DefinedColumn, reason: str, found: Translation) -> None:
         """Have the values brought that `set` computes from a column of the source."""
         for name, expression in self._mapping.rule.set:
@@ -147,6 +163,13 @@ class DefinitionTranslator:
     @property
     def _is_history(self) -> bool:
         return self._mapping.type is TableType.HISTORY
+
+    @property
+    def _is_for_all(self) -> bool:
+        """Whether all other sources of the target wait for the changes, so that the last source
+        makes them.
+        """
+        return bool(self._others) and not self._unchanged
 
     @property
     def _is_shared(self) -> bool:
@@ -224,23 +247,21 @@ class DefinitionTranslator:
         name = self._name(column)
         if name is None:
             return []
-        there = self._columns.get(name)
+        there, left = self._columns.get(name), list[str]()
         if there is not None and there.type != column.type:
             # Another tenant added the column, or a history kept it.
             may_differ = (self._is_shared or self._is_history) and not there.is_generated
             is_wide = widens(column.type, there.type) or widens(there.type, column.type)
             if not (may_differ and is_wide):
-                raise TargetSchemaError(
-                    f'target table "{self._target.name}" has a column "{name}" already, of type '
-                    f"{there.type}; the source added it with type {column.type}"
-                )
+                left += self._replace(name, column, there.type)
+                there = None
         if column.fills_rows_one_by_one:
             found.fill(name, f'rows have values of their own in new column "{name}"')
             if there is None and not (self._is_shared or self._is_history):
                 found.unfinished.append(column)
         elif there is not None and not (self._is_shared or there.is_generated):
             found.fill(name, f'target column "{name}" was there before the new column')
-        statements = self._make_room(name, column)
+        statements = left + self._make_room(name, column)
         is_older = there is not None and not there.is_generated
         if self._is_shared and (column.constant is not None or is_older):
             quoted, value = quote_identifier(name), column.constant or "null"
@@ -250,6 +271,21 @@ class DefinitionTranslator:
                 f"where {quote_identifier(SID)}::text = {quote_literal(self._sid or '')}{condition}"
             )
         return statements
+
+    def _replace(self, name: str, column: DefinedColumn, present: str) -> list[str]:
+        """Return the statement that drops a column of another type than *column*, which comes.
+
+        Raises TargetSchemaError, unless all sources wait for this: each has dropped its former one.
+        """
+        message = (
+            f'target table "{self._target.name}" has a column "{name}" already, of type '
+            f"{present}; the source added it with type {column.type}"
+        )
+        if not self._is_for_all or name in self._target.primary_key:
+            is_others = self._is_shared and self._has_others(name)
+            raise (SharedTargetError if is_others else TargetSchemaError)(message)
+        del self._columns[name]
+        return [f"{self._alter} drop column {quote_identifier(name)}"]
 
     def _add_column(self, name: str, column: DefinedColumn) -> list[str]:
         quoted = quote_identifier(name)
@@ -437,11 +473,11 @@ class DefinitionTranslator:
         """
         there = self._columns[name]
         if self._is_shared:
-            for other in self._others:
+            for other in self._unchanged:
                 for own in other.columns:
                     is_it = self._mapping.target_column(own.name) == name
                     if is_it and own.type != column.type and not widens(own.type, column.type):
-                        raise TargetSchemaError(
+                        raise SharedTargetError(
                             f'column "{name}" of target table "{self._target.name}" would get type '
                             f"{column.type}, but another source has it with type {own.type}"
                         )
@@ -461,7 +497,7 @@ class DefinitionTranslator:
         statement = f"{self._alter} {', '.join(f'{alter} {part}' for part in parts)}"
         keys = [self._target.primary_key] if self._target.primary_key else self._target.unique_keys
         is_key = any(name in key for key in keys)
-        if found is not None and not (self._is_history or self._others or is_key):
+        if found is not None and not (self._is_history or self._unchanged or is_key):
             before += ["drop not null"] if there.not_null else []
             parts = [*before, f"{typed} using null", *behind]
             null = f"{self._alter} {', '.join(f'{alter} {part}' for part in parts)}"

@@ -14,7 +14,7 @@ uses it (`DefinedType.former_name`).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from streamer.errors import TargetSchemaError
+from streamer.errors import SharedTargetError, TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
 from streamer.mapping.objects import DefinedType, TypeChange, TypeUse, base_type, quoted_type
@@ -98,7 +98,7 @@ class TypeTranslator:
         is_it = there is not None and (own is None or own.oid == there.oid)
         if there is None or there.kind != new.kind or not is_it:
             raise TargetSchemaError(f'the target has no type "{new.full_name}" of this kind')
-        alter = f"alter {'domain' if new.kind == 'd' else 'type'} {_quoted(new)}"
+        alter = _alter(new)
         match change.kind:
             case DdlKind.ADD_ENUM_VALUE:
                 self._add_value(change, there, alter, found)
@@ -120,11 +120,30 @@ class TypeTranslator:
                 return
             if is_alike or (self._use(there).foreign and there.takes_all(new)):
                 return
+            if self._joins(new, there, found):
+                return
             self._make_room(there, found)
             self._replaced.add(new.quoted)
         found.statements += create_statements(new)
         found.created.add(new.quoted)
         self._there[new.full_name] = replace(new, oid=-new.oid)
+
+    def _joins(self, new: DefinedType, there: DefinedType, found: TypeTranslation) -> bool:
+        """Whether the type of another source takes all values of *new* after more statements."""
+        if not self._is_of_others(new):
+            return False
+        if new.kind != there.kind or new.base != there.base or new.kind not in "ed":
+            return False
+        if new.kind == "e" and not _sorts_alike(new, there):
+            return False
+        alter = _alter(new)
+        if new.kind == "d":
+            self._change_domain(new, there, alter, found)
+        for _, label in new.labels:
+            present = self._there[new.full_name]
+            change = TypeChange(DdlKind.ADD_ENUM_VALUE, None, new, (None, label))
+            self._add_value(change, present, alter, found)
+        return True
 
     def _drop(self, old: DefinedType, found: TypeTranslation) -> None:
         """Drop a type of the target if the source has dropped it and no other table has it.
@@ -188,9 +207,12 @@ class TypeTranslator:
         self._there[name] = replace(there, namespace=name.namespace, name=name.name)
         self._names[there.oid] = name
 
+    def _is_of_others(self, type_: DefinedType) -> bool:
+        return any(type_.full_name == each.full_name for types in self._others for each in types)
+
     def _refuse_others(self, type_: DefinedType, word: str) -> None:
-        if any(type_.full_name == each.full_name for types in self._others for each in types):
-            raise TargetSchemaError(
+        if self._is_of_others(type_):
+            raise SharedTargetError(
                 f'type "{type_.full_name}" would be {word}, and another source still '
                 "has it as it was"
             )
@@ -205,7 +227,7 @@ class TypeTranslator:
         if label in present:
             return
         wanted = [text for _, text in change.after.labels]
-        if [e for e in wanted if e in present] != [e for e in present if e in wanted]:
+        if not _sorts_alike(change.after, there):
             reason = (
                 f'value "{label}" of "{change.after.full_name}" has no certain place, because the '
                 "target has the other values in another order"
@@ -330,6 +352,16 @@ def create_statements(type_: DefinedType) -> list[str]:
 def columns_of(columns: Iterable[DefinedColumn], type_name: str) -> list[DefinedColumn]:
     """Return the columns whose type is *type_name*, or an array of it."""
     return [column for column in columns if base_type(column.type) == type_name]
+
+
+def _sorts_alike(enum: DefinedType, other: DefinedType) -> bool:
+    """Whether two enums have their common labels in the same order."""
+    wanted, present = ([text for _, text in each.labels] for each in (enum, other))
+    return [e for e in wanted if e in present] == [e for e in present if e in wanted]
+
+
+def _alter(type_: DefinedType) -> str:
+    return f"alter {'domain' if type_.kind == 'd' else 'type'} {_quoted(type_)}"
 
 
 def _quoted(type_: DefinedType) -> str:
