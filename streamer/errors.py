@@ -478,7 +478,7 @@ class TargetSchemaError(TargetError):
 
 
 class SharedTargetError(TargetSchemaError):
-    """Other sources still have what a change of one source would alter at the target."""
+    """A change of one source would alter a type that other sources of the target still have."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, hint="it goes on once the other sources have made this change")

@@ -38,8 +38,8 @@ not exists (select from streamer.ddl d where d.relation_id = o.id and d.edited i
         select from streamer.ddl own where own.relation_id = r.id and own.lsn = $3::text::pg_lsn
            and own.state = 'applied' and own.changes {alike} d.changes)))
 """
-"""Of several sources, the last one to make a change makes it for all. So a relation `o` does not
-count if it waits with a change of `r`, or with a change that the transaction of `r` has made.
+"""Of several sources, the last one to make a change makes the change for all. So a relation `o`
+does not count while `o` waits with a change of `r`, or with an earlier one of its transaction.
 """
 
 

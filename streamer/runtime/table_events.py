@@ -79,9 +79,7 @@ class TableEvents:
         self.has_progress = False
         """A table has advanced since the last stored position."""
         self._to_ask: set[MappedRelation] = set()
-        """Relations for which a copy may be asked again, because the obstacle of the last is gone:
-        rows in quarantine, or changes that could not be applied.
-        """
+        """Relations that may ask for a copy again, because the obstacle of the last copy is gone."""
         self._unreached: set[MappedRelation] = set()
         """Relations whose copy fails because of changes that cannot be applied."""
         self._services = services

@@ -211,21 +211,3 @@ async def test_a_source_that_others_have_left_behind_is_copied_by_the_command_of
         ready = READY.format(sid=sid)
         await tenants.streamer.eventually(partial(has, tenants, ready), 60)
     await tenants.are_alike()
-
-
-async def test_a_backfill_that_met_a_table_that_waits_is_asked_again_once_the_table_goes_on(
-    tenants: Tenants, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drainer, "ERROR_RETRY_SECONDS", 8)  # no failed retry asks for the backfill
-    commands = (
-        "alter table t add column u uuid default gen_random_uuid()",
-        "alter table t alter v type int using v::int * 2",
-    )
-    for command in commands:
-        await tenants.run("a", command)
-    await remedy_of(
-        tenants.streamer, "public.t", "values of u in existing rows are still missing", "a"
-    )
-    for command in commands:
-        await tenants.run("b", command)
-    await tenants.are_alike()
