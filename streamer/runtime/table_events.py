@@ -79,7 +79,7 @@ class TableEvents:
         self.has_progress = False
         """A table has advanced since the last stored position."""
         self._to_ask: set[MappedRelation] = set()
-        """Relations that may ask for a copy again, because the obstacle of the last copy is gone."""
+        """Relations that may ask for a copy again: the obstacle of the last copy is gone."""
         self._unreached: set[MappedRelation] = set()
         """Relations whose copy fails because of changes that cannot be applied."""
         self._services = services
