@@ -425,7 +425,8 @@ class TableChange:
         left_out = [c for c in ignored if isinstance(c, ColumnChange)]
         translation.statements += columns.ignore(left_out).statements
         translation.statements[:0] = typed.statements
-        translation.before = await missing_labels(self._target, kept, typed.created)
+        missing = await missing_labels(self._target, kept, typed.created)
+        translation.before = [*typed.before, *missing]
         translation.needed_types = self._needed_types(made)
         if self._brings_rows:
             translation.doubts += typed.doubts
@@ -623,19 +624,18 @@ class TableChange:
         """
         if not isinstance(refusal, TargetSchemaError) or self._brings_rows:
             return None
-        mapped = self._mapped
-        target = await read_relation(self._target, mapped.mapping.target)
-        if target is None or not target.has_sid:
-            return None
-        change = copy(self)
+        mapped, change = self._mapped, copy(self)
         try:
+            target = await read_relation(self._target, mapped.mapping.target)
+            if target is None or not target.has_sid:
+                return None
             now = await self._ask_present()
             known = await read_definition(self._target, mapped.relation_id)
             if now is None or known is None:
                 return None
             change._definition, change._made = now, ()
             await change._translation(target, all_differences(known, now), [])
-        except StreamerError:
+        except StreamerError:  # also if the server has refused a statement of this transaction
             return None
         again = run(
             "resync",

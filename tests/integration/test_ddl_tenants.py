@@ -168,11 +168,16 @@ CREATED: Sequence[tuple[str, str, str]] = (
         "alter type mood rename value 'low' to 'deep'; alter type mood add value 'mid' before 'high'",
         "update t set p = 'deep' where id = 2",
     ),
+    (
+        "create type mood as enum ('low'); alter table t add column p mood default 'low'",
+        "alter type mood rename value 'low' to 'deep'",
+        "update t set p = 'deep' where id = 2",
+    ),
 )
 
 
 @pytest.mark.parametrize(
-    ("created", "changed", "used"), CREATED, ids=["composite", "domain", "enum"]
+    ("created", "changed", "used"), CREATED, ids=["composite", "domain", "enum", "default"]
 )
 async def test_a_source_that_comes_second_takes_a_new_type_as_the_first_has_it_by_now(
     tenants: Tenants, created: str, changed: str, used: str

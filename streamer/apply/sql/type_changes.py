@@ -28,10 +28,12 @@ class TypeTranslation:
     at the target, with the reason. ``doubts``: changes that an operator should see first, and why.
     ``renamed``: the new names of the target's types by those before the statements. ``merged``: the
     types that columns of a type with another name get. ``created``: types that the statements make.
-    ``awaited``: OIDs of the source's types whose other tables must not be behind.
+    ``awaited``: OIDs of the source's types whose other tables must not be behind. ``before``: to
+    run in a transaction of their own before, because no transaction can use a label that it adds.
     """
 
     statements: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
     rewritten: dict[str, str] = field(default_factory=dict)
     doubts: list[tuple[TypeChange, str]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)
@@ -139,10 +141,12 @@ class TypeTranslator:
         alter = _alter(new)
         if new.kind == "d":
             self._change_domain(new, there, alter, found)
+        added = TypeTranslation()
         for _, label in new.labels:
             present = self._there[new.full_name]
             change = TypeChange(DdlKind.ADD_ENUM_VALUE, None, new, (None, label))
-            self._add_value(change, present, alter, found)
+            self._add_value(change, present, alter, added)
+        found.before += added.statements
         return True
 
     def _drop(self, old: DefinedType, found: TypeTranslation) -> None:
