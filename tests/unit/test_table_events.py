@@ -1,4 +1,4 @@
-"""States of tables that the target is too busy to store at once."""
+"""Reports of lanes and copies: the states to store, and the copies to ask for again."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,9 +6,11 @@ from unittest import mock
 
 import pytest
 
+from streamer.apply.lane import Hold, MappedRelation
 from streamer.error_reports import ErrorReport
-from streamer.errors import TargetConnectionError, TargetSchemaError
+from streamer.errors import SyncError, TargetConnectionError, TargetSchemaError
 from streamer.lsn import Lsn
+from streamer.mapping.resync import Resync
 from streamer.progress.table_state import State, TableState
 from streamer.runtime import table_events
 from streamer.runtime.services import Health
@@ -16,9 +18,8 @@ from streamer.runtime.table_events import TableEvents
 from tests.unit.build import mapped_relation, source_mapping
 
 
-async def test_a_state_that_waits_for_the_target_does_not_overwrite_a_later_error(
-    monkeypatch: pytest.MonkeyPatch, short_backoffs: None
-) -> None:
+@pytest.fixture
+def events() -> TableEvents:
     services: Any = SimpleNamespace(
         workers=[mock.Mock()],
         all_workers=[],
@@ -28,13 +29,21 @@ async def test_a_state_that_waits_for_the_target_does_not_overwrite_a_later_erro
         metrics=mock.Mock(),
         drainer=mock.Mock(),
     )
-    events = TableEvents(
-        source_mapping(), mock.Mock(), services, Health(), mock.Mock(), mock.Mock()
-    )
+    return TableEvents(source_mapping(), mock.Mock(), services, Health(), mock.Mock(), mock.Mock())
+
+
+def add(events: TableEvents, state: State) -> MappedRelation:
     mapped = mapped_relation()
-    state = TableState(State.CATCHING_UP, through_lsn=Lsn(8))
-    record: Any = SimpleNamespace(quarantined=0, table_state=state)
+    stored = TableState(state, through_lsn=Lsn(8))
+    record: Any = SimpleNamespace(quarantined=0, table_state=stored, error=None)
     events.relations.add(mapped, record)
+    return mapped
+
+
+async def test_a_state_that_waits_for_the_target_does_not_overwrite_a_later_error(
+    events: TableEvents, monkeypatch: pytest.MonkeyPatch, short_backoffs: None
+) -> None:
+    mapped = add(events, State.CATCHING_UP)
     error = ErrorReport.of(TargetSchemaError("it is unlogged"))
     stored: list[str] = []
 
@@ -50,3 +59,27 @@ async def test_a_state_that_waits_for_the_target_does_not_overwrite_a_later_erro
     await events.lane_drained(events.relations.lane(mapped))
     assert set(stored) == {State.ERROR}
     assert mapped.state.shown is State.ERROR
+
+
+async def test_a_copy_of_columns_that_met_a_waiting_lane_is_asked_for_again_once_the_lane_drains(
+    events: TableEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    async def request(_: object, relation_id: int) -> None:
+        asked.append(relation_id)
+
+    monkeypatch.setattr(table_events, "request_still_unfilled", request)
+    mapped = add(events, State.READY)
+    events.relations.become(mapped, mapped.state.asked_for_part(Resync(columns=("v",))))
+    lane: Any = events.relations.lane(mapped)
+    lane.keep(Hold.ERROR, "the target refuses a change")
+    lane.spool.held.of.return_value = (1, 100)
+    with pytest.raises(SyncError, match="cannot be applied") as raised:
+        await events.reach(mapped, Lsn(16))
+    events.copy_failed(mapped, ErrorReport.of(raised.value))
+    assert asked == []
+    lane.release(Hold.ERROR)
+    await events.lane_drained(lane)
+    await events.lane_drained(lane)
+    assert asked == [mapped.relation_id]
