@@ -35,7 +35,7 @@ def follow(
     Raises MappingError if the rules contradict each other there.
     """
     rule = find_rules(source, [now]).get(now)
-    given = f"write in `tables` its new name with its target: {{'{now}': {{target: '{target}'}}}}"
+    given = rule_hint(now, target)
     if rule is None:
         return Obstacle("no rule names the table now", given)
     there = target_of(source, rule, now, target_namespace)
@@ -47,3 +47,8 @@ def follow(
             f"{given}, or set `on_ddl: {{rename_table: apply}}`",
         )
     return RelationMapping(now, there, rule)
+
+
+def rule_hint(now: RelationName, target: RelationName) -> str:
+    """Return the advice to write table *now* to *target*, where its rows are."""
+    return f"write in `tables` its new name with its target: {{'{now}': {{target: '{target}'}}}}"

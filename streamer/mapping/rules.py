@@ -364,11 +364,14 @@ def resolve(
     """Apply *source*'s rules to the *relations* it has; in order of name.
 
     Raises MappingError if two patterns claim one relation, or if two relations share a target. It
-    also does if an exact rule names a missing relation, unless `on_table_dropped` lets it go.
+    also does if an exact rule names a missing relation, unless `on_table_dropped` lets it go. The
+    names of `former_names` do not count.
     """
     present = sorted(set(relations))
-    for name, rule in source.exact_names.items():
-        if name not in present and rule.on_table_dropped is OnTableDropped.STOP:
+    missing = source.exact_names.keys() - set(present)
+    missing -= former_names(source, present, target_namespace) if missing else set()
+    for name in sorted(missing):
+        if source.exact_names[name].on_table_dropped is OnTableDropped.STOP:
             raise MappingError(
                 f'table "{name}" is not in source "{source.label}"',
                 hint="create it there, correct its name, or take it out of `tables`",
@@ -389,6 +392,22 @@ def resolve(
         if other != mapping.source:
             raise same_target(source, [other, mapping.source], mapping.target)
     return mapped
+
+
+def former_names(
+    source: SourceMapping, present: Iterable[RelationName], target_namespace: str
+) -> set[RelationName]:
+    """Return the tables of exact rules that *source* lacks, and whose target a *present* one has.
+
+    A session has renamed such a table, and other tenants may still have the former name.
+    """
+    rules = find_rules(source, present := list(present))
+    targets = {target_of(source, rule, name, target_namespace) for name, rule in rules.items()}
+    return {
+        name
+        for name, rule in source.exact_names.items()
+        if name not in rules and target_of(source, rule, name, target_namespace) in targets
+    }
 
 
 def same_target(

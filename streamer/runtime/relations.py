@@ -19,7 +19,7 @@ from streamer.errors import MappingError
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import OnTableDropped
-from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
+from streamer.mapping.rules import RelationMapping, SourceMapping, former_names, resolve
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.registered_relations import forget_relation
 from streamer.progress.relations import RelationRecord, read_relation_records
@@ -403,7 +403,8 @@ async def resolve_at(
         for name, rule in source.exact_names.items()
         if rule.on_table_dropped is OnTableDropped.STOP
     }
-    names += missing.union(known) - set(names)
+    if missing := missing.union(known) - set(names):
+        names += missing - former_names(source, names, target_namespace)
     mappings = resolve(source, names, target_namespace)
     if not mappings:
         raise MappingError(

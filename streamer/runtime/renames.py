@@ -23,7 +23,7 @@ from streamer.errors import MappingError, Retry, StreamerError, TableRenamedErro
 from streamer.failpoints import failpoint
 from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.options import DdlCapture
-from streamer.mapping.renames import Obstacle, follow
+from streamer.mapping.renames import Obstacle, follow, rule_hint
 from streamer.mapping.rules import BOOKKEEPING, RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
@@ -210,8 +210,7 @@ def _step(
     if targets.is_shared:
         return Obstacle(
             "other sources write to its target as well",
-            f'write in `tables` a rule for its new name with the target "{target}", which begins '
-            "with a copy, or with the former target",
+            rule_hint(move.now, move.target),
         )
     return Following(mapping)
 

@@ -216,3 +216,34 @@ async def test_a_source_that_others_have_left_behind_is_copied_by_the_command_of
         ready = READY.format(sid=sid)
         await tenants.streamer.eventually(partial(has, tenants, ready), 60)
     await tenants.are_alike()
+
+
+async def test_a_table_that_one_tenant_renames_goes_on_with_the_rule_that_its_error_names(
+    tenants: Tenants,
+) -> None:
+    first, second = tenants.sources["a"], tenants.sources["b"]
+    streamer = tenants.streamer
+
+    async def apply(tables: str) -> None:
+        others = {"b": second}
+        write_config(
+            streamer.path, first, tenants.target, tables, sid="a", others=others, group=GROUP
+        )
+        await streamer.apply()
+
+    def are_rows_there() -> bool:
+        wanted = [(sid, id_) for sid in "ab" for id_ in (1, 2, 3, 4, 9)]
+        return tenants.target.execute("select sid, id from t order by 1, 2") == wanted
+
+    await apply('t:\n"p*":')
+    await streamer.caught_up(60)
+    await tenants.run("a", "alter table t rename to people; insert into people (id) values (9)")
+    await streamer.table_state("public.t", "error")
+    shown = (await streamer.table("public.t"))["error"]
+    rule = "'public.people': {target: 'public.t'}"
+    assert "other sources write to its target" in shown
+    assert rule in shown
+    await apply(f"t:\n{rule}")
+    await tenants.run("b", "alter table t rename to people; insert into people (id) values (9)")
+    await streamer.eventually(lambda: asyncio.to_thread(are_rows_there), 60)
+    await streamer.caught_up(60)

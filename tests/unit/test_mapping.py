@@ -176,6 +176,13 @@ def test_a_rule_for_a_table_that_is_not_there_is_refused() -> None:
         resolved(source(table_rule("orders")), "public.order", "sales.orders")
 
 
+def test_a_rule_for_the_former_name_of_a_table_claims_nothing() -> None:
+    mapping = source(table_rule("orders"), table_rule("bookings", target="orders"))
+    assert resolved(mapping, "public.bookings") == {"public.bookings": "public.orders"}
+    with pytest.raises(MappingError, match="would both be written"):
+        resolved(mapping, "public.bookings", "public.orders")
+
+
 def test_a_pattern_may_match_nothing() -> None:
     assert resolved(source(table_rule("log.*")), "public.t") == {}
 
