@@ -79,6 +79,7 @@ class SourceWatch:
                 with translating(source.label):
                     names = [mapped.mapping.source for mapped in relations]
                     seen = await read_guard_facts(plain, source, names, self._server.version)
+                    took = time.monotonic() - began  # what changes cost comes once
                     self._check_slot(seen)
                     relations.clock.measured(seen.clock_seconds, began, time.monotonic())
                     self._tables.lag.saw_end(seen.flush_lsn, began)
@@ -89,7 +90,6 @@ class SourceWatch:
                         await cases.settle(plain)
                         digest = seen.digest  # read before: the next look sees later changes
                     await cases.let_go(plain)
-                took = time.monotonic() - began
                 looked()
                 await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))
 

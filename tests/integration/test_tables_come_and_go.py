@@ -2,10 +2,14 @@
 
 import asyncio
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from streamer.runtime import reload, source_guard
+from streamer.runtime.publications import Settled
+from streamer.runtime.table_cases import TableCases
+from streamer.source.connection import Connection
 from streamer.source.guard_query import read_guard_facts
 from tests.support.postgres import Database
 from tests.support.runbooks import block
@@ -471,3 +475,30 @@ async def test_rows_of_an_attached_partition_come_by_themselves(
             return (table["state"], table["error"]) == ("ready", None)
 
         await streamer.eventually(is_well)
+
+
+async def test_the_work_that_one_look_causes_does_not_delay_the_next_look(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that was exchanged right behind that work has to stop within seconds."""
+    clock, looks = mock.Mock(), asyncio.Semaphore(0)
+    clock.monotonic.return_value = 100.0
+
+    async def slow(self: TableCases, plain: Connection) -> Settled:
+        clock.monotonic.return_value += 100.0
+        return await settle(self, plain)
+
+    async def counted(*args: Any) -> Any:
+        looks.release()
+        return await read_guard_facts(*args)
+
+    settle = TableCases.settle
+    monkeypatch.setattr(TableCases, "settle", slow)
+    monkeypatch.setattr(source_guard, "read_guard_facts", counted)
+    monkeypatch.setattr(source_guard, "time", clock)
+    source.execute("create table a_1 (id int primary key)")
+    target.execute("create table a_1 (id int primary key)")
+    async with stream("a_1: {initial: none}"):
+        async with asyncio.timeout(60):
+            for _ in range(3):
+                await looks.acquire()

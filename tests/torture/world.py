@@ -327,6 +327,8 @@ class World:
         One wait keeps its position until then. A new wait every few seconds would ask for later
         positions each time, and never end while the sessions go on and the stream lags.
         """
+        for source, kind in self.resynced:  # a fault may have paused these
+            self.request("resume", source, kind.name)
         deadline = time.monotonic() + self.options.patience
         missing: str | None = "nothing was asked"
         with ThreadPoolExecutor(1) as threads:
@@ -362,8 +364,6 @@ class World:
         """
         for source in self.sources:
             settle_all_prepared(source)
-        for source, kind in self.resynced:
-            self.request("resume", source, kind.name)
         while self.excused and time.monotonic() < self.excused_at + OPERATOR_SECONDS:
             time.sleep(0.5)  # the program notices a definition within seconds
         self.rest()
