@@ -107,6 +107,7 @@ class MappedRelation:
     """
 
     __slots__ = (
+        "_confirmed",
         "_confirmed_through",
         "_statements",
         "conflict_watch",
@@ -162,6 +163,8 @@ class MappedRelation:
         self.plan: ApplyPlan | None = None
         self.former_labels: Mapping[str, tuple[bool, Mapping[str, str]]] = {}  # `FormerColumns`
         self._statements: PlanStatements | None = None
+        self._confirmed: Relation | None = None
+        """The last message that repeated the definition: comparing again would cost each share."""
         self._confirmed_through = 0
         """RELATION messages with lower numbers that repeat the definition of ``plan`` fit it."""
         self.quarantine = Quarantine()
@@ -199,16 +202,18 @@ class MappedRelation:
         confirmation, for which the planner has read the source's catalogs after the message came.
         """
         plan = self.plan
-        if plan is None or plan.relation is relation:
+        if plan is None or plan.relation is relation or self._confirmed is relation:
             return plan
-        is_confirmed = relation.number < self._confirmed_through and plan.relation == relation
-        return plan if is_confirmed else None
+        if relation.number < self._confirmed_through and plan.relation == relation:
+            self._confirmed = relation
+            return plan
+        return None
 
     def set_plan(self, plan: ApplyPlan, confirmed_through: int = 0) -> None:
         """Apply later changes by *plan*, for which the planner has read the source's catalogs
         after it took the number *confirmed_through*.
         """
-        self.plan = plan
+        self.plan, self._confirmed = plan, None
         self._confirmed_through = confirmed_through
 
     def statements(self, plan: ApplyPlan) -> PlanStatements:

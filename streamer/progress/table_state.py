@@ -117,7 +117,7 @@ class TableState:
             need = Need.REQUEST
         elif chunks is not None:
             need = Need.CHUNKS
-        elif needs_copy(shown, has_snapshot=has_snapshot):
+        elif _needs_copy(shown, has_snapshot=has_snapshot):
             need = Need.ROWS
         elif resync.compares and shown in (State.COPYING, State.PAUSED, State.ERROR):
             need = Need.PART
@@ -315,7 +315,7 @@ class TableState:
         return replace(self, shown=State.READY, error=None) if is_behind else self
 
 
-def needs_copy(state: State, *, has_snapshot: bool) -> bool:
+def _needs_copy(state: State, *, has_snapshot: bool) -> bool:
     """Whether a relation in *state* at a start still needs a copy."""
     match state:
         case State.INIT:

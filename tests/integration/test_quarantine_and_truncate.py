@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.test_quarantine import QUARANTINE, apply, ask, rows
+from tests.integration.test_quarantine import QUARANTINE, apply, retry_like_twins
 from tests.support.shared import Shared, streams
 
 VERSIONS = """
@@ -53,7 +53,7 @@ def twins(*, is_target: bool) -> str:
 async def test_a_retry_behind_a_truncate_writes_the_rows_that_a_table_keeps(
     shared: Shared, transport: str
 ) -> None:
-    source, target = shared.source, shared.target
+    source = shared.source
     await shared.caught_up()
 
     async def work(statement: str, *names: str) -> None:
@@ -77,14 +77,4 @@ async def test_a_retry_behind_a_truncate_writes_the_rows_that_a_table_keeps(
     await work("insert into {0} values (2, 2), (3, -3)", *KEEPING)
     await work("truncate {}", *KEEPING)
     await work("insert into {0} values (2, 2), (3, -3), (9, 9)", *KEEPING)
-    for name in KEEPING:
-        assert await rows(target, name), "nothing to try again"
-        target.execute(f"alter table {name} drop constraint {name}_v_check")
-    await ask(shared, target, "retry")
-    assert await rows(target) == []
-    for name in KEEPING:
-        kept, expected = (
-            target.execute(f"select t.* from {table} t order by t")
-            for table in (name, f"{name}_twin")
-        )
-        assert kept == expected, name
+    await retry_like_twins(shared, KEEPING)

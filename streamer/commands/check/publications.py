@@ -20,7 +20,7 @@ from streamer.commands.check.target_facts import TargetFacts
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.progress.relations import RelationRecord
-from streamer.progress.table_state import State, needs_copy
+from streamer.progress.table_state import Need
 from streamer.report.problems import Severity
 from streamer.runtime.publications import last_published
 from streamer.runtime.reconcile import (
@@ -63,13 +63,12 @@ def _stored(mapping: RelationMapping, record: RelationRecord | None) -> MappedTa
     """Return a table as a start of `run` has it."""
     if record is None:
         return MappedTable(mapping)
-    is_waiting = needs_copy(State(record.state), has_snapshot=record.snapshot_lsn is not None)
-    is_in_sync = not record.needs_resync and (record.chunks is not None or not is_waiting)
+    is_in_sync = record.table_state.need not in (Need.ROWS, Need.REQUEST)
     return MappedTable(
         mapping,
         last_published(record),
         is_in_sync=is_in_sync,
-        is_set_aside=record.needs_resync,
+        is_set_aside=record.table_state.is_lost,
         has_past=is_in_sync and mapping.rule.keeps_past,
         is_bare=record.is_bare and mapping.rule.pattern.is_pattern,
     )

@@ -18,7 +18,7 @@ from streamer.progress.relation_columns import read_known
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import is_installed, read_installation, read_version, rehearse
 from streamer.progress.sources import SourceRecord, read_source_records
-from streamer.progress.table_state import State, needs_copy
+from streamer.progress.table_state import Need
 from streamer.source.catalog import SourceRelation
 from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
 from streamer.target.catalog import TargetRelation, holds_rows, read_relation
@@ -159,7 +159,7 @@ class TargetFacts:
         record = self.record(source, mapping)
         if record is None:
             return True
-        return needs_copy(State(record.state), has_snapshot=record.snapshot_lsn is not None)
+        return record.table_state.need not in (Need.NOTHING, Need.PART)
 
 
 def written_sid(
