@@ -219,6 +219,8 @@ class _Opening:
         self._source_id = attempt.claim.source_id
         self._tables = tables
         self._turn: CopyTurn | None = None
+        self._opened = contextlib.AsyncExitStack()
+        """Closes what belongs to the session once it exists, if the opening fails before."""
 
     async def open(self) -> Session:
         source, bookkeeping = self._source, self._bookkeeping
@@ -226,10 +228,12 @@ class _Opening:
         await set_source_state(bookkeeping, self._source_id, "starting")
         await take_requests(bookkeeping, self._source_id, source, begins=True)
         known = record.known_place
-        async with self._telling_of_password():
-            await prefer_newest(source, known)
-            replication = await connect(source, replication=True)
-        try:
+        async with self._opened as opened:
+            opened.callback(self._end_turn)
+            async with self._telling_of_password():
+                await prefer_newest(source, known)
+                replication = await connect(source, replication=True)
+                opened.push_async_callback(replication.close)
             with translating(source.label):
                 server = await read_server(replication)
                 branch = await read_branch(replication, server)
@@ -243,11 +247,9 @@ class _Opening:
             check_ready(server, source)
             if record.acknowledged_lsn == NOTHING:
                 await self._take_turn()
-            return await self._open_under(server, record, branch, replication)
-        except BaseException:
-            self._end_turn()
-            await replication.close()
-            raise
+            session = await self._open_under(server, record, branch, replication)
+            opened.pop_all()
+            return session
 
     @contextlib.asynccontextmanager
     async def _telling_of_password(self) -> AsyncIterator[None]:
@@ -315,16 +317,11 @@ class _Opening:
                 self._settle(plain, server, record, branch),
                 self._report_wait,
             )
-        try:
-            # A process that died may have left these behind.
-            ids = [mapped.relation_id for mapped in self._tables.relations]
-            await set_waiting(self._bookkeeping, ids, None)
-            await set_source_state(self._bookkeeping, self._source_id, "starting")
-            return await self._start(server, branch, settled, replication)
-        except BaseException:
-            if settled.snapshot is not None:
-                await settled.snapshot.close()
-            raise
+        # A process that died may have left these behind.
+        ids = [mapped.relation_id for mapped in self._tables.relations]
+        await set_waiting(self._bookkeeping, ids, None)
+        await set_source_state(self._bookkeeping, self._source_id, "starting")
+        return await self._start(server, branch, settled, replication)
 
     async def _report_wait(self, awaited: str, code: str = SourceContentionError.code) -> None:
         """Store what the start waits for: sessions of the source, or its password."""
@@ -421,6 +418,8 @@ class _Opening:
         if ddl_token is not None and uses_table(source, server.version):
             await publish_messages(plain, source)
         start_lsn, snapshot = await slot_check.open_slot(plain)
+        if snapshot is not None:
+            self._opened.push_async_callback(snapshot.close)
         # Until the target knows the server and slot, an attempt without the order refuses them.
         self._services.take_over.discard(source.label)
         if ddl_token is not None:

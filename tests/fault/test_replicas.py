@@ -189,13 +189,18 @@ def test_sources_without_a_replica_are_named_and_another_process_takes_them(
     with Process(config, "--max-sources", "1", spark=False) as limited:
         has_share(limited, limited)
         base = f"http://127.0.0.1:{port}"
-        reasons = httpx.get(f"{base}/readyz", timeout=30).json()["reasons"]
-        waiting = [each for each in reasons if each["state"] == "waiting"]
-        assert {each["error_code"] for each in reasons} == {"no_replica"}
-        names = {each["source"] for each in waiting}
+
+        def waiting_sources() -> list[dict[str, str]]:
+            reasons = httpx.get(f"{base}/readyz", timeout=30).json()["reasons"]
+            waiting = [reason for reason in reasons if reason["state"] == "waiting"]
+            return waiting if waiting == reasons else []  # the other source starts first
+
+        waiting = eventually(waiting_sources, SECONDS, "ready but for sources without a replica")
+        assert {reason["error_code"] for reason in waiting} == {"no_replica"}
+        names = {reason["source"] for reason in waiting}
         assert len(names) == len(NAMES) - 1
         text = "no replica has taken this source: each may have its --max-sources"
-        assert {each["error"].partition(";")[0] for each in waiting} == {text}
+        assert {reason["error"].partition(";")[0] for reason in waiting} == {text}
         # Each screen says the same of these sources.
         for found in (httpx.get(f"{base}/api/status", timeout=30).json(), report(config)):
             rows = [row for row in found["sources"] if row["error_code"] == "no_replica"]

@@ -1,5 +1,6 @@
 """Opening a session, without servers."""
 
+import asyncio
 from typing import Any
 from unittest import mock
 
@@ -21,3 +22,30 @@ async def test_a_session_that_cannot_be_opened_gives_up_its_lanes(
     with pytest.raises(TargetConnectionError):
         await open_session(attempt, tables)
     tables.close.assert_awaited_once_with()
+
+
+async def test_a_session_whose_opening_is_cancelled_closes_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of the reports of the password is awaited, with the connection open already."""
+    connection: Any = mock.AsyncMock()
+
+    async def connect_and_be_cancelled(*_: object, **__: object) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return connection
+
+    for name, replacement in {
+        "read_source_record": mock.AsyncMock(),
+        "set_source_state": mock.AsyncMock(),
+        "take_requests": mock.AsyncMock(),
+        "prefer_newest": mock.AsyncMock(),
+        "connect": connect_and_be_cancelled,
+    }.items():
+        monkeypatch.setattr(f"streamer.runtime.session.{name}", replacement)
+    attempt: Any = mock.Mock()
+    opening = asyncio.create_task(open_session(attempt, mock.AsyncMock()))
+    await asyncio.wait([opening])
+    assert opening.cancelled()
+    connection.close.assert_awaited_once_with()
