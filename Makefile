@@ -88,7 +88,7 @@ fix: $(installed)
 	@$(python) -m ruff check --fix
 	@$(python) -m ruff format
 
-# The variable silences the announcement that MkDocs 2 will drop themes; docs/decisions/0023 has more.
+# The variable silences the announcement that MkDocs 2 will drop themes; docs/decisions/security-and-page.md has more.
 docs: $(installed)
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
 	@echo "open build/docs/index.html"

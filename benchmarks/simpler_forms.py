@@ -1,4 +1,4 @@
-"""Forms that would be simpler, measured beside those in use: the figures of decisions 1, 11 and 16.
+"""Forms that would be simpler, measured beside those in use: `results/measurements.md`.
 
 ``journal``: segment files, or one SQLite file. ``wide``: staged rows of typed columns, or of two
 arrays. ``partitions``: the catalog query about attached partitions. Times are processor seconds of

@@ -25,6 +25,8 @@ DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 README_LINES_MAX: Final = 150
 PAGE_WORDS_MAX: Final = 1500
+NOTES_MAX: Final = 16
+NOTE_WORDS_MAX: Final = 1200
 SETTINGS: Final = dict(reference.settings())
 VARIABLES: Final = ("DW_PASSWORD", "SHOP_EU_PASSWORD", "SHOP_US_PASSWORD")
 
@@ -257,15 +259,26 @@ def test_the_readme_is_short_and_its_configuration_is_that_of_the_tutorial() -> 
     assert blocks[0] == blocks[1]
 
 
-def test_decisions_are_numbered_and_have_a_context_and_a_consequence() -> None:
-    for path in sorted((DOCS / "decisions").glob("*.md")):
-        number = int(path.name[:4])
+def test_design_notes_are_few_and_short_and_have_facts_a_design_and_the_refused_forms() -> None:
+    notes = sorted((DOCS / "decisions").glob("*.md"))
+    assert 0 < len(notes) <= NOTES_MAX
+    for path in notes:
         text = path.read_text(encoding="utf-8")
-        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        title, facts, *rest = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
 
-        assert headings[0].startswith(f"{number}. "), path
-        assert headings[1:] == ["Context", "Decision", "Consequence"], path
-        assert "\nStatus: " in text, path
+        assert facts.startswith("Facts about PostgreSQL"), path
+        assert rest == ["Design", "Refused"], path
+        assert len(text.split()) <= NOTE_WORDS_MAX, path
+        assert f"[{title}](decisions/{path.name})" in page("index"), path
+
+
+def test_no_text_names_a_design_note_by_a_number() -> None:
+    numbered = re.compile(r"\bdecisions?\s+\d+\b|decisions/\d", re.IGNORECASE)
+    texts = [*DOCUMENTS, ROOT / "Makefile", ROOT / "mkdocs.yml"]
+    for top in ("streamer", "tests", "scripts", "benchmarks", "migrations", "deploy"):
+        texts += [path for path in (ROOT / top).rglob("*") if path.suffix in {".py", ".md", ".sql"}]
+
+    assert [path for path in texts if numbered.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_a_page_answers_one_question() -> None:

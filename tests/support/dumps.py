@@ -15,7 +15,7 @@ NOT_CARRIED: Final = {
     *("FUNCTION", "PROCEDURE", "AGGREGATE", "VIEW", "MATERIALIZED VIEW", "TRIGGER", "RULE"),
     *("POLICY", "ROW SECURITY", "ACL", "SCHEMA"),
 }
-"""Kinds of objects that stay at the source: docs/decisions/0034-whole-schema.md."""
+"""Kinds of objects that stay at the source: docs/decisions/definitions-at-the-target.md."""
 
 _ENTRY: Final = re.compile(
     r"^--\n-- Name: (.*); Type: ([A-Z ]+); Schema: (.*); Owner: .*\n--\n", re.MULTILINE
