@@ -10,6 +10,7 @@ from streamer.lsn import Lsn
 from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.names import RelationName
+from streamer.mapping.renames import Renamed, RenameTargets
 from streamer.mapping.resync import Resync
 from streamer.mapping.rules import SourceLabel
 from streamer.postgres.quoting import quote_qualified
@@ -201,34 +202,12 @@ async def read_unready_tables(session: Executor) -> UnreadyTables:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class RenameTargets:
-    """The former and the new target table of a relation that follows a rename."""
-
-    is_there: bool
-    """The former one exists."""
-    is_taken: bool
-    """The new one exists."""
-    is_shared: bool
-    """Other relations write to the former one."""
-    is_bare: bool
-    """Nothing of the relation is in the former one."""
-    gives_way: bool
-    """The relation of the new name is nothing but this table. A pattern may bring the new name
-    before the guard has found that it is a renamed table.
-    """
-
-
 async def read_rename_targets(
-    session: Executor,
-    relation_id: int,
-    former: RelationName,
-    target: RelationName,
-    now: RelationName,
+    session: Executor, move: Renamed, target: RelationName
 ) -> RenameTargets:
-    """Return the facts about the targets of a relation whose table is called *now*."""
-    quoted = [quote_qualified(name.namespace, name.name) for name in (former, target)]
-    (row,) = await session.fetch(_RENAME_SQL, relation_id, *quoted, str(now))
+    """Return the facts about the former and the new target, *target*, of a renamed table."""
+    quoted = [quote_qualified(name.namespace, name.name) for name in (move.target, target)]
+    (row,) = await session.fetch(_RENAME_SQL, move.relation_id, *quoted, str(move.now))
     return RenameTargets(**row)
 
 

@@ -46,6 +46,7 @@ from streamer.source.publication import (
     concerns,
     interrupted_error,
     membership_fingerprint,
+    publication_changes,
     publication_faults,
     unlogged_error,
 )
@@ -137,6 +138,8 @@ class Case:
     """The new name of a renamed table."""
     successor: RelationName | None = None
     """The relation under which the table streamed that replaced another table."""
+    fault: PublicationFault | None = None
+    """The reason of `error`, if a publication keeps changes of the table back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,8 @@ class PublicationPlan:
     cases: Mapping[RelationName, Case]
     tables: tuple[MappedTable, ...]
     """The tables that have their names, as of this plan."""
-    identities: Mapping[RelationName, RelationIdentity]
-    """The replica identities of `tables`."""
+    state: SourceState
+    """The facts that the plan goes by."""
     wanted: WantedMembers = field(default_factory=WantedMembers)
     unmarked: frozenset[RelationName] = frozenset()
     """The tables whose fingerprint streamer itself changes with their column list."""
@@ -241,7 +244,7 @@ def reconcile(
     )
     is_unsettled = any(case.successor is not None for case in away.values())
     return PublicationPlan(
-        cases, staying, identities, wanted, unmarked=unmarked, is_unsettled=is_unsettled
+        cases, staying, state, wanted, unmarked=unmarked, is_unsettled=is_unsettled
     )
 
 
@@ -432,24 +435,19 @@ def conclude(
     """
     settled = []
     for table in tables:
-        before = plan.identities.get(table.name)
+        before = plan.state.root(table.name)
         # A name that lost its table in between needs another plan: it may have another table.
-        if before is None or before.root.oid == state.root(table.name):
+        if before in (None, state.root(table.name)):
             settled.append(table)
-    identities = [state.identities[t.name] for t in settled if t.name in state.identities]
-    filtered = {table.name for table in settled if table.mapping.rule.filter is not None}
-    faults = publication_faults(
-        source, state.publications, identities, filtered, state.version, plan.wanted.lists
-    )
+    faults = find_faults(state, settled, plan.wanted.lists, source)
     refused = {**refused, **plan.wanted.lists.refused}
     cases = dict(plan.cases)
     memberships = {}
     for table in settled:
         identity = state.identities.get(table.name)
         case = cases.get(table.name)
-        error = refused.get(table.name)
-        fault = _find_fault(table, state, identity, error, faults)
-        case = _judge_fault(table, case, fault, source)
+        reason = _find_reason(table, state, identity, refused.get(table.name), faults)
+        case = _judge_reason(table, case, reason, source)
         if identity is not None:
             case = _judge_identity(table, case, identity, source)
             memberships[table.name] = _membership(plan, state, table, case, identity)
@@ -463,25 +461,36 @@ def conclude(
     )
 
 
-def foresee(plan: PublicationPlan, source: SourceMapping) -> dict[RelationName, Case]:
-    """Return the cases of *plan* once streamer has changed the publications, without faults."""
-    cases = dict(plan.cases)
-    for table in plan.tables:
-        identity, case = plan.identities.get(table.name), cases.get(table.name)
-        if identity is not None:
-            case = _judge_identity(table, case, identity, source)
-        if case is not None:
-            cases[table.name] = case
-    return cases
+def foresee(plan: PublicationPlan, source: SourceMapping) -> PublicationPlan:
+    """Return *plan* as of `conclude`, if streamer may change the publications that it owns."""
+    existing, version = plan.state.publications, plan.state.version
+    changes = publication_changes(source, plan.wanted, existing, version)
+    foreign = {name: p for name, p in existing.items() if not p.is_owned}
+    if any(changes.publications[name] != publication for name, publication in foreign.items()):
+        changes = publication_changes(source, plan.wanted.as_they_are(), existing, version)
+    later = replace(plan.state, publications=changes.publications)
+    return conclude(plan, later, plan.tables, {}, source)
 
 
-def _find_fault(
+def find_faults(
+    state: SourceState, tables: Iterable[MappedTable], lists: ColumnLists, source: SourceMapping
+) -> list[PublicationFault]:
+    """Return the faults of the publications for *tables*."""
+    tables = list(tables)
+    identities = [state.identities[t.name] for t in tables if t.name in state.identities]
+    filtered = {table.name for table in tables if table.mapping.rule.filter is not None}
+    return publication_faults(
+        source, state.publications, identities, filtered, state.version, lists
+    )
+
+
+def _find_reason(
     table: MappedTable,
     state: SourceState,
     identity: RelationIdentity | None,
     refusal: StreamerError | None,
     faults: Iterable[PublicationFault],
-) -> StreamerError | None:
+) -> StreamerError | PublicationFault | None:
     """Return the reason why changes of *table* are not published, or not all of them."""
     if identity is None:
         return TableGoneError(
@@ -490,26 +499,27 @@ def _find_fault(
         )
     if (error := unlogged_error(identity) or refusal) is not None:
         return error
-    for fault in faults:
-        if concerns(fault, state.publications[fault.publication], identity):
-            error = fault.error()
-    return error
+    own = [f for f in faults if concerns(f, state.publications[f.publication], identity)]
+    return own[-1] if own else None
 
 
-def _judge_fault(
-    table: MappedTable, case: Case | None, error: StreamerError | None, source: SourceMapping
+def _judge_reason(
+    table: MappedTable,
+    case: Case | None,
+    reason: StreamerError | PublicationFault | None,
+    source: SourceMapping,
 ) -> Case | None:
-    if error is None or table.is_set_aside:
+    if reason is None or table.is_set_aside:
         return case
-    if case is not None and case.fate is Fate.STOP:
-        # The error is the reason why the table may lack changes.
-        is_reason = isinstance(error, UnpublishedError)
-        return stop(table.mapping, error, source) if is_reason else case
+    fault = reason if isinstance(reason, PublicationFault) else None
+    error = reason.error() if isinstance(reason, PublicationFault) else reason
     if case is not None and case.fate is Fate.COPY:
-        return replace(case, error=ErrorReport.of(error))
-    if table.is_in_sync:
-        return stop(table.mapping, error, source)
-    return Case(Fate.BLOCK, error=ErrorReport.of(error))
+        return replace(case, error=ErrorReport.of(error), fault=fault)
+    if case is not None and case.fate is Fate.STOP and not isinstance(error, UnpublishedError):
+        return case
+    if table.is_in_sync:  # if it stops anyway, the error is the reason why changes are missing
+        return replace(stop(table.mapping, error, source), fault=fault)
+    return Case(Fate.BLOCK, error=ErrorReport.of(error), fault=fault)
 
 
 def _judge_identity(
@@ -551,8 +561,8 @@ def _membership(
     if _is_followed(table, case):
         mark = membership_fingerprint(state.publications.values(), identity)
         return LastPublished(mark, identity.published, identity.root.oid)
-    was_usable = table.name not in plan.identities or plan.identities[table.name].is_usable
-    if was_usable and identity.is_usable:
+    before = plan.state.identities.get(table.name)
+    if (before is None or before.is_usable) and identity.is_usable:
         return table.last
     return replace(table.last, identity=NONE)
 

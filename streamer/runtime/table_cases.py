@@ -17,7 +17,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport
 from streamer.lsn import EVERYTHING, Lsn
 from streamer.mapping.options import OnTableDropped
-from streamer.mapping.renames import Obstacle
+from streamer.mapping.renames import Following, Obstacle, Renamed, rename_error
 from streamer.mapping.resync import Resync
 from streamer.progress.dropped_tables import forget_dropped
 from streamer.progress.relation_states import demand_copy, fail_copy, require_resync
@@ -25,7 +25,7 @@ from streamer.progress.relations import read_bare
 from streamer.runtime.obstacles import Obstacles
 from streamer.runtime.publications import Publishing, Settled
 from streamer.runtime.reconcile import Case, Fate, stop_replaced
-from streamer.runtime.renames import Following, Renamed, judge, rename_error
+from streamer.runtime.renames import judge_renames
 from streamer.runtime.services import Services
 from streamer.runtime.table_events import TableEvents
 from streamer.source.catalog import SourceServer, flush_wal
@@ -271,22 +271,20 @@ class TableCases:
             if mapped.obstacle is not None and mapped in self._relations:
                 await self._obstacles.remove(mapped)
         moves = {
-            mapped: Renamed(mapped.relation_id, mapped.mapping.source, mapped.mapping.target, name)
+            Renamed(mapped.relation_id, mapped.mapping.source, mapped.mapping.target, name): mapped
             for mapped, waiting in self._of(Fate.RENAMED).items()
             if (name := waiting.case.name) is not None
         }
-        if not moves:
-            return {}
         names = [mapped.mapping.source for mapped in self._relations]
         namespace = self._services.target_namespace
-        steps = await judge(self._bookkeeping, source, list(moves.values()), names, namespace)
+        verdicts = await judge_renames(self._bookkeeping, source, moves, names, namespace)
         cases = {}
-        for mapped, move in moves.items():
-            step = self._unfollowed.get(move.relation_id, steps[move.relation_id])
+        for move, mapped in moves.items():
+            step = self._unfollowed.get(move.relation_id, verdicts[move])
             if isinstance(step, Following):
                 self._services.tables_appeared(source.label)
                 continue
-            error = rename_error(move.former, move.now, step)
+            error = rename_error(move, step)
             if mapped.skip_through_lsn != EVERYTHING:
                 await self._obstacles.stop(mapped, error)
             elif not mapped.state.is_lost:

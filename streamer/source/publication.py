@@ -364,13 +364,15 @@ def publishable_filters(
 
 @dataclass(frozen=True, slots=True)
 class PublicationChanges:
-    """Statements that bring publications to the wanted state. ``surplus``: those that remove
-    *strangers*, members which the mapping lacks or which the other publication has.
-    """
+    """Statements that bring publications to the wanted state."""
 
-    needed: list[str]
-    surplus: list[str]
-    strangers: set[RelationName]
+    needed: list[str] = field(default_factory=list)
+    surplus: list[str] = field(default_factory=list)
+    """Those that remove `strangers`."""
+    strangers: set[RelationName] = field(default_factory=set)
+    """Members which the mapping lacks or which the other publication has."""
+    publications: dict[str, Publication] = field(default_factory=dict)
+    """The publications behind all statements. The fingerprints of new ones are not known."""
 
     @property
     def all(self) -> list[str]:
@@ -391,6 +393,10 @@ class WantedMembers:
     """Members in sync whose column list may change, too."""
     kept: frozenset[str] = frozenset()
     """The fingerprints of members that stay under any name."""
+
+    def as_they_are(self) -> "WantedMembers":
+        """Return the same tables, whose members keep their filters and column lists."""
+        return replace(self, fresh=frozenset(), relisted=frozenset())
 
 
 def publication_changes(
@@ -416,13 +422,17 @@ def publication_changes(
         name = source.publication if identity.is_usable else source.publication_inserts
         if identity.name not in lists.refused:
             tables_of[name].add(identity.name)
-    needed: list[str] = []
-    surplus: list[str] = []
-    idle: set[RelationName] = set()
+    changes = PublicationChanges()
+    needed, surplus = changes.needed, changes.surplus
     for name, tables in tables_of.items():
+        new = {table: Member("", table in filters, lists.columns.get(table)) for table in tables}
         publication = existing.get(name)
         if publication is None:
             needed.append(_create_sql(source, name, tables, version, filters, lists))
+            publishes = frozenset(published_operations(source, name))
+            changes.publications[name] = Publication(
+                name, "", True, publishes, via_root=version >= 13_00_00, members=new
+            )
             continue
         members = publication.members
         unlike = {t for t, member in members.items() if member.columns != lists.columns.get(t)}
@@ -445,12 +455,15 @@ def publication_changes(
         alter = f"alter publication {quote_identifier(name)}"
         if strangers - harmed:
             surplus.append(f"{alter} drop table {_members(strangers - harmed)}")
-            idle |= strangers - harmed
+            changes.strangers.update(strangers - harmed)
         if going := harmed | changing:
             needed.append(f"{alter} drop table {_members(going)}")
         if coming := missing | changing:
             needed.append(f"{alter} add table {_members(coming, filters, lists)}")
-    return PublicationChanges(needed, surplus, idle)
+        staying = {table: members[table] for table in members.keys() - strangers - going}
+        changed = staying | {table: new[table] for table in coming}
+        changes.publications[name] = replace(publication, members=changed)
+    return changes
 
 
 def moves_to_updates(
@@ -547,7 +560,7 @@ async def _ensure_needed(
     version: int,
 ) -> dict[RelationName, SourceRejectedError]:
     """Run the permitted statements, relation by relation; return the others as errors."""
-    wanted = replace(wanted, fresh=frozenset(), relisted=frozenset())
+    wanted = wanted.as_they_are()
     changes = publication_changes(source, wanted, existing, version)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
         try:

@@ -12,7 +12,18 @@ from tests.support.streamer import MakeStreamer
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
 
-TABLES = ("same", "lost", "gained", "outside", "kept", "gone", "listed", "renamed")
+TABLES = (
+    "same",
+    "lost",
+    "gained",
+    "outside",
+    "kept",
+    "gone",
+    "listed",
+    "filtered",
+    "strange",
+    "renamed",
+)
 RULES = """
 same:
 lost:
@@ -21,6 +32,8 @@ outside:
 kept: {on_table_dropped: keep}
 "gone*": {}
 listed: {column_list: true, exclude: [secret]}
+filtered:
+strange:
 "r*": {}
 """
 EXPECTED = {
@@ -32,6 +45,12 @@ EXPECTED = {
     "kept": (Severity.INFO, "its rows stay in the target", None),
     "gone": (Severity.ERROR, "is no longer in the source", "error"),
     "listed": (Severity.WARNING, 'did not send column "later", so `run` copies', "ready"),
+    "filtered": (Severity.ERROR, "keeps back rows by a filter of public.filtered", "error"),
+    "strange": (
+        Severity.ERROR,
+        'renamed to "public.x" at the source: no rule names',
+        "error",
+    ),
     "renamed": (Severity.INFO, "is public.r_2 now", None),
 }
 
@@ -55,6 +74,9 @@ async def test_check_prints_the_plan_that_run_executes(
         "alter publication streamer_shop add table outside;"
         "drop table kept, gone;"
         "alter table listed add later int;"
+        "alter publication streamer_shop drop table filtered;"
+        "alter publication streamer_shop add table filtered where (id > 0);"
+        "alter table strange rename to x;"
         "alter table renamed rename to r_2"
     )
 

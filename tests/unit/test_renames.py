@@ -6,11 +6,21 @@ import pytest
 
 from streamer.mapping.names import RelationName, parse_name, parse_relation, parse_target
 from streamer.mapping.options import ON_DDL_DEFAULT, DdlKind, OnDdl
-from streamer.mapping.renames import Obstacle, follow
+from streamer.mapping.renames import (
+    Following,
+    Obstacle,
+    Renamed,
+    RenameTargets,
+    Verdicts,
+    follow,
+    groups,
+    judge,
+    rename_all_sql,
+    rename_sql,
+)
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.runtime.reconcile import renamed
-from streamer.runtime.renames import Following, Renamed, groups, rename_all_sql, rename_sql, settle
 from streamer.source.publication import Member, Publication, WantedMembers, publication_changes
 
 FORMER = RelationName("public", "a_1")
@@ -40,7 +50,7 @@ def source(*rules: str, rename: OnDdl = OnDdl.APPLY) -> SourceMapping:
 def test_a_relation_follows_where_a_rule_gives_a_target(
     rules: tuple[str, ...], now: str, target: str
 ) -> None:
-    found = follow(source(*rules), FORMER, FORMER, parse_name(now), "public")
+    found = follow(source(*rules), move(1, FORMER, parse_name(now)), "public")
     assert isinstance(found, RelationMapping)
     assert (str(found.source), str(found.target)) == (now, target)
 
@@ -55,7 +65,7 @@ def test_a_relation_follows_where_a_rule_gives_a_target(
 def test_otherwise_the_hint_has_the_rule_to_write(
     rules: tuple[str, ...], now: str, problem: str
 ) -> None:
-    found = follow(source(*rules), FORMER, FORMER, parse_name(now), "public")
+    found = follow(source(*rules), move(1, FORMER, parse_name(now)), "public")
     assert isinstance(found, Obstacle)
     assert found.problem == problem
     assert f"{{'{now}': {{target: 'public.a_1'}}}}" in found.hint
@@ -64,10 +74,10 @@ def test_otherwise_the_hint_has_the_rule_to_write(
 @pytest.mark.parametrize("reaction", [OnDdl.STOP, OnDdl.IGNORE])
 def test_a_target_is_renamed_only_with_apply(reaction: OnDdl) -> None:
     now = RelationName("public", "a_2")
-    found = follow(source("a_*", rename=reaction), FORMER, FORMER, now, "public")
+    found = follow(source("a_*", rename=reaction), move(1, FORMER, now), "public")
     assert isinstance(found, Obstacle)
     assert "rename_table" in found.problem
-    same = follow(source("a_*", rename=reaction), FORMER, now, now, "public")
+    same = follow(source("a_*", rename=reaction), Renamed(1, FORMER, now, now), "public")
     assert isinstance(same, RelationMapping)
 
 
@@ -117,31 +127,81 @@ def move(number: int, former: RelationName, now: RelationName) -> Renamed:
     return Renamed(number, former, former, now)
 
 
-def step(name: RelationName, *, renames_target: bool = True) -> Following:
+A_B, B_A, B_C, C_D = move(1, A, B), move(2, B, A), move(3, B, C), move(4, C, D)
+PLAIN = RenameTargets(True, False, False, False, False)
+TAKEN = replace(PLAIN, is_taken=True)
+BARE = replace(PLAIN, is_bare=True)
+FOLLOWS, STAYS = "renames its target", "follows, and its target stays"
+Facts = RenameTargets | tuple[RelationName, RenameTargets] | None
+
+CASES: dict[str, tuple[dict[Renamed, Facts], list[RelationName], list[str]]] = {
+    # The name: the renamed tables with their facts, the names of all relations, the verdicts.
+    # Without facts no rule has the new name. A target precedes the facts if its name differs.
+    "a free name": ({A_B: PLAIN}, [A], [FOLLOWS]),
+    "the same target as before": ({A_B: (A, PLAIN)}, [A], [STAYS]),
+    "a target in the bookkeeping": (
+        {A_B: (RelationName("streamer", "b"), PLAIN)},
+        [A],
+        ["in the schema of the bookkeeping"],
+    ),
+    "a target of other sources": (
+        {A_B: replace(PLAIN, is_shared=True)},
+        [A],
+        ["other sources write to its target"],
+    ),
+    "a taken target": ({A_B: TAKEN}, [A], ["the target has such a table"]),
+    "a name of another relation": ({A_B: PLAIN}, [A, B], ["streamer has another table"]),
+    "a name whose relation gives way": ({A_B: replace(PLAIN, gives_way=True)}, [A, B], [FOLLOWS]),
+    # -- nothing is at the target yet
+    "no rows": ({A_B: BARE}, [A], [FOLLOWS]),
+    "no target": ({A_B: replace(BARE, is_there=False)}, [A], [STAYS]),
+    "no rows, and a taken target": ({A_B: replace(BARE, is_taken=True)}, [A], [STAYS]),
+    "no rows, and a shared target": ({A_B: replace(BARE, is_shared=True)}, [A], [STAYS]),
+    # -- several tables
+    "an exchange": ({A_B: TAKEN, B_A: TAKEN}, [A, B], [FOLLOWS, FOLLOWS]),
+    "a row": ({A_B: TAKEN, B_C: PLAIN}, [A, B], [FOLLOWS, FOLLOWS]),
+    "a row with a taken end": (
+        {A_B: TAKEN, B_C: TAKEN},
+        [A, B],
+        ['"public.b" before cannot follow', "the target has such a table"],
+    ),
+    "a row whose end no rule names": (
+        {A_B: TAKEN, B_C: None, C_D: PLAIN},
+        [A, B, C],
+        ['"public.b" before cannot follow', "no rule", FOLLOWS],
+    ),
+}
+
+
+def verdicts_of(moves: dict[Renamed, Facts], known: list[RelationName]) -> Verdicts:
     rule = TableRule(parse_relation("*", "public"))
-    return Following(RelationMapping(name, name, rule), renames_target)
+    ruled: dict[Renamed, RelationMapping | Obstacle] = {}
+    targets = {}
+    for renamed_table, facts in moves.items():
+        target, own = facts if isinstance(facts, tuple) else (renamed_table.now, facts)
+        if own is None:
+            ruled[renamed_table] = Obstacle("no rule", "x")
+        else:
+            ruled[renamed_table] = RelationMapping(renamed_table.now, target, rule)
+            targets[renamed_table] = own
+    return judge(ruled, targets, known)
 
 
-def test_tables_may_take_the_names_of_each_other() -> None:
-    moves = [move(1, A, B), move(2, B, A), move(3, C, D)]
-    found: dict[int, Following | Obstacle] = {m.relation_id: step(m.now) for m in moves}
-    assert settle(moves, found, [A, B, C], [A, B]) == found
-    numbers = [sorted(m.relation_id for m in group) for group in groups(moves, found)]
-    assert sorted(numbers) == [[1, 2], [3]]
-    row = [move(1, A, B), move(2, B, C)]
-    assert settle(row, found | {2: step(C)}, [A, B], [B])[1] == step(B)
+@pytest.mark.parametrize("name", CASES)
+def test_each_renamed_table_has_its_verdict(name: str) -> None:
+    moves, known, expected = CASES[name]
+    verdicts = verdicts_of(moves, known)
+    for renamed_table, words in zip(moves, expected, strict=True):
+        match verdicts[renamed_table]:
+            case Obstacle(problem):
+                assert words in problem
+            case Following(_, renames_target):
+                assert words == (FOLLOWS if renames_target else STAYS)
 
 
-def test_none_follows_to_a_name_that_stays_taken() -> None:
-    moves = [move(1, A, B), move(2, B, C)]
-    found: dict[int, Following | Obstacle] = {1: step(B), 2: Obstacle("no rule", "x")}
-    settled = settle(moves, found, [A, B], [B])
-    assert isinstance(settled[1], Obstacle)
-    assert '"public.b" before cannot follow' in settled[1].problem
-    taken = settle(moves, {1: step(B), 2: step(C)}, [A, B], [B, C])
-    assert isinstance(taken[2], Obstacle)
-    assert "the target has such a table" in taken[2].problem
-    assert isinstance(taken[1], Obstacle)
+def test_tables_that_use_names_of_each_other_follow_together() -> None:
+    verdicts = verdicts_of({A_B: TAKEN, B_A: TAKEN, C_D: PLAIN}, [A, B, C])
+    assert [set(group) for group in groups(verdicts)] == [{A_B, B_A}, {C_D}]
 
 
 def test_tables_move_aside_for_each_other() -> None:

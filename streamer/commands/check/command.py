@@ -74,7 +74,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
     )
     target: TargetFacts | None = None
     try:
-        target = await _read_target(address, sources)
+        target = await _read_target(address, sources, mapping.target_namespace)
     except StreamerError as exc:
         report.is_reachable &= exc.exit_code != 3
         report.findings.append(from_error(TARGET, exc))
@@ -136,14 +136,16 @@ async def _read_sources(mapping: Mapping) -> list[SourceFacts]:
     return [task.result() for task in reading]
 
 
-async def _read_target(address: TargetAddress, sources: list[SourceFacts]) -> TargetFacts:
+async def _read_target(
+    address: TargetAddress, sources: list[SourceFacts], target_namespace: str
+) -> TargetFacts:
     """Read the target. Raises TargetError."""
     async with target_connection(address, "streamer check") as connection:
         facts = await read_server(connection)
         if facts.server.version < VERSION_MIN:
             return facts
         if facts.bookkeeping.is_readable and facts.knows_records:
-            await read_records(address, facts)
+            await read_records(address, facts, sources, target_namespace)
             await _follow_running(facts, sources)
         await read_tables(connection, facts, sources)
         await _confirm_expressions(connection, facts, sources)

@@ -1,7 +1,6 @@
 """Problems of a source's publications, judged as `run` judges them. Pure."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 
 from streamer.commands.check.findings import (
     Finding,
@@ -9,6 +8,7 @@ from streamer.commands.check.findings import (
     Place,
     at_source,
     error,
+    from_error,
     in_words,
     info,
     some_of,
@@ -17,6 +17,7 @@ from streamer.commands.check.findings import (
 from streamer.commands.check.rules import resolve_each
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
+from streamer.mapping.names import RelationName
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 from streamer.progress.relations import RelationRecord
@@ -24,10 +25,12 @@ from streamer.progress.table_state import Need
 from streamer.report.problems import Severity
 from streamer.runtime.publications import last_published
 from streamer.runtime.reconcile import (
+    Case,
     Fate,
     MappedTable,
     PublicationPlan,
     SourceState,
+    find_faults,
     foresee,
     reconcile,
 )
@@ -35,12 +38,9 @@ from streamer.source.catalog import SourceRelation
 from streamer.source.column_lists import LISTS_SINCE, ColumnLists, sent_columns
 from streamer.source.publication import (
     PublicationChanges,
-    PublicationFault,
     moves_to_updates,
     publication_changes,
-    publication_faults,
 )
-from streamer.source.replica_identity import RelationIdentity
 
 
 def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> PublicationPlan:
@@ -48,9 +48,8 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
     server = facts.server
     assert server is not None
     identities = {name: relation.identity for name, relation in facts.relations.items()}
-    captures = facts.capture is not None and facts.capture.token is not None
     oids = {table.oid for table in facts.seen}
-    state = SourceState(facts.publications, identities, oids, server.version, captures)
+    state = SourceState(facts.publications, identities, oids, server.version, facts.captures)
     records = {} if target is None else target.records_of(facts.source)
     gone = records.keys() - {mapping.source for mapping in facts.mappings}
     # The target decides nothing here, so its namespace may be any.
@@ -88,7 +87,7 @@ def check_publications(
                 yield error(Place(facts.label, str(mapping.source)), problem, fix)
     changes = planned_changes(facts, plan)
     if changes.needed:
-        obstacles = _publishing_obstacles(facts, plan, changes)
+        obstacles = _publishing_obstacles(facts, changes)
         if obstacles:
             problem = f'role "{server.role}" cannot publish the tables: {"; ".join(obstacles)}'
             yield error(place, problem, at_source(*changes.needed, words="as an administrator"))
@@ -96,17 +95,24 @@ def check_publications(
             problem = "the tables are not published"
             yield error(place, problem, at_source(*changes.needed, words="on the primary"))
     yield from _check_surplus(facts, changes)
-    yield from _check_faults(facts, target, plan.wanted.lists)
+    later = foresee(plan, facts.source)
+    yield from _check_faults(facts, plan, later.cases)
     yield from _check_all_tables(facts)
     yield from _check_excluded(facts, plan.wanted.lists)
-    yield from _check_cases(facts, plan)
+    unfollowed = {} if target is None else target.unfollowed
+    for name, case in later.cases.items():
+        place = Place(facts.label, str(name))
+        if (obstacle := unfollowed.get((facts.source.label, str(name)))) is not None:
+            yield from_error(place, obstacle)
+        elif case.fault is None or case.fault.relation is not None:
+            yield from _check_case(place, case, is_planned=name in plan.cases)
 
 
 def planned_changes(facts: SourceFacts, plan: PublicationPlan) -> PublicationChanges:
     """Return the statements without which the tables of *plan* are not published."""
     server = facts.server
     assert server is not None
-    wanted = replace(plan.wanted, fresh=frozenset(), relisted=frozenset())
+    wanted = plan.wanted.as_they_are()
     return publication_changes(facts.source, wanted, facts.publications, server.version)
 
 
@@ -121,20 +127,14 @@ def moving_sql(
     assert server is not None
     is_able = relation.owned and all(each.is_owned for each in facts.publications.values())
     is_able = is_able and not server.in_recovery
-    is_able = is_able and not _publishing_obstacles(facts, plan, planned_changes(facts, plan))
+    is_able = is_able and not _publishing_obstacles(facts, planned_changes(facts, plan))
     # A column list goes by the identity, so the next check knows the list.
     if is_able or mapping.rule.column_list:
         return []
     return moves_to_updates(facts.source, relation.name, facts.publications)
 
 
-def _identities(facts: SourceFacts) -> list[RelationIdentity]:
-    return [relation.identity for relation in facts.relations.values()]
-
-
-def _publishing_obstacles(
-    facts: SourceFacts, plan: PublicationPlan, changes: PublicationChanges
-) -> list[str]:
+def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> list[str]:
     """Return the privileges that the role lacks for *changes*."""
     server, usage = facts.server, facts.usage
     assert server is not None
@@ -144,20 +144,18 @@ def _publishing_obstacles(
     names = (facts.source.publication, facts.source.publication_inserts)
     if not usage.may_create and any(name not in present for name in names):
         obstacles.append(f'it lacks CREATE on database "{server.database}"')
-    members = [member.name for member in plan.wanted.identities]
-    wanted = {name: facts.relations[name] for name in members if name in facts.relations}
-    published = set()
-    for name, publication in present.items():
-        usable = name == facts.source.publication
-        its = {r.name for r in wanted.values() if r.has_usable_identity is usable}
-        published |= {name for name in its if publication.has(name)}
+    missing = set()
+    for name, later in changes.publications.items():
+        publication = present.get(name)
+        missing |= later.members.keys() - (publication.members.keys() if publication else ())
         altered = f"alter publication {quote_identifier(name)} "
-        if not publication.is_owned and any(sql.startswith(altered) for sql in changes.needed):
+        is_altered = any(sql.startswith(altered) for sql in changes.needed)
+        if publication and not publication.is_owned and is_altered:
             obstacles.append(f'it does not own publication "{name}"')
-    missing = sorted(wanted.keys() - published)
-    if foreign := [str(name) for name in missing if not wanted[name].owned]:
+    tables = [facts.relations[name] for name in sorted(missing)]
+    if foreign := [str(table.name) for table in tables if not table.owned]:
         obstacles.append(f"it does not own {some_of(foreign)}")
-    namespaces = {name.namespace for name in missing if wanted[name].owned}
+    namespaces = {table.name.namespace for table in tables if table.owned}
     if hidden := sorted(namespaces - facts.usable_namespaces):
         obstacles.append(f"it may not use schema {some_of(hidden)}")
     return obstacles
@@ -181,24 +179,20 @@ def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[
 
 
 def _check_faults(
-    facts: SourceFacts, target: TargetFacts | None, lists: ColumnLists
+    facts: SourceFacts, plan: PublicationPlan, later: Mapping[RelationName, Case]
 ) -> Iterable[Finding]:
-    """A publication that an administrator created and that omits columns or rows."""
-    assert facts.server is not None
-    filtered = {m.source for m in facts.mappings if m.rule.filter is not None}
-    faults = publication_faults(
-        facts.source, facts.publications, _identities(facts), filtered, facts.server.version, lists
-    )
-    for fault in faults:
+    """A publication that an administrator created and that omits columns or rows.
+
+    *later*: the cases once streamer has changed the publications, as far as streamer may.
+    """
+    for fault in find_faults(plan.state, plan.tables, plan.wanted.lists, facts.source):
         fix = at_source(*fault.sql)
         if fault.relation is None:
-            yield error(
-                Place(facts.label, f'publication "{fault.publication}"'), fault.problem, fix
-            )
-            continue
-        make = warning if _is_mended(facts, target, fault) else error
-        problem = f'publication "{fault.publication}" {fault.problem}'
-        yield make(Place(facts.label, str(fault.relation)), problem, fix)
+            publication = Place(facts.label, f'publication "{fault.publication}"')
+            yield error(publication, fault.problem, fix)
+        elif fault.relation not in later or later[fault.relation].fault is None:
+            problem = f'publication "{fault.publication}" {fault.problem}'
+            yield warning(Place(facts.label, str(fault.relation)), problem, fix)
 
 
 def _check_excluded(facts: SourceFacts, lists: ColumnLists) -> Iterable[Finding]:
@@ -229,14 +223,6 @@ def _check_excluded(facts: SourceFacts, lists: ColumnLists) -> Iterable[Finding]
             yield info(place, f"{problem}; {more} can keep it there")
 
 
-def _is_mended(facts: SourceFacts, target: TargetFacts | None, fault: PublicationFault) -> bool:
-    """Whether `run` makes the wanted member of the table: it is copied anyway, or has a list."""
-    mapping = next(m for m in facts.mappings if m.source == fault.relation)
-    is_copied = target is None or target.needs_copy(facts.source, mapping)
-    is_changed = is_copied or mapping.rule.column_list
-    return is_changed and facts.publications[fault.publication].is_owned
-
-
 def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
     """Tables that a publication of everything cannot leave out, or that may become unlogged
     there.
@@ -251,7 +237,7 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
             "Changes of an unlogged table are not in the WAL, so such a table needs a resync",
             in_words("re-create the publication with a list of tables"),
         )
-    for identity in _identities(facts):
+    for identity in (relation.identity for relation in facts.relations.values()):
         if identity.is_usable or identity.name in publication.members:
             continue
         if publication.has(identity.name) and "update" in publication.publishes:
@@ -263,24 +249,25 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
             )
 
 
-def _check_cases(facts: SourceFacts, plan: PublicationPlan) -> Iterable[Finding]:
-    """The consequences that `run` draws for tables whose rows the target has."""
-    source = facts.source
-    for name, case in foresee(plan, source).items():
-        place = Place(facts.label, str(name))
-        match case.fate:
-            case Fate.STOP if case.error is not None:
-                fix = None if case.error.remedy is None else Fix.of(case.error.remedy)
-                yield error(place, case.error.message, fix, case.error.code)
-            case Fate.COPY | Fate.COPY_AT_POINT:
-                yield warning(place, f"{case.reason}, so `run` copies the table again")
-            case Fate.RENAMED:
-                yield info(place, f"is {case.name} now, and `run` lets the target follow the rules")
-            case Fate.DROPPED:
-                yield info(place, "is gone from the source, and its rows stay in the target")
-            case Fate.REPLACED:
-                yield warning(
-                    place,
-                    "another table of the source has its name now; `run` goes by "
-                    "`on_table_dropped` once the target has the last changes of the former table",
-                )
+def _check_case(place: Place, case: Case, *, is_planned: bool) -> Iterable[Finding]:
+    """The consequence that `run` draws for a table.
+
+    *is_planned*: the case does not depend on the changed publications.
+    """
+    match case.fate:
+        # `check` judges identities, lists and missing tables beside the publications.
+        case Fate.STOP | Fate.BLOCK if case.error and (is_planned or case.fault):
+            fix = None if case.error.remedy is None else Fix.of(case.error.remedy)
+            yield error(place, case.error.message, fix, case.error.code)
+        case Fate.COPY | Fate.COPY_AT_POINT:
+            yield warning(place, f"{case.reason}, so `run` copies the table again")
+        case Fate.RENAMED:
+            yield info(place, f"is {case.name} now, and `run` lets the target follow the rules")
+        case Fate.DROPPED:
+            yield info(place, "is gone from the source, and its rows stay in the target")
+        case Fate.REPLACED:
+            yield warning(
+                place,
+                "another table of the source has its name now; `run` goes by "
+                "`on_table_dropped` once the target has the last changes of the former table",
+            )

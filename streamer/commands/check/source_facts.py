@@ -179,6 +179,11 @@ class SourceFacts:
         """Whether it is unreachable or refuses us, so that its facts are unknown."""
         return self.server is None and self.error is not None and self.error.exit_code == 3
 
+    @property
+    def captures(self) -> bool:
+        """Whether the source reports changes of definitions in its stream."""
+        return self.capture is not None and self.capture.token is not None
+
     def mapped(self) -> Iterable[tuple[RelationMapping, SourceRelation]]:
         """Go through the mapped relations with their definitions."""
         for mapping in self.mappings:

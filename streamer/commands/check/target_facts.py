@@ -8,6 +8,7 @@ from streamer.commands.check.source_facts import CONNECTIONS_SQL, SourceFacts
 from streamer.errors import StreamerError, TargetContentionError, TargetSchemaError
 from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.options import Initial
+from streamer.mapping.renames import Obstacle, rename_error
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
@@ -19,6 +20,7 @@ from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.schema import is_installed, read_installation, read_version, rehearse
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.progress.table_state import Need
+from streamer.runtime.renames import find_renamed, judge_renames
 from streamer.source.catalog import SourceRelation
 from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
 from streamer.target.catalog import TargetRelation, holds_rows, read_relation
@@ -130,6 +132,8 @@ class TargetFacts:
     available_extensions: frozenset[str] = frozenset()
     deferred: frozenset[str] = frozenset()
     """Targets whose indexes a copy has put off."""
+    unfollowed: dict[tuple[str, str], StreamerError] = field(default_factory=dict)
+    """Why relations cannot follow their renamed tables, by source and former name of the table."""
     occupied: dict[tuple[str, RelationName], bool | str] = field(default_factory=dict)
     """By source and source table: whether the target holds rows of it, or why that is not known."""
     sequences: dict[tuple[str, RelationName], TargetSequence] = field(default_factory=dict)
@@ -160,6 +164,19 @@ class TargetFacts:
         if record is None:
             return True
         return record.table_state.need not in (Need.NOTHING, Need.PART)
+
+
+async def _judge_renames(
+    bookkeeping: Bookkeeping, facts: TargetFacts, source: SourceFacts, target_namespace: str
+) -> None:
+    records = facts.records_of(source.source)
+    moves = find_renamed(records, source.publications.values())
+    verdicts = await judge_renames(bookkeeping, source.source, moves, records, target_namespace)
+    facts.unfollowed |= {
+        (source.source.label, str(move.former)): rename_error(move, verdict)
+        for move, verdict in verdicts.items()
+        if isinstance(verdict, Obstacle)
+    }
 
 
 def written_sid(
@@ -253,7 +270,12 @@ async def _read_bookkeeping(connection: TargetConnection) -> BookkeepingFacts:
     return BookkeepingFacts(row["exists"], row["may_use"], tables, forbidden, migration)
 
 
-async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
+async def read_records(
+    address: TargetAddress,
+    facts: TargetFacts,
+    sources: Iterable[SourceFacts],
+    target_namespace: str,
+) -> None:
     """Read the bookkeeping, if it is ours, readable and of no newer version."""
     bookkeeping = Bookkeeping(address, "streamer check")
     try:
@@ -261,12 +283,10 @@ async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
             async with bookkeeping.connection() as connection:
                 facts.deferred = frozenset(await read_deferred_targets(connection))
             facts.installation = await read_installation(bookkeeping)
-            sources = {
-                record.source_id: record for record in await read_source_records(bookkeeping)
-            }
-            facts.sources = {record.label: record for record in sources.values()}
+            by_id = {record.source_id: record for record in await read_source_records(bookkeeping)}
+            facts.sources = {record.label: record for record in by_id.values()}
             facts.relations = {
-                (sources[record.source_id].label, record.source): record
+                (by_id[record.source_id].label, record.source): record
                 for record in await read_relation_records(bookkeeping)
             }
             async with bookkeeping.connection() as connection:
@@ -277,6 +297,9 @@ async def read_records(address: TargetAddress, facts: TargetFacts) -> None:
                 for key, record in facts.relations.items()
                 if record.relation_id in known
             }
+            for source in sources:
+                if source.captures:
+                    await _judge_renames(bookkeeping, facts, source, target_namespace)
     finally:
         await bookkeeping.close()
 
