@@ -13,7 +13,7 @@ from streamer.apply.sql.object_changes import ObjectTranslation, ObjectTranslato
 from streamer.apply.sql.type_changes import TypeTranslation, TypeTranslator
 from streamer.definitions.model import TableDefinition
 from streamer.definitions.planned import ObjectKind, Places, TargetPlace
-from streamer.definitions.read import column_of, definition_of, definitions_sql, objects_of
+from streamer.definitions.read import definition_of, definitions_sql, objects_of
 from streamer.definitions.render import Renderer
 from streamer.lsn import Lsn
 from streamer.mapping.definition import (
@@ -217,13 +217,12 @@ class Objects:
             if found and column is not None:
                 wanted.append(column)
         await end_plans(self._target, relation_id, void)
-        columns = [column_of(each) for each in wanted]
-        names = [each.sequence.name.name for each in columns if each.sequence is not None]
+        names = [each.sequence.name for each in wanted if each.sequence is not None]
         taken = await read_taken(self._target, mapping.target, names) if names else frozenset()
         has_sid = there.has_sid and self._mapped.source.sid is not None
         place = TargetPlace(mapping, has_sid, frozenset(there.columns), there.is_partitioned)
         renderer = Renderer(self._definition, place, lambda _: None, taken)
-        planned = [plan for each in columns if (plan := renderer.filled(each)) is not None]
+        planned = [plan for each in wanted if (plan := renderer.filled(each)) is not None]
         await put_plans(self._target, relation_id, planned)
 
     async def _places(self) -> Places:

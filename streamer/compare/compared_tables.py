@@ -25,7 +25,8 @@ from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.conventions import HISTORY_OPEN, SID, STABLE_OIDS_END
 
 if TYPE_CHECKING:  # this module decides, and those read servers
-    from streamer.source.catalog import SourceColumn, SourceRelation
+    from streamer.mapping.definition import DefinedColumn
+    from streamer.source.catalog import SourceRelation
 
 _CHAR: Final = 18
 _BPCHAR: Final = 1042
@@ -138,7 +139,7 @@ def _values(facts: TableFacts) -> list[_Value]:
     return list(values.values())
 
 
-def _plain_value(column: "SourceColumn", there: TargetColumn) -> _Value:
+def _plain_value(column: "DefinedColumn", there: TargetColumn) -> _Value:
     name = quote_identifier(column.name)
     if column.type in (there.type, there.base_type):
         return _Value(there, name, column.name, is_same=True)

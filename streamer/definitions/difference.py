@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from streamer.definitions.model import ColumnDefinition, TableDefinition
+from streamer.definitions.model import TableDefinition
 from streamer.definitions.names import (
     UnclearExpressionError,
     rename_columns,
@@ -26,7 +26,7 @@ from streamer.definitions.partitions import key_renderer, partition_by
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
 from streamer.definitions.render import Renderer, is_of_open_versions, other_name
 from streamer.definitions.table_objects import plan_partitioning
-from streamer.mapping.definition import widens
+from streamer.mapping.definition import DefinedColumn, widens
 from streamer.mapping.names import RelationName, RelationPattern
 from streamer.mapping.objects import DefinedType
 from streamer.mapping.options import TableType
@@ -143,24 +143,24 @@ def _columns(
                 yield DefinitionDifference("column", name, own, its)
 
 
-def _is_longer(there: ColumnDefinition, here: ColumnDefinition) -> bool:
-    is_plain = here.expression is None and there.expression is None
+def _is_longer(there: DefinedColumn, here: DefinedColumn) -> bool:
+    is_plain = not here.generated and not there.generated
     return is_plain and here.collation == there.collation and widens(here.type, there.type)
 
 
-def _computed(column: ColumnDefinition, table: TableDefinition, place: TargetPlace) -> str:
+def _computed(column: DefinedColumn, table: TableDefinition, place: TargetPlace) -> str:
     """Return the type of a column, and its expression over the target's columns."""
-    if column.expression is None:
+    if not column.generated:
         return _type(column)
     names = {each.name: place.column(each.name) or each.name for each in table.columns}
     try:
-        text = rename_columns(column.expression, names)
+        text = rename_columns(column.default or "", names)
     except UnclearExpressionError:
-        text = column.expression
+        text = column.default or ""
     return f"{_type(column)} generated always as ({text})"
 
 
-def _type(column: ColumnDefinition) -> str:
+def _type(column: DefinedColumn) -> str:
     return column.type + (f" collate {column.collation}" if column.collation else "")
 
 

@@ -6,46 +6,9 @@ search_path. The names of columns in them are those of the table. Pure.
 
 from dataclasses import dataclass
 
+from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
 from streamer.mapping.partitions import Partition
-from streamer.postgres.quoting import quote_qualified
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceDefinition:
-    """A sequence of a column. ``options``: the SQL of its bounds and its step. ``is_owned``: the
-    column owns the sequence; else its default merely uses it.
-    """
-
-    name: RelationName
-    type: str
-    options: str
-    is_owned: bool = True
-
-    @property
-    def quoted(self) -> str:
-        return quote_qualified(self.name.namespace, self.name.name)
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnDefinition:
-    """A column without the part that CREATE TABLE gives it: type, collation, NOT NULL.
-
-    ``default``: None for generated and identity columns. ``expression``: of a generated column.
-    ``sequence``: the one that its default uses, or that the column owns.
-    """
-
-    name: str
-    type: str
-    not_null: bool
-    default: str | None = None
-    identity: str = ""
-    generated: str = ""
-    statistics: int | None = None
-    comment: str | None = None
-    collation: str | None = None
-    sequence: SequenceDefinition | None = None
-    expression: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +100,7 @@ class TableDefinition:
     """
 
     name: RelationName
-    columns: tuple[ColumnDefinition, ...]
+    columns: tuple[DefinedColumn, ...]
     indexes: tuple[IndexDefinition, ...] = ()
     constraints: tuple[ConstraintDefinition, ...] = ()
     comment: str | None = None

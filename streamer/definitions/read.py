@@ -10,11 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from streamer.definitions.model import (
-    ColumnDefinition,
     ConstraintDefinition,
     IndexDefinition,
     IndexKey,
-    SequenceDefinition,
     StatisticsDefinition,
     TableDefinition,
 )
@@ -53,12 +51,12 @@ def definitions_sql(placeholder: str) -> str:
 
 def definition_of(row: dict[str, Any]) -> TableDefinition:
     """Return the definition in a *row* of that query."""
-    columns = json.loads(row["columns"] or "[]")
-    names = {column.pop("number"): column["name"] for column in columns}
+    columns = tuple(map(DefinedColumn.of, json.loads(row["columns"] or "[]")))
+    names = {column.number: column.name for column in columns}
     indexes, constraints = (json.loads(row[name] or "[]") for name in ("indexes", "constraints"))
     return TableDefinition(
         name=RelationName(row["namespace"], row["name"]),
-        columns=tuple(map(_column, columns)),
+        columns=columns,
         indexes=tuple(_index(index, names) for index in indexes),
         constraints=tuple(_constraint(constraint, names) for constraint in constraints),
         comment=row["comment"],
@@ -78,32 +76,6 @@ def objects_of(message: DefinitionMessage) -> TableDefinition:
         indexes=tuple(_index(index, names) for index in indexes),
         constraints=tuple(_constraint(constraint, names) for constraint in constraints),
     )
-
-
-def column_of(defined: DefinedColumn) -> ColumnDefinition:
-    """Return a column of a message about a table's definition."""
-    return ColumnDefinition(
-        name=defined.name,
-        type=defined.type,
-        not_null=defined.not_null,
-        default=None if defined.generated else defined.default,
-        expression=defined.default if defined.generated else None,
-        identity=defined.identity,
-        generated=defined.generated,
-        collation=defined.collation,
-        sequence=_sequence(defined.sequence),
-    )
-
-
-def _column(fields: dict[str, Any]) -> ColumnDefinition:
-    return ColumnDefinition(**{**fields, "sequence": _sequence(fields["sequence"])})
-
-
-def _sequence(found: dict[str, Any] | None) -> SequenceDefinition | None:
-    if found is None:
-        return None
-    name = RelationName(found["namespace"], found["name"])
-    return SequenceDefinition(name, found["type"], found["options"], found["is_owned"])
 
 
 def _index(fields: Mapping[str, Any], names: Mapping[int, str]) -> IndexDefinition:

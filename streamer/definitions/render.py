@@ -22,16 +22,15 @@ from typing import Final
 
 from streamer.definitions.generated import IDENTITIES, identity_of
 from streamer.definitions.model import (
-    ColumnDefinition,
     ConstraintDefinition,
     IndexDefinition,
     IndexKey,
-    SequenceDefinition,
     TableDefinition,
 )
 from streamer.definitions.names import UnclearExpressionError, rename_columns
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
 from streamer.definitions.table_objects import for_partitions, plan_partitioning, plan_statistics
+from streamer.mapping.definition import DefinedColumn, DefinedSequence
 from streamer.mapping.names import NAME_BYTES_MAX, RelationName
 from streamer.mapping.options import Create, TableType
 from streamer.postgres.quoting import (
@@ -145,7 +144,7 @@ class Renderer:
             names[name] = found
         return rename_columns(text, names)
 
-    def default(self, column: ColumnDefinition) -> Planned | None:
+    def default(self, column: DefinedColumn) -> Planned | None:
         """Render the default of a column with its sequence, or its identity; None for neither.
 
         The versions of a history come from streamer alone, so its columns need no default.
@@ -187,7 +186,7 @@ class Renderer:
         # A sequence without the default that draws from it would be in the way of the next attempt.
         return Planned(ObjectKind.DEFAULT, name, made, ("; ".join(made),), source_sql=source_sql)
 
-    def filled(self, column: ColumnDefinition) -> Planned | None:
+    def filled(self, column: DefinedColumn) -> Planned | None:
         """Render the rest of a new column whose rows get their values after ADD COLUMN."""
         name = self._place.column(column.name)
         if name is None:
@@ -204,13 +203,13 @@ class Renderer:
         made = sets + planned.statements
         return replace(planned, statements=made, online=("; ".join(made),))
 
-    def _sequence_name(self, sequence: SequenceDefinition) -> str:
+    def _sequence_name(self, sequence: DefinedSequence) -> str:
         """Return the name at the target; the tables that use one without an owner share that."""
-        name = sequence.name.name
+        name = sequence.name
         free = self.free(name) if sequence.is_owned else name
         return quote_qualified(self._place.mapping.target.namespace, free)
 
-    def statistics(self, column: ColumnDefinition) -> Planned | None:
+    def statistics(self, column: DefinedColumn) -> Planned | None:
         """Render the statistics target of a column; None if it has none of its own."""
         name = self._place.column(column.name)
         if column.statistics is None or name is None:
@@ -614,7 +613,7 @@ def _timing(constraint: ConstraintDefinition) -> str:
     return " deferrable initially deferred" if constraint.deferred else " deferrable"
 
 
-def _draws_from(column: ColumnDefinition) -> bool:
+def _draws_from(column: DefinedColumn) -> bool:
     """Whether the default is nextval of a sequence, and nothing else."""
     text = column.default or ""
     return text.startswith("nextval(") and text.endswith("::regclass)")

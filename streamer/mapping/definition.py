@@ -10,8 +10,8 @@ Pure.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Self
 
 from streamer.mapping.names import ordered_renames
@@ -29,22 +29,43 @@ from streamer.mapping.objects import (
 )
 from streamer.mapping.options import DdlKind
 from streamer.mapping.partitions import Partition, PartitionChange, partition_difference
+from streamer.postgres.quoting import quote_qualified
 
 FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
+class DefinedSequence:
+    """A sequence of a column. ``options``: the SQL of its bounds and its step. ``is_owned``: the
+    column owns the sequence; else its default merely uses it.
+    """
+
+    oid: int
+    namespace: str
+    name: str
+    type: str
+    options: str
+    is_owned: bool = True
+
+    @property
+    def quoted(self) -> str:
+        return quote_qualified(self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
 class DefinedColumn:
-    """A column of the source. Types, defaults and expressions are SQL with qualified names.
+    """A column of a table. Types, defaults and expressions are SQL with qualified names.
 
     ``generated``: '' or 's' (stored) or 'v' (virtual), and then ``default`` is its expression.
-    ``identity``: '' or 'a' or 'd'. ``fill``: the text of the value that ADD COLUMN gave to rows
-    from before, if they have one and the same. ``default_mark``: another one when a default is set
-    anew. ``sequence``: the one that its default uses or that the column owns, as
-    `streamer.definitions.read` takes it. Only messages have the text of defaults, because deparsing
-    one locks its table. ``computed``: ALTER COLUMN TYPE … USING may have computed its values; only
-    messages have this, too.
-    ``of_domain``: its domain has a default, which is that of the column without its own.
+    ``identity``: '' or 'a' (always) or 'd' (by default). ``fill``: the text of the value that ADD
+    COLUMN gave to rows from before, if they have one and the same. ``default_mark``: another one
+    when a default is set anew. ``sequence``: the one that its default uses or that the column owns.
+    ``computed``: ALTER COLUMN TYPE … USING may have computed its values. ``of_domain``: its domain
+    has a default, which is that of the column without its own. ``may_be_toasted``: the server may
+    store values out of line, and then omits unchanged ones.
+
+    Each reader fills the fields that it has. The text of a plain default comes from messages and
+    `streamer.definitions.read` only, because deparsing one locks its table.
     """
 
     number: int
@@ -57,9 +78,19 @@ class DefinedColumn:
     collation: str | None = None
     fill: str | None = None
     default_mark: str | None = None
-    sequence: dict[str, Any] | None = field(default=None, hash=False)
+    sequence: DefinedSequence | None = None
     computed: bool = field(default=False, compare=False)
     of_domain: bool = field(default=False, compare=False)
+    type_oid: int = field(default=0, compare=False)
+    may_be_toasted: bool = field(default=False, compare=False)
+    statistics: int | None = field(default=None, compare=False)
+    comment: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Read a row of a catalog query, or the JSON of a message or a stored definition."""
+        sequence = values.get("sequence")
+        return cls(**{**values, "sequence": sequence and DefinedSequence(**sequence)})
 
     @property
     def fills_rows_one_by_one(self) -> bool:
@@ -91,6 +122,7 @@ class DefinedColumn:
         return self.default
 
 
+_STORED: Final = {each.name for each in fields(DefinedColumn) if each.compare} - {"fill", "default"}
 _LITERAL: Final = re.compile(
     r"(?:'(?:[^']|'')*'(?:::[\w .\"(),\[\]]+)?|-?\d+(?:\.\d+)?|true|false|NULL(?:::[\w .\"]+)?)"
 )
@@ -140,10 +172,10 @@ class SourceDefinition:
     def to_json(self) -> str:
         """Return the text that `from_json` reads, without the texts that only a message has."""
         columns = [
-            asdict(replace(column, fill=None, default=None, computed=False, of_domain=False))
+            {name: value for name, value in asdict(column).items() if name in _STORED}
             for column in self.columns
         ]
-        fields: dict[str, Any] = {"format": FORMAT, "columns": columns, "oid": self.oid}
+        stored: dict[str, Any] = {"format": FORMAT, "columns": columns, "oid": self.oid}
         lists: dict[str, Sequence[Any] | None] = {
             "objects": self.objects,
             "types": self.types,
@@ -151,28 +183,28 @@ class SourceDefinition:
         }
         for name, known in lists.items():
             if known is not None:
-                fields[name] = [asdict(each) for each in known]
-        return json.dumps(fields)
+                stored[name] = [asdict(each) for each in known]
+        return json.dumps(stored)
 
     @classmethod
     def from_json(cls, text: str | None) -> "SourceDefinition | None":
         """Read a stored definition; None for none, and for one of another version."""
-        fields = None if text is None else json.loads(text)
-        if fields is None or fields["format"] != FORMAT:
+        stored = None if text is None else json.loads(text)
+        if stored is None or stored["format"] != FORMAT:
             return None
-        return cls.of(fields)
+        return cls.of(stored)
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> Self:
+    def of(cls, values: dict[str, Any]) -> Self:
         """Read the JSON of a message, or a stored definition."""
-        objects, types = fields.get("objects"), fields.get("types")
-        partitions = fields.get("partitions")
+        objects, types = values.get("objects"), values.get("types")
+        partitions = values.get("partitions")
         return cls.of_columns(
-            (DefinedColumn(**column) for column in fields["columns"]),
+            map(DefinedColumn.of, values["columns"]),
             None if objects is None else tuple(DefinedObject(**each) for each in objects),
             None if types is None else tuple(map(DefinedType.of, types)),
             None if partitions is None else tuple(Partition(**each) for each in partitions),
-            oid=fields.get("oid"),
+            oid=values.get("oid"),
         )
 
     @classmethod

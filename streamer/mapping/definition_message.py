@@ -189,7 +189,7 @@ def parts_of(definition: SourceDefinition, namespace: str) -> set[Part]:
         *(index_part(namespace, each.name) for each in objects if each.is_index),
         *(each.oid for each in partitions),
         *(type_part(each.oid) for each in definition.types or ()),
-        *(each.sequence["oid"] for each in definition.columns if each.sequence is not None),
+        *(each.sequence.oid for each in definition.columns if each.sequence is not None),
     }
 
 
@@ -262,7 +262,7 @@ def _without(
     ]
     columns = [
         replace(each, sequence=None)
-        if each.sequence is not None and each.sequence["oid"] in dropped.objects
+        if each.sequence is not None and each.sequence.oid in dropped.objects
         else each
         for each in columns
     ]
@@ -298,13 +298,9 @@ def _merged(known: SourceDefinition, told: SourceDefinition, own: Own) -> Outcom
     renames = type_difference(known.types or (), types)
     # A column loses the sequence that another one gets, and nothing marks that column.
     taken = [
-        each.sequence["oid"]
-        for each in told.columns
-        if each.number in own.columns and each.sequence
+        each.sequence.oid for each in told.columns if each.number in own.columns and each.sequence
     ]
-    losers = {
-        each.number for each in known.columns if each.sequence and each.sequence["oid"] in taken
-    }
+    losers = {each.number for each in known.columns if each.sequence and each.sequence.oid in taken}
     columns, is_doubtful = _chosen(
         {each.number: each for each in under_new_names(known, renames).columns},
         {each.number: each for each in told.columns},

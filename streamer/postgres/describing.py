@@ -65,9 +65,7 @@ select pg_catalog.json_agg(pg_catalog.json_build_object(
     'number', a.attnum, 'name', a.attname,
     'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
     'not_null', {NOT_NULL},
-    'default', case when a.attgenerated = '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end,
-    'expression', case when a.attgenerated <> '' then
-        pg_catalog.pg_get_expr(d.adbin, d.adrelid) end,
+    'default', pg_catalog.pg_get_expr(d.adbin, d.adrelid),
     'identity', a.attidentity,
     'generated', a.attgenerated,
     'statistics', case when a.attstattarget >= 0 then a.attstattarget end,

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg.rows import DictRow
@@ -90,53 +90,12 @@ class SourceServer:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceColumn:
-    """A column of a source relation. ``type`` is written with its modifier and, if need be, its
-    schema.
-
-    ``generated``: '' or 's' (stored) or 'v' (virtual); ``identity``: '' or 'a' (always) or 'd'.
-    """
-
-    name: str
-    type: str
-    type_oid: int
-    not_null: bool
-    generated: str
-    generation_expression: str | None
-    identity: str
-    collation: str | None
-    number: int = 0
-    """Its number in the table: PostgreSQL never uses the number of a dropped column again."""
-    may_be_toasted: bool = False
-    """Whether the server may store values out of line, and then omits unchanged ones."""
-    default_mark: str | None = None
-    """Another one when the default, or the expression of a generated column, is set anew."""
-    sequence: dict[str, Any] | None = None
-    """The sequence that its default uses, or that it owns."""
-
-    @property
-    def defined(self) -> DefinedColumn:
-        """The column as part of a definition."""
-        return DefinedColumn(
-            self.number,
-            self.name,
-            self.type,
-            self.not_null,
-            generated=self.generated,
-            identity=self.identity,
-            collation=self.collation,
-            default_mark=self.default_mark,
-            sequence=self.sequence,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class SourceRelation:
     """A table or partitioned table of a source."""
 
     identity: RelationIdentity
     primary_key: tuple[str, ...]
-    columns: tuple[SourceColumn, ...]
+    columns: tuple[DefinedColumn, ...]
     row_count_estimate: int
     size_bytes: int
     """As VACUUM or ANALYZE saw it last."""
@@ -188,9 +147,8 @@ class SourceRelation:
 
     @property
     def definition(self) -> SourceDefinition:
-        columns = (column.defined for column in self.columns)
         return SourceDefinition.of_columns(
-            columns, self.objects, self.types, self.partitions, self.oid
+            self.columns, self.objects, self.types, self.partitions, self.oid
         )
 
     @property
@@ -352,7 +310,7 @@ select a.attrelid::int8 as relid, a.attnum as number, a.attname as name,
        a.atttypid::int8 as type_oid,
        {NOT_NULL} as not_null, a.attgenerated as generated, a.attidentity as identity,
        case when a.attgenerated <> '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end
-         as generation_expression,
+         as "default",
        pg_catalog.hashtextextended(d.adbin::text, 0)::text as default_mark,
        ({SEQUENCE.replace("%", "%%")}) as sequence,
        {COLLATION} as collation,
@@ -399,9 +357,9 @@ async def read_relations(
         return {}
     oids = list(identities)
     rows = {row.pop("oid"): row for row in await fetch_all(connection, _RELATIONS_SQL, oids)}
-    columns: dict[int, list[SourceColumn]] = {oid: [] for oid in oids}
+    columns: dict[int, list[DefinedColumn]] = {oid: [] for oid in oids}
     for column in await fetch_all(connection, _COLUMNS_SQL, oids):
-        columns[column.pop("relid")].append(SourceColumn(**column))
+        columns[column.pop("relid")].append(DefinedColumn.of(column))
     keys: dict[int, list[DictRow]] = {oid: [] for oid in oids}
     for key in await fetch_all(connection, _KEYS_SQL, oids):
         keys[key["relid"]].append(key)
@@ -424,7 +382,7 @@ def is_replicable(name: RelationName) -> bool:
 
 
 def _relation(
-    identity: RelationIdentity, row: DictRow, columns: list[SourceColumn], keys: list[DictRow]
+    identity: RelationIdentity, row: DictRow, columns: list[DefinedColumn], keys: list[DictRow]
 ) -> SourceRelation:
     names = {column.number: column.name for column in columns}
     # An index over a column that the statement before has not seen is no key of these columns.

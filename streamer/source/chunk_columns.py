@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Iterable
 
+from streamer.mapping.definition import DefinedColumn
 from streamer.postgres.key_values import ORDERED_TYPES, TEXT_TYPES, without_modifier
-from streamer.source.catalog import SourceColumn, SourceRelation
+from streamer.source.catalog import SourceRelation
 
 
 def chunk_columns(
@@ -47,6 +48,6 @@ def chunk_columns(
     return f"{begins}, whose order may differ between servers"
 
 
-def _is_ordered(column: SourceColumn, bytewise: Collection[str]) -> bool:
+def _is_ordered(column: DefinedColumn, bytewise: Collection[str]) -> bool:
     kind = without_modifier(column.type)
     return kind in ORDERED_TYPES or (kind in TEXT_TYPES and column.name in bytewise)

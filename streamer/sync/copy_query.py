@@ -15,7 +15,7 @@ from streamer.target.conventions import HISTORY_COLUMNS, SID
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from streamer.source.catalog import SourceColumn
+    from streamer.mapping.definition import DefinedColumn
 
 PART_SECONDS_MAX: Final = 30.0
 """A part keeps its table locked. With a limit on the rate it is cut as small as that."""
@@ -33,7 +33,7 @@ class CopyOrder:
     relation_id: int
     attempt: int
     mapping: RelationMapping
-    columns: "Sequence[SourceColumn]"
+    columns: "Sequence[DefinedColumn]"
     target: TargetRelation
     sid: str | None
     destination: str

@@ -23,13 +23,14 @@ from streamer.decode.pgoutput import Column, Relation
 from streamer.definitions.generated import generation_expression
 from streamer.definitions.table_objects import create_partitions_sql, obstacle_to_partitions
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
+from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import METADATA_TYPES, Create, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.progress.relation_definitions import store_created
 from streamer.remedies import Remedy, at_target
-from streamer.source.catalog import SourceColumn, SourceRelation
+from streamer.source.catalog import SourceRelation
 from streamer.source.user_defined_types import SourceType
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.conventions import HISTORY_COLUMNS_SQL, SID, TABLE_COLUMNS_MAX
@@ -143,7 +144,7 @@ def _key(relation: SourceRelation, mapping: RelationMapping) -> list[str]:
 
 
 def _column_sql(
-    relation: SourceRelation, mapping: RelationMapping, column: SourceColumn, name: str
+    relation: SourceRelation, mapping: RelationMapping, column: DefinedColumn, name: str
 ) -> str:
     parts = [quote_identifier(name), mapping.type_of(name, column.type)]
     if column.collation is not None and mapping.hash_of(name) is None:
@@ -158,7 +159,7 @@ def _column_sql(
 
 
 def _generation_expression(
-    relation: SourceRelation, mapping: RelationMapping, column: SourceColumn
+    relation: SourceRelation, mapping: RelationMapping, column: DefinedColumn
 ) -> str:
     """Return the expression of a generated column over the target's columns.
 
@@ -170,7 +171,7 @@ def _generation_expression(
         is_there = not mapping.is_optional(each) or there in key
         names[each] = there if is_there and mapping.hash_of(there or "") is None else None
     return generation_expression(
-        column.generation_expression or "",
+        column.default or "",
         column.name,
         names,
         source=relation.name,

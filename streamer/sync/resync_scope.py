@@ -22,7 +22,7 @@ from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 
 if TYPE_CHECKING:
-    from streamer.source.catalog import SourceColumn
+    from streamer.mapping.definition import DefinedColumn
     from streamer.target.catalog import TargetRelation
 
 KEYS_MAX: Final = 5000
@@ -73,7 +73,7 @@ def read_names(text: str) -> tuple[str, ...]:
 
 
 def unchanged_columns(
-    columns: "Iterable[SourceColumn]", mapping: RelationMapping, target: "TargetRelation"
+    columns: "Iterable[DefinedColumn]", mapping: RelationMapping, target: "TargetRelation"
 ) -> dict[str, str]:
     """Return the source's columns whose values the target has as they are, by their names there."""
     found: dict[str, str] = {}

@@ -148,7 +148,7 @@ async def plan_definitions(
         columns, is_partitioned = frozenset(copy.target.columns), copy.target.is_partitioned
         place = TargetPlace(mapping, copy.sid is not None, columns, is_partitioned)
         wanted = [index.name for index in definition.indexes]
-        wanted += [c.sequence.name.name for c in definition.columns if c.sequence is not None]
+        wanted += [c.sequence.name for c in definition.columns if c.sequence is not None]
         taken = await read_taken(target, mapping.target, wanted)
         renderer = Renderer(definition, place, places, taken)
         planned = renderer.plan(mapping.rule.create)

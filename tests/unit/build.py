@@ -8,11 +8,12 @@ from streamer.apply.make_plan import make_plan
 from streamer.apply.plan import ApplyPlan
 from streamer.decode.pgoutput import Column, Relation
 from streamer.lsn import Lsn
+from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import parse_name, parse_relation
 from streamer.mapping.options import OnColumnAdded, TableType, Transport
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.source.catalog import SourceColumn, SourceRelation
+from streamer.source.catalog import SourceRelation
 from streamer.source.replica_identity import RelationIdentity, TableIdentity
 from streamer.target.catalog import TargetColumn, TargetRelation
 from streamer.target.claim import Claim
@@ -174,17 +175,18 @@ def source_column(
     *,
     not_null: bool = False,
     generated: str = "",
-    generation_expression: str | None = None,
+    default: str | None = None,
     identity: str = "",
     collation: str | None = None,
-) -> SourceColumn:
-    return SourceColumn(
+) -> DefinedColumn:
+    return DefinedColumn(
+        0,
         name=name,
         type=type_name,
         type_oid=25,
         not_null=not_null,
         generated=generated,
-        generation_expression=generation_expression,
+        default=default,
         identity=identity,
         collation=collation,
     )
@@ -192,7 +194,7 @@ def source_column(
 
 def source_relation(
     name: str = "public.t",
-    columns: Sequence[str | SourceColumn] = ("id", "name"),
+    columns: Sequence[str | DefinedColumn] = ("id", "name"),
     *,
     key: tuple[str, ...] = (),
     primary_key: tuple[str, ...] = (),

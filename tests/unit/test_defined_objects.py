@@ -9,7 +9,6 @@ from streamer.apply.sql.type_changes import TypeTranslator
 from streamer.definitions.difference import table_difference
 from streamer.definitions.difference import type_difference as compared
 from streamer.definitions.model import (
-    ColumnDefinition,
     ConstraintDefinition,
     IndexDefinition,
     IndexKey,
@@ -178,7 +177,7 @@ T = RelationName("public", "t")
 def described(*columns: str, **kinds: tuple[object, ...]) -> TableDefinition:
     return TableDefinition(
         T,
-        tuple(ColumnDefinition(name, "integer", name == "id") for name in columns),
+        tuple(DefinedColumn(n, name, "integer", name == "id") for n, name in enumerate(columns)),
         kinds.get("indexes", ()),  # type: ignore[arg-type]
         kinds.get("constraints", ()),  # type: ignore[arg-type]
     )
@@ -316,7 +315,7 @@ def target_table(columns: dict[str, tuple[str, bool]]) -> TargetRelation:
 
 def test_a_table_of_several_sources_has_the_longest_type() -> None:
     def table(kind: str) -> TableDefinition:
-        return TableDefinition(RelationName("public", "t"), (ColumnDefinition("n", kind, False),))
+        return TableDefinition(RelationName("public", "t"), (DefinedColumn(1, "n", kind),))
 
     mapping = RelationMapping(
         RelationName("public", "t"),

@@ -7,10 +7,10 @@ import pytest
 
 from streamer.apply.sql.definition_changes import DefinitionTranslator, Translation
 from streamer.apply.sql.generated import GeneratedFacts
-from streamer.definitions.model import SequenceDefinition
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import (
     DefinedColumn,
+    DefinedSequence,
     SourceDefinition,
     columns_after,
     difference,
@@ -282,15 +282,8 @@ def test_a_tenant_moves_its_values_to_a_column_that_holds_them() -> None:
 
 WHOLE = replace(RULE, create=Create.ALL)
 OPTIONS = "increment by 1 minvalue 1 maxvalue 9 start with 1 cache 1"
-OWNED = {
-    "oid": 7,
-    "namespace": "public",
-    "name": "t_id_seq",
-    "type": "integer",
-    "options": OPTIONS,
-    "is_owned": True,
-}
-DRAWN = SequenceDefinition(RelationName("public", "t_id_seq"), "integer", OPTIONS)
+OWNED = DefinedSequence(7, "public", "t_id_seq", "integer", OPTIONS)
+DRAWN = replace(OWNED, oid=9)
 SERIAL = replace(ID, default="nextval('t_id_seq'::regclass)", default_mark="1", sequence=OWNED)
 
 
@@ -298,7 +291,7 @@ def drawing(
     before: list[DefinedColumn],
     after: list[DefinedColumn],
     rule: TableRule = WHOLE,
-    sequences: dict[str, SequenceDefinition] | None = None,
+    sequences: dict[str, DefinedSequence] | None = None,
 ) -> Translation:
     """Translate for a target whose column "id" draws from its own sequence, or *sequences*."""
     there = {"id": DRAWN} if sequences is None else sequences
@@ -313,7 +306,7 @@ def test_the_sequence_of_a_column_stays_with_its_default() -> None:
     ]
     # Without `create: all` an operator has made the default.
     assert not drawing([SERIAL], [replace(SERIAL, default_mark="2")], RULE).statements
-    as_bigint = replace(SERIAL, sequence={**OWNED, "type": "bigint", "name": "s"})
+    as_bigint = replace(SERIAL, sequence=replace(OWNED, type="bigint", name="s"))
     assert drawing([SERIAL], [as_bigint]).statements == [
         f'alter sequence "public"."t_id_seq" as bigint {OPTIONS} no cycle',
         'alter sequence "public"."t_id_seq" rename to "s"',
@@ -330,7 +323,7 @@ def test_the_sequence_of_a_column_stays_with_its_default() -> None:
 def test_a_sequence_passes_to_another_column_in_any_order() -> None:
     other = DefinedColumn(9, "wide", "bigint")
     taken = replace(other, default=SERIAL.default, default_mark="2", sequence=OWNED)
-    used = replace(SERIAL, sequence={**OWNED, "is_owned": False})
+    used = replace(SERIAL, sequence=replace(OWNED, is_owned=False))
     moved = [
         'alter sequence "public"."t_id_seq" owned by none',
         'alter sequence "public"."t_id_seq" owned by "public"."t"."wide"',
@@ -342,7 +335,7 @@ def test_a_sequence_passes_to_another_column_in_any_order() -> None:
 
 
 def test_the_sequence_of_a_shared_table_follows_the_last_source() -> None:
-    wide = replace(SERIAL, sequence={**OWNED, "type": "bigint"})
+    wide = replace(SERIAL, sequence=replace(OWNED, type="bigint"))
     facts = GeneratedFacts(sequences={"id": DRAWN}, drawing=frozenset({"id"}))
 
     def shared(other: DefinedColumn, after: DefinedColumn) -> list[str]:
@@ -352,9 +345,9 @@ def test_the_sequence_of_a_shared_table_follows_the_last_source() -> None:
             *tables, WHOLE, sid="a", others=others, there=there, facts=facts
         ).statements
 
-    theirs = {**OWNED, "oid": 70}
+    theirs = replace(OWNED, oid=70)
     assert shared(replace(SERIAL, sequence=theirs), wide) == []
-    assert shared(replace(wide, sequence={**theirs, "type": "bigint"}), wide) == [
+    assert shared(replace(wide, sequence=replace(theirs, type="bigint")), wide) == [
         f'alter sequence "public"."t_id_seq" as bigint {OPTIONS} no cycle'
     ]
     dropped = replace(SERIAL, default=None, default_mark=None, sequence=None)

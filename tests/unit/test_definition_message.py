@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from streamer.mapping.definition import DefinedColumn, SourceDefinition, all_differences
+from streamer.mapping.definition import (
+    DefinedColumn,
+    DefinedSequence,
+    SourceDefinition,
+    all_differences,
+)
 from streamer.mapping.definition_message import (
     DefinitionMessage,
     Dropped,
@@ -90,7 +95,7 @@ def test_a_part_goes_by_its_number_or_oid(dropped: Dropped, left: SourceDefiniti
 
 
 def test_a_sequence_leaves_the_column_that_another_one_takes_it_from() -> None:
-    sequence = {"oid": 500, "name": "t_id_seq", "is_owned": True}
+    sequence = DefinedSequence(500, "public", "t_id_seq", "integer", "")
     known = table(replace(ID, sequence=sequence), MINE)
     told = table(ID, replace(MINE, sequence=sequence))
     assert after(known, message(told, own([4]))) == Outcome(told)

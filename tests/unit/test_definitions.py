@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from streamer.definitions.model import (
-    ColumnDefinition,
     ConstraintDefinition,
     IndexDefinition,
     IndexKey,
@@ -14,6 +13,7 @@ from streamer.definitions.model import (
 from streamer.definitions.names import UnclearExpressionError, rename_columns
 from streamer.definitions.planned import Planned, TargetPlace
 from streamer.definitions.render import Renderer, other_name
+from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.expressions import parse_expression
 from streamer.mapping.names import RelationName, RelationPattern
 from streamer.mapping.options import Create, TableType
@@ -76,7 +76,7 @@ def place(
 
 DEFINITION = TableDefinition(
     T,
-    tuple(ColumnDefinition(name, "int4", not_null=False) for name in "abc"),
+    tuple(DefinedColumn(n, name, "int4") for n, name in enumerate("abc")),
     (
         IndexDefinition("t_a_key", "btree", (IndexKey("a"),), is_unique=True, constraint="t_a_key"),
         IndexDefinition(
@@ -185,7 +185,9 @@ def test_a_temporal_key_is_named_with_the_reason_why_the_target_has_a_plain_one(
 
 
 def test_a_history_has_no_default_and_no_sequence() -> None:
-    serial = ColumnDefinition("id", "integer", True, default="nextval('t_id_seq'::regclass)")
+    serial = DefinedColumn(
+        1, "id", "integer", not_null=True, default="nextval('t_id_seq'::regclass)"
+    )
     table = TableDefinition(T, (serial, replace(serial, name="other", default="1")))
     renderer = Renderer(table, place(type=TableType.HISTORY, has_sid=False), lambda _: None)
     assert renderer.plan(Create.ALL) == []

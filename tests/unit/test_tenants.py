@@ -3,7 +3,8 @@
 from streamer.commands.tenants.change import urls_of
 from streamer.commands.tenants.drift import Drift, TenantTable, deviations, judge
 from streamer.commands.tenants.purge import CHUNK_BLOCKS, PurgedLeaf, steps
-from streamer.definitions.model import ColumnDefinition, ConstraintDefinition, TableDefinition
+from streamer.definitions.model import ConstraintDefinition, TableDefinition
+from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName, RelationPattern
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.target.catalog import TargetColumn, TargetRelation
@@ -13,7 +14,7 @@ RULE = TableRule(RelationPattern("public", "t"))
 
 
 def tenant(sid: str, types: dict[str, str], *constraints: ConstraintDefinition) -> TenantTable:
-    columns = tuple(ColumnDefinition(name, kind, not_null=False) for name, kind in types.items())
+    columns = tuple(DefinedColumn(n, name, kind) for n, (name, kind) in enumerate(types.items()))
     definition = TableDefinition(T, columns, constraints=constraints)
     return TenantTable("shop", f"shop:{sid}", RelationMapping(T, T, RULE), definition)
 

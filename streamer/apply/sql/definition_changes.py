@@ -8,7 +8,6 @@ others, so they are left out there.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from streamer.apply.sql.generated import GeneratedFacts, clause_of, set_expression
 from streamer.apply.sql.object_changes import ObjectTranslation
@@ -20,7 +19,6 @@ from streamer.apply.sql.sequences import (
     with_sequence,
 )
 from streamer.definitions.generated import IDENTITIES, identity_of
-from streamer.definitions.model import SequenceDefinition
 from streamer.definitions.names import uses_column
 from streamer.definitions.render import draws_from
 from streamer.errors import SharedTargetError, TargetSchemaError
@@ -28,6 +26,7 @@ from streamer.mapping.definition import (
     AnyChange,
     ColumnChange,
     DefinedColumn,
+    DefinedSequence,
     SourceDefinition,
     widens,
 )
@@ -182,7 +181,7 @@ class DefinitionTranslator:
         """
         found = Translation()
         columns = [c.after for c in changes if c.kind is DdlKind.SET_DEFAULT and c.after]
-        self._wanted = [each.sequence["oid"] for each in columns if each.sequence is not None]
+        self._wanted = [each.sequence.oid for each in columns if each.sequence is not None]
         for change in changes:
             found.statements += self._statements(change, found)
         return found
@@ -605,12 +604,12 @@ class DefinitionTranslator:
         before: DefinedColumn,
         column: DefinedColumn,
         statements: list[str],
-    ) -> SequenceDefinition | None:
+    ) -> DefinedSequence | None:
         """Return the target's sequence for a column; add the statements that make it fit."""
         if self._mapping.rule.create is not Create.ALL:
             return None
         table, facts = self._target.name, self._generated
-        is_wanted = before.sequence is not None and before.sequence["oid"] in self._wanted
+        is_wanted = before.sequence is not None and before.sequence.oid in self._wanted
         lost = None if is_wanted else lost_sequence(table, name, before, column, facts)
         if lost is not None:
             drop = [f"{alter} drop default"] if name in facts.drawing else []
@@ -645,11 +644,9 @@ class DefinitionTranslator:
         return [] if wanted == there else [f"{alter} set generated {IDENTITIES[wanted]}"]
 
 
-def _like(sequence: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+def _like(sequence: DefinedSequence | None, other: DefinedSequence | None) -> bool:
     """Whether sequences of two sources are equal, apart from their OIDs."""
-    if sequence is None or other is None:
-        return False
-    return {**sequence, "oid": 0} == {**other, "oid": 0}
+    return sequence is not None and other is not None and replace(sequence, oid=other.oid) == other
 
 
 def _is_sorted_anew(change: ColumnChange) -> bool:

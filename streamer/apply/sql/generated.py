@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Self, TypeVar
 
 from streamer.definitions.generated import generation_expression
-from streamer.definitions.model import SequenceDefinition, TableDefinition
+from streamer.definitions.model import TableDefinition
 from streamer.definitions.names import without_needless_quotes
-from streamer.mapping.definition import DefinedColumn
+from streamer.mapping.definition import DefinedColumn, DefinedSequence
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 
@@ -33,7 +33,7 @@ class GeneratedFacts:
     expressions: Mapping[str, str] = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
     version: int = _SET_EXPRESSION_MIN
-    sequences: Mapping[str, SequenceDefinition] = field(default_factory=dict)
+    sequences: Mapping[str, DefinedSequence] = field(default_factory=dict)
     drawing: frozenset[str] = frozenset()
 
     @classmethod
@@ -42,11 +42,11 @@ class GeneratedFacts:
         columns = there.columns
         return cls(
             source_columns,
-            {c.name: c.expression for c in columns if c.expression is not None},
+            {c.name: c.default or "" for c in columns if c.generated},
             {c.name: c.identity for c in columns if c.identity},
             version,
             {c.name: c.sequence for c in columns if c.sequence is not None},
-            frozenset(c.name for c in columns if "nextval(" in (c.default or "")),
+            frozenset(c.name for c in columns if c.draws),
         )
 
     def renamed(self, former: str, name: str) -> Self:

@@ -4,31 +4,28 @@ The target's sequence keeps its value. So one that moves to another column, or g
 name, is altered in place. A new one is planned (`streamer.definitions.render`).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from streamer.apply.sql.generated import GeneratedFacts
-from streamer.definitions.model import SequenceDefinition
 from streamer.definitions.render import other_name
-from streamer.mapping.definition import DefinedColumn
+from streamer.mapping.definition import DefinedColumn, DefinedSequence
 from streamer.mapping.names import RelationName
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 
 
 def find_sequence(
-    table: RelationName, name: str, wanted: Mapping[str, Any] | None, facts: GeneratedFacts
-) -> SequenceDefinition | None:
+    table: RelationName, name: str, wanted: DefinedSequence | None, facts: GeneratedFacts
+) -> DefinedSequence | None:
     """Return the sequence that column *name* of the target has, or is to get from another column,
     where the source's column has *wanted*.
     """
     if wanted is None:
         return None
-    names = (wanted["name"], other_name(wanted["name"], table))
+    names = (wanted.name, other_name(wanted.name, table))
     own = facts.sequences.get(name)
-    if own is not None and own.name.name in names:
+    if own is not None and own.name in names:
         return own
-    others = (each for each in facts.sequences.values() if each.name.name in names)
+    others = (each for each in facts.sequences.values() if each.name in names)
     return next(others, own if own is not None and own.is_owned else None)
 
 
@@ -50,17 +47,17 @@ def follow_sequence(
         return []
     its = there.quoted
     statements = []
-    options, kind = wanted["options"], wanted["type"]
+    options, kind = wanted.options, wanted.type
     if (there.type, there.options) != (kind, options):
         cycle = "" if options.endswith(" cycle") else " no cycle"
         statements.append(f"alter sequence {its} as {kind} {options}{cycle}")
     owns = there.is_owned and facts.sequences.get(name) == there
-    if wanted["is_owned"] != owns and not column.identity:
+    if wanted.is_owned != owns and not column.identity:
         owner = f"{quote_qualified(table.namespace, table.name)}.{quote_identifier(name)}"
-        end = owner if wanted["is_owned"] else "none"
+        end = owner if wanted.is_owned else "none"
         statements.append(f"alter sequence {its} owned by {end}")
-    if there.name.name not in (wanted["name"], other_name(wanted["name"], table)):
-        statements.append(f"alter sequence {its} rename to {quote_identifier(wanted['name'])}")
+    if there.name not in (wanted.name, other_name(wanted.name, table)):
+        statements.append(f"alter sequence {its} rename to {quote_identifier(wanted.name)}")
     return statements
 
 
@@ -70,10 +67,10 @@ def lost_sequence(
     before: DefinedColumn,
     column: DefinedColumn,
     facts: GeneratedFacts,
-) -> SequenceDefinition | None:
+) -> DefinedSequence | None:
     """Return the sequence that column *name* of the target owns, and the source's no longer."""
     former, own = before.sequence, facts.sequences.get(name)
-    is_serial = former is not None and former["is_owned"] and not before.identity
+    is_serial = former is not None and former.is_owned and not before.identity
     is_gone = column.sequence is None or bool(column.identity)
     if not is_serial or not is_gone or own is None or not own.is_owned:
         return None
@@ -81,13 +78,13 @@ def lost_sequence(
 
 
 def with_sequence(
-    name: str, there: SequenceDefinition, column: DefinedColumn, facts: GeneratedFacts
+    name: str, there: DefinedSequence, column: DefinedColumn, facts: GeneratedFacts
 ) -> GeneratedFacts:
     """Return *facts* after `follow_sequence`: a sequence has one owner."""
-    is_owned = column.sequence is not None and column.sequence["is_owned"]
+    is_owned = column.sequence is not None and column.sequence.is_owned
     others = {
         each: replace(sequence, is_owned=False)
-        if is_owned and sequence.name == there.name
+        if is_owned and sequence.quoted == there.quoted
         else sequence
         for each, sequence in facts.sequences.items()
     }

@@ -127,7 +127,7 @@ class TargetFacts:
     tables: dict[RelationName, TargetTable] = field(default_factory=dict)
     types: dict[RelationName, list[str]] = field(default_factory=dict)
     collations: frozenset[str] = frozenset()
-    """As `SourceColumn.collation` is written."""
+    """As `DefinedColumn.collation` is written."""
     extensions: dict[str, str] = field(default_factory=dict)
     available_extensions: frozenset[str] = frozenset()
     deferred: frozenset[str] = frozenset()

@@ -40,6 +40,7 @@ from streamer.commands.check.shared_tables import (
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.errors import MappingError, TargetSchemaError
+from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import Initial, OnColumnAdded, TableType
 from streamer.postgres.quoting import (
@@ -50,7 +51,6 @@ from streamer.postgres.quoting import (
 )
 from streamer.progress.purges import left_rows_error
 from streamer.remedies import Remedy, Sql
-from streamer.source.catalog import SourceColumn
 from streamer.source.user_defined_types import FIRST_USER_OID
 from streamer.sync.copy_obstacles import OCCUPIED_WORDS, occupied_error
 from streamer.sync.create_tables import (
@@ -278,20 +278,20 @@ def plan_fix(
     return None if exc.remedy is None else Fix.of(exc.remedy)
 
 
-def _generated_source(pair: Pair, target_name: str) -> SourceColumn | None:
+def _generated_source(pair: Pair, target_name: str) -> DefinedColumn | None:
     for column in pair.relation.columns:
         if column.generated and pair.mapping.target_column(column.name) == target_name:
             return column
     return None
 
 
-def generated_fix(pair: Pair, column: SourceColumn, name: str, *, is_there: bool) -> Fix:
+def generated_fix(pair: Pair, column: DefinedColumn, name: str, *, is_there: bool) -> Fix:
     """Return the statements that let the target compute a column as the source does."""
     quoted = quote_identifier(name)
     drop = f"drop column {quoted}, " if is_there else ""
     sql = (
         f"alter table {pair.quoted} {drop}add column {quoted} {column.type} "
-        f"generated always as ({column.generation_expression}) stored"
+        f"generated always as ({column.default}) stored"
     )
     is_renamed = pair.mapping.rule.columns is not None
     words = "with the names that its columns have there" if is_renamed else None
@@ -371,7 +371,7 @@ def check_columns(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
 
 
 def _check_generated(
-    pair: Pair, column: SourceColumn, name: str, there: TargetColumn | None
+    pair: Pair, column: DefinedColumn, name: str, there: TargetColumn | None
 ) -> Iterable[Finding]:
     if there is not None and there.generated:
         return
@@ -387,7 +387,7 @@ def _check_generated(
         yield warning(pair.place, problem, fix)
 
 
-def _check_type(pair: Pair, column: SourceColumn, there: TargetColumn) -> Iterable[Finding]:
+def _check_type(pair: Pair, column: DefinedColumn, there: TargetColumn) -> Iterable[Finding]:
     risk = type_risk(column.type, there.base_type)
     if risk is None or column.type == there.type:
         return
