@@ -11,6 +11,7 @@ from typing import Final
 from streamer.apply.hashed_columns import check_hashes
 from streamer.apply.plan import ApplyPlan, Identity, PlanColumn, PlanInput
 from streamer.decode.pgoutput import Relation
+from streamer.definitions.columns import HISTORY, column_clause
 from streamer.errors import TargetSchemaError
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import METADATA_TYPES, OnColumnAdded, TableType
@@ -326,11 +327,9 @@ def match_columns(
         if name is None:
             continue
         there = target.columns.get(name)
-        if there is None and mapping.has_expression(name):
-            continue
         if there is None:
             is_ignored = mapping.rule.on_column_added is OnColumnAdded.IGNORE
-            if not is_ignored and not mapping.is_optional(column.name):
+            if not is_ignored and mapping.own_column(column.name) is not None:
                 missing.append((column.name, name))
         elif not there.generated:  # the target computes its own generated columns
             columns.append(PlanColumn(position, there))
@@ -340,9 +339,8 @@ def match_columns(
 def _check_history_columns(mapping: RelationMapping, target: TargetRelation) -> None:
     absent = [name for name in HISTORY_COLUMNS if name not in target.columns]
     if absent:
-        types = {"kvsz_deleted": "boolean not null default false"}
         additions = ", ".join(
-            f"add column {n} {types.get(n, 'timestamptz not null')}" for n in absent
+            f"add column {column_clause(column)}" for column in HISTORY if column.name in absent
         )
         table = quote_qualified(target.name.namespace, target.name.name)
         raise TargetSchemaError(

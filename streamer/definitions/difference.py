@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from streamer.definitions.columns import type_clause
 from streamer.definitions.model import TableDefinition
 from streamer.definitions.names import (
     UnclearExpressionError,
@@ -125,13 +126,12 @@ def _columns(
     # Several sources, and versions of rows that are no more, need a table that takes nulls.
     is_alone = place.mapping.type is TableType.CLONE and not place.has_sid
     for column in source.columns:
-        name = place.mapping.target_column(column.name)
-        if name is None or place.mapping.is_computed(name):
+        name = place.mapping.own_column(column.name, there)
+        if name is None or place.mapping.hash_of(name) is not None:
             continue
         found = there.get(name)
         if found is None:
-            if not place.mapping.is_optional(column.name):
-                yield DefinitionDifference("column", name, _type(column), None)
+            yield DefinitionDifference("column", name, type_clause(column), None)
             continue
         own, its = _computed(column, source, place), _computed(found, target, as_it_is(target.name))
         takes_more = is_shared and _is_longer(found, column)
@@ -151,17 +151,13 @@ def _is_longer(there: DefinedColumn, here: DefinedColumn) -> bool:
 def _computed(column: DefinedColumn, table: TableDefinition, place: TargetPlace) -> str:
     """Return the type of a column, and its expression over the target's columns."""
     if not column.generated:
-        return _type(column)
+        return type_clause(column)
     names = {each.name: place.column(each.name) or each.name for each in table.columns}
     try:
         text = rename_columns(column.default or "", names)
     except UnclearExpressionError:
         text = column.default or ""
-    return f"{_type(column)} generated always as ({text})"
-
-
-def _type(column: DefinedColumn) -> str:
-    return column.type + (f" collate {column.collation}" if column.collation else "")
+    return f"{type_clause(column)} generated always as ({text})"
 
 
 def _primary_columns(table: TableDefinition) -> tuple[str, ...]:

@@ -30,6 +30,14 @@ class UnclearExpressionError(ValueError):
     """An expression whose columns cannot be renamed word by word."""
 
 
+class AbsentColumnError(ValueError):
+    """An expression uses a column of the source that the target does not get."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(column)
+        self.column = column
+
+
 @dataclass(frozen=True, slots=True)
 class _Token:
     kind: str
@@ -78,6 +86,18 @@ def uses_column(text: str, column: str) -> bool:
     Raises UnclearExpressionError for a reference to a whole row.
     """
     return rename_columns(text, {column: f"{column}?"}) != text
+
+
+def over_columns(text: str, names: Mapping[str, str | None]) -> str:
+    """Return an expression of the source over the columns of the target.
+
+    *names*: those by the source's names of all columns; None for one that the target does not get.
+    Raises AbsentColumnError if the expression uses such a column, UnclearExpressionError.
+    """
+    for column, name in names.items():
+        if name is None and uses_column(text, column):
+            raise AbsentColumnError(column)
+    return rename_columns(text, {column: name for column, name in names.items() if name})
 
 
 _QUOTED: Final = re.compile(r'"([a-z_][a-z0-9_]*)"')

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from streamer.definitions.names import UnclearExpressionError, rename_columns
+from streamer.definitions.columns import names_at_target
+from streamer.definitions.names import AbsentColumnError, UnclearExpressionError, over_columns
 from streamer.mapping.names import RelationName
 from streamer.mapping.partitions import (
     KeyItem,
@@ -26,40 +27,24 @@ def key_renderer(
     It raises UnclearPartitionError where the target has no such value. *target_columns*: None if
     the mapping alone tells; then it has the columns of *key* in any case.
     """
-    names, needed = list(source_columns), frozenset(key)
     there = None if target_columns is None else frozenset(target_columns)
-
-    def name_of(column: str) -> str | None:
-        name = mapping.target_column(column)
-        if name is None or mapping.is_computed(name):
-            return None
-        if there is None:
-            return None if mapping.is_optional(column) and column not in needed else name
-        return name if name in there else None
+    names = {
+        column: None if name is None or mapping.has_expression(name) else name
+        for column, name in names_at_target(source_columns, mapping, there, set(key)).items()
+    }
 
     def render(item: KeyItem) -> str:
-        if item.column is not None:
-            found = name_of(item.column)
-            if found is None:
-                raise _not_there(item.column)
-            return quote_identifier(found)
-        text, renamed = item.expression or "", {}
+        text = item.expression if item.column is None else quote_identifier(item.column)
         try:
-            for name in names:
-                found = name_of(name)
-                if found is not None:
-                    renamed[name] = found
-                elif rename_columns(text, {name: f"{name}?"}) != text:
-                    raise _not_there(name)
-            return rename_columns(text, renamed)
+            return over_columns(text or "", names)
+        except AbsentColumnError as exc:
+            raise UnclearPartitionError(
+                f'the target does not get the values of column "{exc.column}"'
+            ) from None
         except UnclearExpressionError as exc:
             raise UnclearPartitionError(str(exc)) from None
 
     return render
-
-
-def _not_there(column: str) -> UnclearPartitionError:
-    return UnclearPartitionError(f'the target does not get the values of column "{column}"')
 
 
 def partition_by(key: str, render: Render) -> str:

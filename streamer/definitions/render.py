@@ -20,14 +20,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from streamer.definitions.generated import IDENTITIES, identity_of
+from streamer.definitions.columns import IDENTITIES, identity_of, names_at_target
 from streamer.definitions.model import (
     ConstraintDefinition,
     IndexDefinition,
     IndexKey,
     TableDefinition,
 )
-from streamer.definitions.names import UnclearExpressionError, rename_columns
+from streamer.definitions.names import AbsentColumnError, UnclearExpressionError, over_columns
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
 from streamer.definitions.table_objects import for_partitions, plan_partitioning, plan_statistics
 from streamer.mapping.definition import DefinedColumn, DefinedSequence
@@ -123,27 +123,6 @@ class Renderer:
 
     # ---- columns -------------------------------------------------------------------------------
 
-    def column(self, name: str) -> str:
-        """Return the target's name for a column, quoted. Raises KeyError if it has none."""
-        found = self._place.column(name)
-        if found is None:
-            raise KeyError(name)
-        return quote_identifier(found)
-
-    def expression(self, text: str, uses: Iterable[str]) -> str:
-        """Return an expression over the target's columns.
-
-        *uses*: its columns at the source. Raises UnclearExpressionError, KeyError for a column that
-        the target does not get.
-        """
-        names = {}
-        for name in uses:
-            found = self._place.column(name)
-            if found is None:
-                raise KeyError(name)
-            names[name] = found
-        return rename_columns(text, names)
-
     def default(self, column: DefinedColumn) -> Planned | None:
         """Render the default of a column with its sequence, or its identity; None for neither.
 
@@ -191,7 +170,7 @@ class Renderer:
         name = self._place.column(column.name)
         if name is None:
             return None
-        owns = column.identity or "nextval(" in (column.default or "")
+        owns = column.identity or column.draws
         is_all = self._place.mapping.rule.create is Create.ALL
         planned = self.default(column) if owns and is_all else None
         alter = f"alter table {self._place.quoted} alter column {quote_identifier(name)}"
@@ -332,17 +311,14 @@ class Renderer:
         return name
 
     def _renamed(self, text: str, uses: Iterable[str]) -> str:
-        """Return an expression over the target's columns, where none of them is a hash."""
-        names = list(uses)
+        """Return an expression over the target's columns. *uses*: its columns at the source."""
+        place = self._place
         try:
-            for name in names:
-                there = self._place.column(name) or ""
-                is_hashed = self._place.mapping.hash_of(there) is not None
-                if is_hashed and rename_columns(text, {name: f"{name}?"}) != text:
-                    raise _HashedError(f'streamer hashes column "{name}"')
-            return self.expression(text, names)
-        except KeyError as exc:
-            raise _UnmadeError(f'the target does not get column "{exc.args[0]}"') from None
+            return over_columns(text, names_at_target(uses, place.mapping, place.columns))
+        except AbsentColumnError as exc:
+            if place.column(exc.column) is not None:
+                raise _HashedError(f'streamer hashes column "{exc.column}"') from None
+            raise _UnmadeError(f'the target does not get column "{exc.column}"') from None
         except UnclearExpressionError as exc:
             raise _UnmadeError(str(exc)) from None
 

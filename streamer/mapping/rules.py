@@ -8,7 +8,7 @@ the relations that a source really has.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -173,6 +173,20 @@ class RelationMapping:
             if source_column == column:
                 return target_column
         return None if any(taken == column for _, taken in listed) else column
+
+    def own_column(
+        self, column: str, there: Collection[str] = (), *, key: Collection[str] = ()
+    ) -> str | None:
+        """Return the name of the column that the target has to have for a source's *column*.
+
+        None if the target needs none: `set` computes its value, or it is optional, no part of
+        *key*, and not among *there*, the columns of the target.
+        """
+        name = self.target_column(column)
+        if name is None or self.has_expression(name):
+            return None
+        is_left_out = self.is_optional(column) and column not in key and name not in there
+        return None if is_left_out else name
 
     def columns_from(self, names: frozenset[str]) -> list[str] | None:
         """Return the target's columns that need the source's columns *names*.

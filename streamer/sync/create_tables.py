@@ -20,12 +20,12 @@ from typing import Final
 from streamer.apply.make_plan import two_sids
 from streamer.apply.missing_types import refuse_missing
 from streamer.decode.pgoutput import Column, Relation
-from streamer.definitions.generated import generation_expression
+from streamer.definitions.columns import column_clause, desired_columns
 from streamer.definitions.table_objects import create_partitions_sql, obstacle_to_partitions
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
-from streamer.mapping.options import METADATA_TYPES, Create, TableType
+from streamer.mapping.options import Create, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.progress.relation_definitions import store_created
@@ -33,12 +33,12 @@ from streamer.remedies import Remedy, at_target
 from streamer.source.catalog import SourceRelation
 from streamer.source.user_defined_types import SourceType
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.conventions import HISTORY_COLUMNS_SQL, SID, TABLE_COLUMNS_MAX
+from streamer.target.conventions import HISTORY_ID, HISTORY_OPEN, SID, TABLE_COLUMNS_MAX
 from streamer.target.foreign_functions import ForeignCall, foreign_error, read_calls
 
 _DDL_LOCK: Final = 0x7461626C6573  # "tables"
 
-_OPEN: Final = "kvsz_end = '9999-01-01 00:00:00+00'"
+_OPEN: Final = f"kvsz_end = {HISTORY_OPEN}"
 
 
 def published_relation(relation: SourceRelation) -> Relation:
@@ -67,23 +67,22 @@ def create_table_sql(
     *computed_types*: the types of `set`, by target column.
     """
     quoted = quote_qualified(mapping.target.namespace, mapping.target.name)
-    columns = _columns_sql(relation, mapping, sid, computed_types)
-    key = _key(relation, mapping)
-    names = ([SID] if sid is not None else []) + key
+    columns = [column_clause(c) for c in table_columns(relation, mapping, sid, computed_types)]
+    key = table_key(relation, mapping, sid)
     is_history = mapping.type is TableType.HISTORY
     timing = "" if relation.key else relation.primary_key_timing
     constraint = ""
     if is_history:
-        constraint = f", primary key ({quote_columns([*(names if key else []), 'kvsz_id'])})"
+        constraint = f", primary key ({quote_columns([*key, HISTORY_ID])})"
         if key and timing:  # of constraints that can be deferred, only this one may be partial
-            listed = ", ".join(f"{quote_identifier(name)} with =" for name in names)
+            listed = ", ".join(f"{quote_identifier(name)} with =" for name in key)
             constraint += f", exclude using btree ({listed}) where ({_OPEN}){timing}"
     elif key:
-        constraint = f", primary key ({quote_columns(names)}){timing}"
+        constraint = f", primary key ({quote_columns(key)}){timing}"
     clause, partitions = _partitions(relation, mapping)
     statements = [f"create table {quoted} ({', '.join(columns)}{constraint}){clause}", *partitions]
     if is_history and key and not timing:
-        statements.append(f"create unique index on {quoted} ({quote_columns(names)}) where {_OPEN}")
+        statements.append(f"create unique index on {quoted} ({quote_columns(key)}) where {_OPEN}")
     return statements
 
 
@@ -104,7 +103,7 @@ def check_can_be_made(relation: SourceRelation, mapping: RelationMapping, sid: s
     """
     if sid is not None and SID in map(mapping.target_column, (c.name for c in relation.columns)):
         raise two_sids(mapping)
-    count = len(_columns_sql(relation, mapping, sid, {}))
+    count = len(table_columns(relation, mapping, sid, {}))
     if count > TABLE_COLUMNS_MAX:
         raise TargetSchemaError(
             f'target table "{mapping.target}" would have {count} columns, with those that streamer '
@@ -113,70 +112,27 @@ def check_can_be_made(relation: SourceRelation, mapping: RelationMapping, sid: s
         )
 
 
-def _columns_sql(
+def table_columns(
     relation: SourceRelation,
     mapping: RelationMapping,
     sid: str | None,
     computed_types: dict[str, str],
-) -> list[str]:
-    columns = [f"{SID} text not null"] if sid is not None else []
-    key = _key(relation, mapping)
-    for column in relation.columns:
-        name = mapping.target_column(column.name)
-        if name is None or mapping.has_expression(name):
-            continue
-        if mapping.is_optional(column.name) and name not in key:
-            continue
-        columns.append(_column_sql(relation, mapping, column, name))
-    columns += [
-        f"{quote_identifier(name)} {METADATA_TYPES[kind]}" for kind, name in mapping.rule.metadata
-    ]
-    for name, _ in mapping.rule.set:
-        columns.append(f"{quote_identifier(name)} {computed_types.get(name, 'text')}")
-    if mapping.type is TableType.HISTORY:
-        columns += HISTORY_COLUMNS_SQL
-    return columns
-
-
-def _key(relation: SourceRelation, mapping: RelationMapping) -> list[str]:
-    names = [mapping.target_column(name) for name in relation.key or relation.primary_key]
-    return [name for name in names if name is not None]
-
-
-def _column_sql(
-    relation: SourceRelation, mapping: RelationMapping, column: DefinedColumn, name: str
-) -> str:
-    parts = [quote_identifier(name), mapping.type_of(name, column.type)]
-    if column.collation is not None and mapping.hash_of(name) is None:
-        parts.append(f"collate {column.collation}")
-    if column.generated:
-        # Publications leave out generated columns; virtual ones (18) exist only there.
-        expression = _generation_expression(relation, mapping, column)
-        parts.append(f"generated always as ({expression}) stored")
-    if column.not_null:
-        parts.append("not null")
-    return " ".join(parts)
-
-
-def _generation_expression(
-    relation: SourceRelation, mapping: RelationMapping, column: DefinedColumn
-) -> str:
-    """Return the expression of a generated column over the target's columns.
-
-    Raises TargetSchemaError if it uses a column that the target does not get.
-    """
-    key, names = _key(relation, mapping), {}
-    for each in relation.column_names:
-        there = mapping.target_column(each)
-        is_there = not mapping.is_optional(each) or there in key
-        names[each] = there if is_there and mapping.hash_of(there or "") is None else None
-    return generation_expression(
-        column.default or "",
-        column.name,
-        names,
-        source=relation.name,
-        target=mapping.target,
+) -> list[DefinedColumn]:
+    """Return the columns of a new target table. Raises TargetSchemaError."""
+    return desired_columns(
+        relation.columns,
+        mapping,
+        key=relation.key or relation.primary_key,
+        has_sid=sid is not None,
+        computed_types=computed_types,
     )
+
+
+def table_key(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> list[str]:
+    """Return the columns by which a new target table tells rows apart, the sid first."""
+    names = [mapping.target_column(name) for name in relation.key or relation.primary_key]
+    key = [name for name in names if name is not None]
+    return [SID, *key] if key and sid is not None else key
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from streamer.commands.compare import summarize
 from streamer.compare.comparison import TableResult
 from streamer.compare.table_definitions import read_differences
 from streamer.config import static
+from streamer.definitions.columns import HISTORY, column_clause
 from streamer.mapping.names import RelationName
 from streamer.mapping.rules import resolve
 from streamer.source.catalog import read_relations
 from streamer.source.connection import connection
 from streamer.target.catalog import read_relation
 from streamer.target.connection import TargetAddress, target_connection
-from streamer.target.conventions import HISTORY_COLUMNS_SQL
 from tests.support.postgres import Database
 from tests.support.streamer import write_config
 
@@ -160,9 +160,10 @@ async def test_the_index_of_open_versions_is_no_difference_and_others_of_them_ar
     source.execute(
         "create table p (id int primary key); create table t (id int primary key, v int)"
     )
+    versions = ", ".join(map(column_clause, HISTORY))
     target.execute(
         "create table p (id int primary key); create table w (id int not null, v int,"
-        f" {', '.join(HISTORY_COLUMNS_SQL)}, primary key (id, kvsz_id));"
+        f" {versions}, primary key (id, kvsz_id));"
         "create unique index on w (id) where kvsz_end = '9999-01-01 00:00:00+00'"
     )
     path = tmp_path / "config.yaml"

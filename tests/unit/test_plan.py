@@ -398,9 +398,9 @@ def test_a_history_table_needs_its_columns() -> None:
             sid=None,
         )
     hint = str(caught.value)
-    assert "add column kvsz_end timestamptz not null" in hint
-    assert "add column kvsz_deleted boolean not null default false" in hint
-    assert "add column kvsz_start" not in hint
+    assert 'add column "kvsz_deleted" boolean default false not null' in hint
+    assert 'add column "kvsz_end" timestamp with time zone default' in hint
+    assert "kvsz_start" not in hint
 
 
 # ---- consequences of a plan ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ others, so they are left out there.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from streamer.apply.sql.generated import GeneratedFacts, clause_of, set_expression
+from streamer.apply.sql.generated import GeneratedFacts, expression_of, set_expression
 from streamer.apply.sql.object_changes import ObjectTranslation
 from streamer.apply.sql.partitions import PartitionRows
 from streamer.apply.sql.sequences import (
@@ -18,7 +18,13 @@ from streamer.apply.sql.sequences import (
     lost_sequence,
     with_sequence,
 )
-from streamer.definitions.generated import IDENTITIES, identity_of
+from streamer.definitions.columns import (
+    IDENTITIES,
+    at_target,
+    column_clause,
+    identity_of,
+    type_clause,
+)
 from streamer.definitions.names import uses_column
 from streamer.definitions.render import draws_from
 from streamer.errors import SharedTargetError, TargetSchemaError
@@ -183,8 +189,22 @@ class DefinitionTranslator:
         columns = [c.after for c in changes if c.kind is DdlKind.SET_DEFAULT and c.after]
         self._wanted = [each.sequence.oid for each in columns if each.sequence is not None]
         for change in changes:
-            found.statements += self._statements(change, found)
+            count = len(found.doubts)
+            found.statements += self._statements(self._stored(change), found)
+            found.doubts[count:] = [(change, reason) for _, reason in found.doubts[count:]]
         return found
+
+    def _stored(self, change: ColumnChange) -> ColumnChange:
+        """Return *change* as it concerns the values that the target stores."""
+
+        def stored(column: DefinedColumn | None) -> DefinedColumn | None:
+            name = None if column is None else self._mapping.target_column(column.name)
+            if column is None or name is None or self._mapping.hash_of(name) is None:
+                return column
+            there, hashed = self._columns.get(name), at_target(column, self._mapping, name)
+            return hashed if there is None else replace(hashed, type=there.type)
+
+        return replace(change, before=stored(change.before), after=stored(change.after))
 
     def ignore(self, changes: Sequence[ColumnChange]) -> Translation:
         """Return the statements that let rows arrive without *changes* at the target."""
@@ -235,12 +255,7 @@ class DefinitionTranslator:
 
     def _name(self, column: DefinedColumn) -> str | None:
         """Return the target's name of a column; None if the target does not get it."""
-        name = self._mapping.target_column(column.name)
-        if name is None or self._mapping.has_expression(name):
-            return None
-        if name not in self._columns and self._mapping.is_optional(column.name):
-            return None
-        return name
+        return self._mapping.own_column(column.name, self._columns)
 
     def _add(self, column: DefinedColumn, found: Translation) -> list[str]:
         name = self._name(column)
@@ -288,16 +303,13 @@ class DefinitionTranslator:
 
     def _add_column(self, name: str, column: DefinedColumn) -> list[str]:
         quoted = quote_identifier(name)
-        parts = [f"{self._alter} add column {quoted} {_type(column)}"]
         keeps_default = not (self._is_shared or self._is_history)
         not_null = column.not_null and keeps_default and not column.fills_rows_one_by_one
+        value = None if self._is_shared else column.constant
         if column.generated:
-            parts.append(clause_of(column, self._mapping, self._columns, self._generated))
-        elif not self._is_shared and column.constant is not None:
-            parts.append(f"default {column.constant}")
-        if not_null:
-            parts.append("not null")
-        statements = [" ".join(parts)]
+            value = expression_of(column, self._mapping, self._columns, self._generated)
+        added = replace(column, name=name, not_null=not_null, default=value, identity="")
+        statements = [f"{self._alter} add column {column_clause(added)}"]
         default = column.own_default if keeps_default else None
         if not self._is_shared and column.constant is not None and default != column.constant:
             end = "drop default" if default is None else f"set default {default}"
@@ -481,7 +493,7 @@ class DefinitionTranslator:
                             f"{column.type}, but another source has it with type {own.type}"
                         )
         quoted = quote_identifier(name)
-        typed, alter = f"type {_type(column)}", f"alter column {quoted}"
+        typed, alter = f"type {type_clause(column)}", f"alter column {quoted}"
         self._columns[name] = replace(there, type=column.type)
         if there.is_generated:
             return [f"{self._alter} {alter} {typed}"]
@@ -530,8 +542,8 @@ class DefinitionTranslator:
         if not self._columns[name].is_generated:
             return []  # no change has brought values of it
         facts = self._generated
-        clause = clause_of(column, self._mapping, self._columns, facts)
-        statements, doubt = set_expression(self._alter, name, column, clause, facts)
+        text = expression_of(column, self._mapping, self._columns, facts)
+        statements, doubt = set_expression(self._alter, name, column, text, facts)
         if doubt is not None:
             found.doubts.append((change, doubt))
         if statements and self._is_shared and self._others:
@@ -652,7 +664,3 @@ def _like(sequence: DefinedSequence | None, other: DefinedSequence | None) -> bo
 def _is_sorted_anew(change: ColumnChange) -> bool:
     before, after = change.before, change.after
     return before is not None and after is not None and before.collation != after.collation
-
-
-def _type(column: DefinedColumn) -> str:
-    return column.type + (f" collate {column.collation}" if column.collation else "")

@@ -10,7 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Self, TypeVar
 
-from streamer.definitions.generated import generation_expression
+from streamer.definitions.columns import (
+    column_clause,
+    generation_expression,
+    names_at_target,
+)
 from streamer.definitions.model import TableDefinition
 from streamer.definitions.names import without_needless_quotes
 from streamer.mapping.definition import DefinedColumn, DefinedSequence
@@ -64,36 +68,26 @@ class GeneratedFacts:
         )
 
 
-def clause_of(
+def expression_of(
     column: DefinedColumn, mapping: RelationMapping, there: Collection[str], facts: GeneratedFacts
 ) -> str:
-    """Return the GENERATED clause for a column of the target, which has the columns *there*.
+    """Return the expression of a generated column for the target, which has the columns *there*.
 
     Raises TargetSchemaError if the expression uses a column that the target does not get, or of
     which it gets hashes.
     """
-    names = {
-        name: target
-        if (target := mapping.target_column(name)) in there
-        and (target is None or mapping.hash_of(target) is None)
-        else None
-        for name in facts.source_columns
-    }
-    text = generation_expression(
-        *(column.default or "", column.name, names), source=mapping.source, target=mapping.target
-    )
-    return f"generated always as ({text}) stored"
+    names = names_at_target(facts.source_columns, mapping, there)
+    return generation_expression(column, names, mapping)
 
 
 def set_expression(
-    alter: str, name: str, column: DefinedColumn, clause: str, facts: GeneratedFacts
+    alter: str, name: str, column: DefinedColumn, text: str, facts: GeneratedFacts
 ) -> tuple[list[str], str | None]:
-    """Return the statements that give column *name* of the target the expression of *clause*.
+    """Return the statements that give column *name* of the target the expression *text*.
 
     Nothing, if it has that already. The second part: why an operator decides.
     """
     former = facts.expressions.get(name)
-    text = clause.removeprefix("generated always as (").removesuffix(") stored")
     if former is not None and without_needless_quotes(former) == without_needless_quotes(text):
         return [], None
     quoted = quote_identifier(name)
@@ -103,6 +97,5 @@ def set_expression(
         f"PostgreSQL {facts.version // 10000} at the target has no SET EXPRESSION, so column "
         f'"{name}" would come anew, without its indexes and constraints'
     )
-    parts = [quoted, column.type, *([f"collate {column.collation}"] if column.collation else [])]
-    parts += [clause, *(["not null"] if column.not_null else [])]
-    return [f"{alter} drop column {quoted}", f"{alter} add column {' '.join(parts)}"], doubt
+    added = column_clause(replace(column, name=name, default=text))
+    return [f"{alter} drop column {quoted}", f"{alter} add column {added}"], doubt

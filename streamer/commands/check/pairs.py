@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from streamer.commands.check.findings import Place, quote_relation
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
+from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.source.catalog import SourceRelation
 from streamer.source.user_defined_types import SourceType
+from streamer.sync.create_tables import table_columns, table_key
 from streamer.target.catalog import TargetColumn, TargetRelation
-from streamer.target.conventions import HISTORY_COLUMNS, SID
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,38 +56,20 @@ class Pair:
 
 
 def expected_relation(pair: Pair) -> TargetRelation:
-    """Return the relation that `create_table_sql` would create, in the form of the catalogs."""
+    """Return the relation that `create_table_sql` would create, in the form of the catalogs.
+
+    Raises TargetSchemaError.
+    """
     relation, mapping = pair.relation, pair.mapping
-    columns: dict[str, TargetColumn] = {}
-    if pair.sid is not None:
-        columns[SID] = target_column(SID, "text", not_null=True)
-    key = tuple(
-        name
-        for name in map(mapping.target_column, relation.key or relation.primary_key)
-        if name is not None
-    )
-    for column in relation.columns:
-        name = mapping.target_column(column.name)
-        if name is None or mapping.has_expression(name):
-            continue
-        if name in key or not mapping.is_optional(column.name):
-            kind = mapping.type_of(name, column.type)
-            columns[name] = target_column(
-                name, kind, not_null=column.not_null, generated=bool(column.generated)
-            )
-    for name, _ in mapping.rule.set:
-        columns[name] = target_column(name, pair.expressions.types.get(name, "text"))
-    if mapping.type is TableType.HISTORY:
-        for name in HISTORY_COLUMNS:
-            columns[name] = target_column(name, "timestamp with time zone", has_default=True)
-    primary_key = ((SID,) if pair.sid is not None else ()) + key if key else ()
+    desired = table_columns(relation, mapping, pair.sid, pair.expressions.types)
+    primary_key = tuple(table_key(relation, mapping, pair.sid))
     is_late = relation.primary_key_timing and not relation.key
     is_unique = primary_key and not is_late and mapping.type is not TableType.HISTORY
     return TargetRelation(
         oid=0,
         name=pair.name,
         is_partitioned=False,
-        columns=columns,
+        columns={column.name: target_column(column) for column in desired},
         primary_key=primary_key,
         unique_keys=(primary_key,) if is_unique else (),
         leading_index_columns=frozenset(primary_key[:1]),
@@ -96,22 +79,16 @@ def expected_relation(pair: Pair) -> TargetRelation:
     )
 
 
-def target_column(
-    name: str,
-    kind: str,
-    *,
-    not_null: bool = False,
-    has_default: bool = False,
-    generated: bool = False,
-) -> TargetColumn:
+def target_column(column: DefinedColumn) -> TargetColumn:
+    """Return a column that the target will have, in the form of the catalogs."""
     return TargetColumn(
-        name=name,
-        type=kind,
-        base_type=kind,
+        name=column.name,
+        type=column.type,
+        base_type=column.type,
         equality="=",
         type_oid=0,
-        not_null=not_null,
-        has_default=has_default,
-        generated=generated,
+        not_null=column.not_null,
+        has_default=bool(column.default or column.identity) and not column.generated,
+        generated=bool(column.generated),
         identity_always=False,
     )

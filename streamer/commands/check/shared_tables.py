@@ -12,7 +12,9 @@ from streamer.commands.check.findings import Finding, error, in_words, info
 from streamer.commands.check.pairs import Pair, expected_relation, target_column
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
-from streamer.mapping.definition import widens
+from streamer.definitions.columns import at_target
+from streamer.errors import TargetSchemaError
+from streamer.mapping.definition import DefinedColumn, widens
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import DdlCapture, DdlKind
 from streamer.target.catalog import TargetRelation
@@ -34,17 +36,17 @@ class SharedTable:
         mapping, columns = pair.mapping, dict(self.relation.columns)
         changes, unfilled = widening(pair.relation.definition, mapping, self.relation)
         for change in changes:
-            name = mapping.target_column(change.column)
-            if change.after is None or name is None or mapping.has_expression(name):
+            name = mapping.own_column(change.column, columns)
+            if change.after is None or name is None:
                 continue
-            present, kind = columns.get(name), mapping.type_of(name, change.after.type)
-            if present is None and not mapping.is_optional(change.column):
-                columns[name] = target_column(name, kind)
+            present, column = columns.get(name), at_target(change.after, mapping, name)
+            if present is None:
+                columns[name] = target_column(DefinedColumn(0, name, column.type))
                 self.origins[name] = pair.facts.label
-            elif present is not None and change.kind is DdlKind.WIDEN_TYPE:
-                columns[name] = replace(present, type=kind, base_type=kind)
+            elif change.kind is DdlKind.WIDEN_TYPE:
+                columns[name] = replace(present, type=column.type, base_type=column.type)
                 self.origins[name] = pair.facts.label
-            elif present is not None and change.kind is DdlKind.DROP_NOT_NULL:
+            elif change.kind is DdlKind.DROP_NOT_NULL:
                 unfilled.append(name)
         for name in set(unfilled) - set(self.relation.primary_key):
             columns[name] = replace(columns[name], not_null=False)
@@ -74,7 +76,10 @@ def shared_tables(
             if mapping.target not in shared:
                 table = target.tables.get(mapping.target)
                 if table is None and create_tables:
-                    shared[mapping.target] = SharedTable(expected_relation(pair))
+                    try:
+                        shared[mapping.target] = SharedTable(expected_relation(pair))
+                    except TargetSchemaError:  # `check_missing` names the column
+                        continue
                 elif table is not None and table.relation is not None:
                     is_ours = str(mapping.target) in created and table.relation.has_sid
                     if not is_ours or captures:  # `on_ddl` decides

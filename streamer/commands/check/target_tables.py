@@ -39,6 +39,7 @@ from streamer.commands.check.shared_tables import (
 )
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
+from streamer.definitions.columns import column_clause, generation_expression, names_at_target
 from streamer.errors import MappingError, TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
@@ -262,8 +263,8 @@ def with_added_columns(
     """Return *target* with the columns it lacks, and those: names and types."""
     missing = missing_columns(published_relation(pair.relation), pair.mapping, target)
     types = {column.name: column.type for column in pair.relation.columns}
-    added = [(name, types[source]) for source, name in missing]
-    columns = {name: target_column(name, kind) for name, kind in added}
+    added = [(name, pair.mapping.type_of(name, types[source])) for source, name in missing]
+    columns = {name: target_column(DefinedColumn(0, name, kind)) for name, kind in added}
     return replace(target, columns=target.columns | columns), added
 
 
@@ -287,15 +288,16 @@ def _generated_source(pair: Pair, target_name: str) -> DefinedColumn | None:
 
 def generated_fix(pair: Pair, column: DefinedColumn, name: str, *, is_there: bool) -> Fix:
     """Return the statements that let the target compute a column as the source does."""
-    quoted = quote_identifier(name)
-    drop = f"drop column {quoted}, " if is_there else ""
-    sql = (
-        f"alter table {pair.quoted} {drop}add column {quoted} {column.type} "
-        f"generated always as ({column.default}) stored"
+    drop = f"drop column {quote_identifier(name)}, " if is_there else ""
+    names = names_at_target(pair.relation.column_names, pair.mapping)
+    try:
+        expression = generation_expression(column, names, pair.mapping)
+    except TargetSchemaError as exc:
+        return in_words(exc.message)
+    desired = DefinedColumn(
+        0, name, column.type, generated="s", default=expression, collation=column.collation
     )
-    is_renamed = pair.mapping.rule.columns is not None
-    words = "with the names that its columns have there" if is_renamed else None
-    return at_target(sql, words=words)
+    return at_target(f"alter table {pair.quoted} {drop}add column {column_clause(desired)}")
 
 
 def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> Iterable[Finding]:
