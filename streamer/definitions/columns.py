@@ -1,10 +1,10 @@
 """The columns that a target table is to have for a source's table, and their SQL. Pure.
 
-`desired_columns` is the definition of a new table. `at_target` is the rule for one column: whoever
-compares, adds or changes a column of the target asks that function first.
+`desired_columns` is the definition of a new table, and `at_target` the rule for one column.
 
-Publications leave out generated columns, so the target computes its own. Virtual ones (PostgreSQL
-18) are stored there. Values come from the source, so a new table needs no default and no identity.
+Publications leave out generated columns, so the target computes its own. Virtual columns
+(PostgreSQL 18) are stored columns there. Values come from the source, so a new table needs no
+default and no identity.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -68,10 +68,10 @@ def desired_columns(
 
 
 def at_target(column: DefinedColumn, mapping: RelationMapping, name: str | None) -> DefinedColumn:
-    """Return a source's *column* as column *name* of the target stores it.
+    """Return a source's *column* as column *name* of the target stores the values.
 
-    A hash is text. No literal of the column may reach the target, so rows from before a new column
-    get their hashes like rows with values of their own.
+    A hash is text. No literal of the column may reach the target. So rows from before a new column
+    get their hashes as if each row had a value of its own.
     """
     if name is None or mapping.hash_of(name) is None:
         return column
@@ -92,10 +92,10 @@ def names_at_target(
     there: Collection[str] | None = None,
     key: Collection[str] = (),
 ) -> dict[str, str | None]:
-    """Return the target's names of the source's *columns*, for expressions over them.
+    """Return the target's names of the source's *columns*, for expressions over these.
 
-    None for a column that the target does not get, or of which it gets hashes. *there*: the
-    target's columns; None if the mapping alone tells. Then it gets the columns of *key*.
+    None for a column that the target does not get, or gets as a hash. *there*: the target's
+    columns; None if the mapping alone tells. The target then gets the columns of *key*.
     """
     names: dict[str, str | None] = {}
     for column in columns:

@@ -179,8 +179,8 @@ class RelationMapping:
     ) -> str | None:
         """Return the name of the column that the target has to have for a source's *column*.
 
-        None if the target needs none: `set` computes its value, or it is optional, no part of
-        *key*, and not among *there*, the columns of the target.
+        None if `set` computes the value, or the column is optional. A column of *key* is not, and
+        no column is that the target has: *there*.
         """
         name = self.target_column(column)
         if name is None or self.has_expression(name):

@@ -17,6 +17,9 @@ from tests.support.waiting import until
 async def test_missing_tables(checker: Checker) -> None:
     checker.source.execute("create type mood as enum ('sad', 'glad')")
     checker.source.execute("create table feelings (id int primary key, m mood)")
+    for more in ("metadata: {lsn: _lsn}", "type: history", "set: {twice: id + id}"):
+        checker.configure(f"feelings: {{target: deep.feelings, {more}}}")
+        assert await checker.findings() == []
     checker.configure("feelings: {target: deep.feelings}")
     assert await checker.findings() == []
     checker.path.write_text(
@@ -113,6 +116,10 @@ async def test_generated_columns_are_not_delivered(checker: Checker) -> None:
     await checker.mends(INFO, '"big" is generated, and the target has no column')
     checker.configure("t: {exclude: [big]}")
     assert await checker.findings() == []
+    checker.target.execute("drop table t; create table t (id int primary key, b text)")
+    checker.configure("t: {columns: {id: id, a: b, big: up}}")
+    await checker.mends(INFO, '"big" is generated, and the target has no column')
+    assert checker.target.value("insert into t values (1, 'x') returning up") == "X"
 
 
 async def test_a_key_that_is_not_written(checker: Checker) -> None:

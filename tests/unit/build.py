@@ -201,7 +201,8 @@ def source_relation(
     replica_identity: str = "d",
     primary_key_timing: str = "",
 ) -> SourceRelation:
-    described = tuple(source_column(c) if isinstance(c, str) else c for c in columns)
+    given = (source_column(c) if isinstance(c, str) else c for c in columns)
+    described = tuple(replace(column, number=n) for n, column in enumerate(given, 1))
     root = TableIdentity(
         16385,
         parse_name(name),

@@ -2,9 +2,15 @@
 
 import pytest
 
+from streamer.apply.sql.joining_source import widening_statements
 from streamer.mapping.options import TableType
 from streamer.sync.create_tables import create_table_sql
-from tests.unit.build import relation_mapping, source_relation
+from tests.unit.build import (
+    relation_mapping,
+    source_column,
+    source_relation,
+    target_relation,
+)
 
 
 @pytest.mark.parametrize("timing", [" deferrable", " deferrable initially deferred"])
@@ -26,3 +32,13 @@ def test_a_replica_identity_is_a_key_that_is_checked_at_once() -> None:
     )
     (statement,) = create_table_sql(relation, relation_mapping(), None, {})
     assert statement.endswith('primary key ("name"))')
+
+
+def test_a_tenant_that_joins_brings_its_generated_column_over_the_names_of_the_target() -> None:
+    loud = source_column("loud", generated="s", default="upper(name)")
+    relation = source_relation(columns=["id", "name", loud])
+    mapping = relation_mapping(columns={"id": "id", "name": "full", "loud": "loud"})
+    there = target_relation(["sid", "id", "full"])
+    assert widening_statements(relation.definition, mapping, there, "eu") == [
+        'alter table "public"."t" add column "loud" text generated always as (upper("full")) stored'
+    ]

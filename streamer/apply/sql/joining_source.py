@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from streamer.apply.sql.definition_changes import DefinitionTranslator
+from streamer.apply.sql.generated import GeneratedFacts
 from streamer.apply.sql.type_changes import TypeTranslator
 from streamer.mapping.definition import (
     ColumnChange,
@@ -145,9 +146,20 @@ def widening_statements(
     changes, unfilled = widening(definition, mapping, target)
     alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
     return [
-        *DefinitionTranslator(mapping, target, sid=sid).translate(changes).statements,
+        *_translator(definition, mapping, target, sid).translate(changes).statements,
         *(f"{alter} alter column {quote_identifier(name)} drop not null" for name in unfilled),
     ]
+
+
+def _translator(
+    definition: SourceDefinition,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    sid: str | None,
+    others: Sequence[SourceDefinition] = (),
+) -> DefinitionTranslator:
+    facts = GeneratedFacts([column.name for column in definition.columns])
+    return DefinitionTranslator(mapping, target, sid=sid, others=others, generated=facts)
 
 
 def joining_statements(
@@ -167,7 +179,7 @@ def joining_statements(
     changes = all_differences(part, definition)
     there = {each.full_name: each for each in types}
     translator = TypeTranslator(there, [other.types or () for other in others])
-    columns = DefinitionTranslator(mapping, target, sid=sid, others=others)
+    columns = _translator(definition, mapping, target, sid, others)
     return [
         *translator.translate([c for c in changes if isinstance(c, TypeChange)]).statements,
         *columns.translate([c for c in changes if isinstance(c, ColumnChange)]).statements,

@@ -14,7 +14,7 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.definitions.columns import at_target
 from streamer.errors import TargetSchemaError
-from streamer.mapping.definition import DefinedColumn, widens
+from streamer.mapping.definition import widens
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import DdlCapture, DdlKind
 from streamer.target.catalog import TargetRelation
@@ -41,7 +41,9 @@ class SharedTable:
                 continue
             present, column = columns.get(name), at_target(change.after, mapping, name)
             if present is None:
-                columns[name] = target_column(DefinedColumn(0, name, column.type))
+                columns[name] = target_column(
+                    replace(column, name=name, not_null=False, default=None, identity="")
+                )
                 self.origins[name] = pair.facts.label
             elif change.kind is DdlKind.WIDEN_TYPE:
                 columns[name] = replace(present, type=column.type, base_type=column.type)
