@@ -474,6 +474,11 @@ def test_only_the_modules_of_the_bookkeeping_have_sql_on_it() -> None:
     assert foreign == set()
 
 
+def test_one_module_asks_which_session_blocks_another() -> None:
+    asking = {m.name for m in MODULES for sql in statements(m) if "pg_blocking_pids" in sql}
+    assert asking == {"postgres.sessions"}
+
+
 def test_every_bookkeeping_table_has_a_module() -> None:
     sql = (ROOT / "migrations/target/0001_bookkeeping.sql").read_text()
     made = set(re.findall(r"create table streamer\.(\w+)", sql))

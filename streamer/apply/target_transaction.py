@@ -33,6 +33,7 @@ from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.metrics import Metrics
+from streamer.postgres.sessions import END_OWN_SQL
 from streamer.progress.positions import lock_positions, move_sql
 from streamer.progress.relation_states import skipped_sql
 from streamer.target.claim import Claim
@@ -51,11 +52,6 @@ DELETED_ROWS_MAX: Final = 2000
 
 TRUNCATE costs a new file and catalog rows. ON COMMIT DELETE ROWS would truncate all staging tables
 of the session in every transaction that touches a temporary table.
-"""
-
-_END_SESSION_SQL: Final = """
-select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
-where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
 """
 
 
@@ -155,7 +151,7 @@ class TargetTransaction:
             if self._given_up is not None:
                 # The server may not have noticed yet that the client is gone, and hold locks that
                 # the next attempt needs.
-                await connection.execute(_END_SESSION_SQL, self._given_up, self._name)
+                await connection.execute(END_OWN_SQL, self._given_up, self._name)
                 self._given_up = None
         except BaseException:
             connection.terminate()

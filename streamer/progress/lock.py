@@ -21,6 +21,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from streamer.compiled import choice
 from streamer.errors import StreamerError, TargetConnectionError, TargetFencedError
 from streamer.mapping.rules import SourceMapping
+from streamer.postgres.sessions import END_OWN_SQL
 from streamer.progress.sources import read_valid_tokens, register_source, set_source
 from streamer.target.claim import LOCK_CLASS, LOCK_SQL, PROOF_SQL, Claim, signed
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
@@ -30,10 +31,6 @@ CHECK_SECONDS: Final = 5.0
 ENDING_SECONDS: Final = 0.2
 """How long to wait for one of our sessions to end after pg_terminate_backend."""
 
-_END_SESSION_SQL: Final = """
-select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
-where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
-"""
 _UNLOCK_SQL: Final = "select pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"
 _LOST: Final = "target: the session that held the source's lock was lost"
 
@@ -263,7 +260,7 @@ class LockSession:
         source_id, holder = await register_source(session, source)
         is_locked = await self._try_lock(session, source_id)
         if not is_locked and self._former_pid not in (None, session.backend_pid):
-            await session.execute(_END_SESSION_SQL, self._former_pid, self._name)
+            await session.execute(END_OWN_SQL, self._former_pid, self._name)
             await asyncio.sleep(ENDING_SECONDS)
             is_locked = await self._try_lock(session, source_id)
         if not is_locked:

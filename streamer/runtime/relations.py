@@ -22,6 +22,7 @@ from streamer.mapping.options import OnTableDropped
 from streamer.mapping.rules import RelationMapping, SourceMapping, former_names, resolve
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.registered_relations import forget_relation
+from streamer.progress.relation_states import set_waiting
 from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.table_state import TO_POINT, Need, State, TableState
 from streamer.progress.tracker import ProgressTracker
@@ -72,11 +73,6 @@ class Relations:
         """The stream has brought the definition of a table that is not mapped."""
         self.positions_wanted = asyncio.Event()
         """An operator waits for tables, so the process has to store their positions."""
-
-    @property
-    def table_waits(self) -> dict[str, TableWait]:
-        """The obstacles of tables at the target, by the source's name of the table."""
-        return self._health.table_waits
 
     @property
     def source(self) -> SourceMapping:
@@ -192,13 +188,19 @@ class Relations:
         if reasons:
             lane.release(reasons)
 
-    def show_wait(self, mapped: MappedRelation, wait: TableWait | None) -> None:
-        """Show the reason why a relation waits; None if it waits no longer."""
-        table = str(mapped.mapping.source)
-        if wait is None:
-            self.table_waits.pop(table, None)
-        else:
-            self.table_waits[table] = wait
+    async def tell_waiting(
+        self, relations: Iterable[MappedRelation], wait: TableWait | None
+    ) -> None:
+        """Show and store why *relations* wait; None if they wait no longer."""
+        relations = list(relations)
+        for mapped in relations:
+            table = str(mapped.mapping.source)
+            if wait is None:
+                self._health.table_waits.pop(table, None)
+            else:
+                self._health.table_waits[table] = wait
+        ids = [mapped.relation_id for mapped in relations]
+        await set_waiting(self._services.bookkeeping, ids, wait)
 
     # ---- lanes ---------------------------------------------------------------------------------
 

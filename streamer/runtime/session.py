@@ -28,7 +28,6 @@ from streamer.postgres.credentials import awaited_password
 from streamer.progress.registered_relations import register_relations
 from streamer.progress.relation_columns import set_transports
 from streamer.progress.relation_definitions import read_definitions, read_unknown
-from streamer.progress.relation_states import set_waiting
 from streamer.progress.relations import read_relation_records
 from streamer.progress.schema import read_installation
 from streamer.progress.sources import read_source_record, set_source_state
@@ -318,8 +317,7 @@ class _Opening:
                 self._report_wait,
             )
         # A process that died may have left these behind.
-        ids = [mapped.relation_id for mapped in self._tables.relations]
-        await set_waiting(self._bookkeeping, ids, None)
+        await self._tables.relations.tell_waiting(self._tables.relations, None)
         await set_source_state(self._bookkeeping, self._source_id, "starting")
         return await self._start(server, branch, settled, replication)
 

@@ -16,7 +16,7 @@ from streamer.lsn import Lsn
 from streamer.progress.held_changes import HeldRecord, set_held
 from streamer.progress.lag import read_blockers
 from streamer.progress.positions import set_visible
-from streamer.progress.relation_states import set_lags, set_waiting
+from streamer.progress.relation_states import set_lags
 from streamer.progress.sources import SourceRecord, set_heartbeat_overdue
 from streamer.progress.tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
@@ -68,7 +68,6 @@ class _StatusReport:
     def __init__(
         self, services: Services, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
     ) -> None:
-        self._waits = relations.table_waits
         self._bookkeeping = services.bookkeeping
         self._source_id = source.source_id
         self._relations = relations
@@ -78,9 +77,7 @@ class _StatusReport:
         self._lag_from: dict[int, int | None] = {}
         """The oldest commit times of relations that lag; None for the others."""
         self._waiting = {  # perhaps: a process that died may have written so
-            mapped.relation_id
-            for mapped in relations
-            if Hold.SYNC not in relations.lane(mapped).hold
+            mapped for mapped in relations if Hold.SYNC not in relations.lane(mapped).hold
         }
 
     async def write(self) -> None:
@@ -115,33 +112,28 @@ class _StatusReport:
         Between two attempts a drainer waits for no session, and the last report stands.
         """
         busy: dict[int, MappedRelation] = {}
-        reasons: dict[MappedRelation, TableWait] = {}
-        done = []
+        waits: dict[MappedRelation, TableWait | None] = {}
         now = time.monotonic()
         for mapped in self._relations:
             lane = self._relations.lane(mapped)
             if lane.backend_pid is not None:
                 busy[lane.backend_pid] = mapped
             elif lane.queues_since is not None and now - lane.queues_since > REPORT_SECONDS:
-                reasons[mapped] = _QUEUE
-            elif mapped.relation_id in self._waiting and not _may_wait(lane.hold):
-                done.append(mapped.relation_id)
+                waits[mapped] = _QUEUE
+            elif not _may_wait(lane.hold):
+                waits[mapped] = None
         blockers = await read_blockers(self._bookkeeping, list(busy)) if busy else {}
         for pid, mapped in busy.items():
-            if sessions := blockers.get(pid):
-                reasons[mapped] = sessions.wait_for(mapped.mapping.target)
-            elif mapped.relation_id in self._waiting:
-                done.append(mapped.relation_id)
-        for mapped, reason in reasons.items():
-            self._waits[str(mapped.mapping.source)] = reason
-            await set_waiting(self._bookkeeping, [mapped.relation_id], reason)
-            self._waiting.add(mapped.relation_id)
-        if done:
-            for mapped in self._relations:
-                if mapped.relation_id in done:
-                    self._waits.pop(str(mapped.mapping.source), None)
-            await set_waiting(self._bookkeeping, done, None)
-            self._waiting.difference_update(done)
+            sessions = blockers.get(pid)
+            waits[mapped] = None if sessions is None else sessions.wait_for(mapped.mapping.target)
+        for wait in dict.fromkeys(waits.values()):
+            same = {mapped for mapped, reason in waits.items() if reason == wait}
+            if wait is not None:
+                self._waiting |= same
+            elif same := same & self._waiting:
+                self._waiting -= same
+            if same:
+                await self._relations.tell_waiting(same, wait)
 
 
 def _visible(relations: Relations, tracker: ProgressTracker) -> dict[int, Lsn | None]:

@@ -7,7 +7,7 @@ to stream the source has one, which owns the lanes.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -38,7 +38,6 @@ from streamer.progress.relation_states import (
     request_still_unfilled,
     set_brake,
     set_streaming_state,
-    set_waiting,
 )
 from streamer.progress.table_state import Need, State, TableState
 from streamer.progress.tracker import ProgressTracker
@@ -182,10 +181,9 @@ class TableEvents:
 
     async def lane_waits(self, lane: Lane, reason: str | None) -> None:
         text = f"the target to take changes again: {reason}"
-        waited = None if reason is None else TableWait(text)
-        relations = [mapped.relation_id for mapped in self.relations.in_lane(lane)]
+        wait = None if reason is None else TableWait(text)
         with contextlib.suppress(TargetError):  # a full disk may refuse this, too
-            await set_waiting(self._services.bookkeeping, relations, waited)
+            await self.relations.tell_waiting(self.relations.in_lane(lane), wait)
 
     def has_brake(self, lane: Lane) -> bool:
         relations = self.relations.in_lane(lane)
@@ -391,8 +389,10 @@ class TableEvents:
     def copy_delayed(self, mapped: MappedRelation, error: ErrorReport | None) -> None:
         self.relations.become(mapped, mapped.state.delayed(error))
 
-    def copy_waits(self, mapped: MappedRelation, wait: TableWait | None) -> None:
-        self.relations.show_wait(mapped, wait)
+    async def copies_wait(
+        self, relations: Iterable[MappedRelation], wait: TableWait | None
+    ) -> None:
+        await self.relations.tell_waiting(relations, wait)
 
     def table_missing(self, mapped: MappedRelation) -> None:
         self.relations.become(mapped, mapped.state.without_table())

@@ -1,7 +1,7 @@
 """Logs the reason of a long wait, every `REPORT_SECONDS` for as long as it lasts.
 
-States of sources and target come from the process itself. The reason for which a start or a copy
-waits comes from the bookkeeping, where `status` reads it, too.
+The process itself knows the states of sources and target, and the waits of tables. The reason for
+which a start waits comes from the bookkeeping, where `status` reads it, too.
 """
 
 import asyncio
@@ -15,7 +15,6 @@ import structlog
 
 from streamer.errors import StreamerError
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.runtime.services import Health
 from streamer.runtime.target_watch import TargetHealth
@@ -60,17 +59,11 @@ def find_waits(
     target: TargetHealth,
     waiters: Sequence[tuple[str, Health]],
     sources: Iterable[SourceRecord] = (),
-    relations: Iterable[RelationRecord] = (),
 ) -> list[Wait]:
     """Return everything that waits. Pure."""
     if not target.is_well:
         return [Wait("target", target.error or "no answer yet")]
     records = {record.label: record for record in sources}
-    reasons: dict[int, dict[str, list[str]]] = {}
-    for relation in relations:
-        if relation.state in _COPY_STATES and relation.wait is not None:
-            by_reason = reasons.setdefault(relation.source_id, {})
-            by_reason.setdefault(str(relation.wait), []).append(relation.source)
     waits = []
     turns = [label for label, health in waiters if health.waiting_for is not None]
     if turns:
@@ -83,7 +76,10 @@ def find_waits(
             error = health.error or stored
             reason = "an answer of its server" if error is None else error.text
             waits.append(Wait(f'source "{label}"', reason))
-        tables = {} if record is None else reasons.get(record.source_id, {})
+        tables: dict[str, list[str]] = {}
+        for table, wait in health.table_waits.items():
+            if health.table_states.get(table) in _COPY_STATES:
+                tables.setdefault(str(wait), []).append(table)
         for reason, names in tables.items():
             more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
             listed = ", ".join(sorted(names)[:_NAMES_MAX])
@@ -101,21 +97,12 @@ async def report_waits(
     while True:
         waiters = read_waiters()
         sources: Sequence[SourceRecord] = ()
-        relations: Sequence[RelationRecord] = ()
-        if target.is_well and any(_may_wait(health) for _, health in waiters):
+        if target.is_well and any(health.state in _WAITING_STATES for _, health in waiters):
             with contextlib.suppress(StreamerError):  # the next round reads it again
-                sources, relations = (
-                    await read_source_records(bookkeeping),
-                    await read_relation_records(bookkeeping),
-                )
-        found = find_waits(target, waiters, sources, relations)
+                sources = await read_source_records(bookkeeping)
+        found = find_waits(target, waiters, sources)
         for wait, seconds in long_waits.update(found, time.monotonic()):
             log.info(
                 "still waiting", what=wait.subject, waiting_for=wait.reason, seconds=round(seconds)
             )
         await asyncio.sleep(REPORT_SECONDS)
-
-
-def _may_wait(health: Health) -> bool:
-    states = {health.state, *health.table_states.values()}
-    return not states.isdisjoint((*_WAITING_STATES, *_COPY_STATES))

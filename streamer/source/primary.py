@@ -19,6 +19,7 @@ import psycopg
 from streamer.errors import SourceConnectionError, SourceError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import SourceMapping
+from streamer.postgres.sessions import session_sql
 from streamer.remedies import Remedy, at_source
 from streamer.source.catalog import SourceServer, flush_wal, read_flush_lsn
 from streamer.source.connection import (
@@ -41,13 +42,10 @@ LOG_SNAPSHOT_SQL: Final = "select pg_catalog.pg_log_standby_snapshot()"
 
 _SYSTEM_SQL: Final = "select system_identifier::text as id from pg_catalog.pg_control_system()"
 
-_WRITERS_SQL: Final = """
-select pg_catalog.format('pid %s (role "%s", transaction %s s old)', pid,
-         coalesce(usename, '?'), coalesce(pg_catalog.floor(extract(epoch from
-           pg_catalog.clock_timestamp() - xact_start))::text, '?')) as session
-from pg_catalog.pg_stat_activity
-where backend_xid is not null and pid <> pg_catalog.pg_backend_pid()
-order by xact_start nulls last limit 3
+_WRITERS_SQL: Final = f"""
+select {session_sql()} as session from pg_catalog.pg_stat_activity a
+where a.backend_xid is not null and a.pid <> pg_catalog.pg_backend_pid()
+order by a.xact_start nulls last limit 3
 """
 
 

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from streamer.errors import SourceContentionError
 from streamer.mapping.rules import SourceMapping
+from streamer.postgres.sessions import BACKENDS, blockers_sql
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, fetch_all, translating
 from streamer.source.timeline import check_same_server_plainly
@@ -27,35 +28,13 @@ Tell = Callable[[str], Awaitable[None]]
 _CLEAR_SQL: Final = "select pg_catalog.pg_stat_clear_snapshot()"
 """Without this, pg_stat_activity would repeat its first answer within a transaction."""
 
-_DESCRIBE_SQL: Final = """
-       case when b.pid = 0 then 'a prepared transaction (pg_prepared_xacts)' else
-         pg_catalog.format(
-           'pid %%s (role "%%s", application "%%s", query %%s s old, transaction %%s s old)',
-           b.pid, coalesce(a.usename, '?'), coalesce(a.application_name, ''),
-           coalesce(pg_catalog.floor(extract(epoch from
-             pg_catalog.clock_timestamp() - a.query_start))::text, '?'),
-           coalesce(pg_catalog.floor(extract(epoch from
-             pg_catalog.clock_timestamp() - a.xact_start))::text, '?'))
-         || case a.wait_event when 'SyncRep'
-              then ', whose commit waits for synchronous_standby_names' else '' end
-       end as session
-"""
-_BLOCKERS_SQL: Final = f"""
-select b.pid, {_DESCRIBE_SQL}
-from pg_catalog.unnest(pg_catalog.pg_blocking_pids(%s)) b (pid)
-left join pg_catalog.pg_stat_activity a on a.pid = b.pid
-order by b.pid
-"""
-_LOCKED_SQL: Final = f"""
-select distinct l.relation::int8 as relation, b.pid, {_DESCRIBE_SQL}
+_BLOCKERS_SQL: Final = blockers_sql(BACKENDS.format("%s"))
+_LOCKED_SQL: Final = blockers_sql("""
+select w.pid, l.relation::int8 as subject
 from pg_catalog.pg_stat_activity w
 join pg_catalog.pg_locks l on l.pid = w.pid and not l.granted and l.relation is not null
-cross join lateral pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid)
-left join pg_catalog.pg_stat_activity a on a.pid = b.pid
 where w.application_name = %s and w.datname = pg_catalog.current_database()
-  and w.wait_event_type = 'Lock' and w.usename = current_user
-order by 1, 2
-"""
+  and w.wait_event_type = 'Lock' and w.usename = current_user""")
 
 
 class Reported:
@@ -79,18 +58,14 @@ async def set_lock_timeout(plain: Connection, seconds: float = LOCK_SECONDS) -> 
 async def read_blockers(plain: Connection, pid: int) -> str:
     """Name the sessions that the backend *pid* waits for; empty if it waits for none."""
     await plain.execute(_CLEAR_SQL)
-    return ", ".join(row["session"] for row in await fetch_all(plain, _BLOCKERS_SQL, pid))
+    return "".join(row["sessions"] for row in await fetch_all(plain, _BLOCKERS_SQL, [pid]))
 
 
 async def read_locked(plain: Connection, application_name: str) -> dict[int, str]:
     """Name the sessions that backends of *application_name* wait for, by the OID of the table."""
     await plain.execute(_CLEAR_SQL)
-    found: dict[int, list[str]] = {}
-    for row in await fetch_all(plain, _LOCKED_SQL, application_name):
-        sessions = found.setdefault(row["relation"], [])
-        if row["session"] not in sessions:
-            sessions.append(row["session"])
-    return {relation: ", ".join(sessions) for relation, sessions in found.items()}
+    rows = await fetch_all(plain, _LOCKED_SQL, application_name)
+    return {row["subject"]: row["sessions"] for row in rows}
 
 
 async def _watch(source: SourceMapping, server: SourceServer, pid: int, tell: Tell) -> None:

@@ -140,8 +140,10 @@ class SyncEvents(Protocol):
         """A copy under way makes no progress, for now; with None it makes progress again."""
         ...
 
-    def copy_waits(self, mapped: MappedRelation, wait: TableWait | None) -> None:
-        """A copy waits; with None it waits no longer."""
+    async def copies_wait(
+        self, relations: Iterable[MappedRelation], wait: TableWait | None
+    ) -> None:
+        """Copies wait; with None they wait no longer."""
         ...
 
 

@@ -13,8 +13,9 @@ from typing import Final
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import TableWait
 from streamer.errors import StreamerError
+from streamer.postgres.sessions import Blockers
 from streamer.progress.copies import OwnSession, read_own_sessions
-from streamer.progress.lag import Blockers, read_blockers
+from streamer.progress.lag import read_blockers
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.prepare import TableCopy

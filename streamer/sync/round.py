@@ -26,7 +26,7 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.backoff import Backoff
-from streamer.error_reports import ErrorReport, TableWait
+from streamer.error_reports import ErrorReport
 from streamer.errors import (
     Retry,
     SnapshotExpiredError,
@@ -44,7 +44,6 @@ from streamer.mapping.resync import RowScope
 from streamer.postgres.credentials import passwords_kept
 from streamer.progress.copied_parts import read_ended_parts
 from streamer.progress.deferred_indexes import defer_indexes, restore_indexes
-from streamer.progress.relation_states import set_waiting
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.connection import (
     Connection,
@@ -198,7 +197,6 @@ class Round:
 
     async def _prepare(self, batch: list[MappedRelation]) -> None:
         context = self._context
-        ids = [mapped.relation_id for mapped in batch]
         async with context.sources.connection(context.source) as source:
             await check_same_server_plainly(source, context.server)
             await set_lock_timeout(source)
@@ -207,9 +205,9 @@ class Round:
                 context.server,
                 source,
                 self._prepare_at(source, batch),
-                lambda awaited: set_waiting(context.bookkeeping, ids, TableWait(awaited)),
+                partial(self._reports.tell_sessions, batch),
             )
-            await set_waiting(context.bookkeeping, ids, None)
+            await self._reports.tell_waiting(batch, None)
 
     async def _prepare_at(self, source: Connection, batch: list[MappedRelation]) -> None:
         """See to the target tables; a relation for which that fails is in error and left out."""
@@ -307,7 +305,7 @@ class Round:
                 sync_slot_name(context.source.slot),
                 context.server,
                 temporary=True,
-                tell=lambda awaited: self._reports.tell_waiting(relations, TableWait(awaited)),
+                tell=partial(self._reports.tell_sessions, relations),
                 passed=partial(context.events.snapshot_passes, relations),
             )
             sessions.push_async_callback(exported.close)
@@ -378,7 +376,7 @@ class Round:
                     self._context.server,
                     plain,
                     self._look_at(copy, plain),
-                    partial(self._tell_waiting, copy),
+                    partial(self._reports.tell_sessions, [copy.mapped]),
                 )
             except SourceContentionError as exc:
                 await self._leave_to_next_round(copy, f'"{copy.name}" is locked: {exc.message}')
@@ -735,9 +733,6 @@ class Round:
                 )
         self._finishing.check()
         return remaining
-
-    async def _tell_waiting(self, copy: TableCopy, sessions: str) -> None:
-        await self._reports.tell_waiting([copy.mapped], TableWait(sessions))
 
     async def _watch(self, copying: "asyncio.Task[Any]") -> None:
         while True:

@@ -8,7 +8,6 @@ import structlog
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport, TableWait
 from streamer.progress.copies import set_copy_error
-from streamer.progress.relation_states import set_waiting
 from streamer.source.wait_limits import Reported
 from streamer.sync.context import CopyContext
 
@@ -34,11 +33,11 @@ class CopyReports:
         if wait is not None and not wait.is_turn and self._reported.is_new(str(wait), *tables):
             label = self._context.label
             log.warning("copies wait", source=label, tables=tables, waiting_for=str(wait))
-        for mapped in relations:
-            self._context.events.copy_waits(mapped, wait)
-        await set_waiting(
-            self._context.bookkeeping, [mapped.relation_id for mapped in relations], wait
-        )
+        await self._context.events.copies_wait(relations, wait)
+
+    async def tell_sessions(self, relations: Iterable[MappedRelation], sessions: str) -> None:
+        """Show the *sessions* of the source that copies wait for."""
+        await self.tell_waiting(relations, TableWait(sessions))
 
     async def show_error(
         self, relations: Iterable[MappedRelation], error: ErrorReport | None

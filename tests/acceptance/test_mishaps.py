@@ -161,7 +161,7 @@ def test_04_refused_row(site: Site) -> None:
         site.is_mended()
 
 
-@pytest.mark.follows("progress.lag:Blockers.wait_for")
+@pytest.mark.follows("postgres.sessions:Blockers.wait_for")
 @pytest.mark.follows("runbooks:source-lags#1")
 def test_05_locked_table(site: Site) -> None:
     url = site.target.server.url(site.target.name)

@@ -3,7 +3,7 @@
 import pytest
 
 from streamer.apply.lane import MappedRelation
-from streamer.progress.lag import Blockers
+from streamer.postgres.sessions import Blockers
 from streamer.sync.copy_waits import WaitFacts, find_reasons
 from streamer.sync.ctid_ranges import CopyPart, CopySource, Heap, cut
 from streamer.sync.prepare import TableCopy

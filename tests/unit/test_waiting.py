@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 
 from streamer.error_reports import ErrorReport, TableWait
 from streamer.mapping.rules import SourceLabel
-from streamer.progress.relations import RelationRecord
 from streamer.progress.sources import SourceRecord
 from streamer.runtime import wait_log as waiting
 from streamer.runtime.services import Health
@@ -31,12 +30,6 @@ def well() -> TargetHealth:
 
 def record(**fields: Any) -> SourceRecord:
     return cast("SourceRecord", SimpleNamespace(source_id=1, label=EU, **fields))
-
-
-def relation(name: str, state: str, waiting_for: str | None) -> RelationRecord:
-    wait = None if waiting_for is None else TableWait(waiting_for)
-    fields = {"source_id": 1, "source": name, "state": state, "wait": wait}
-    return cast("RelationRecord", SimpleNamespace(**fields))
 
 
 def test_a_wait_is_reported_once_it_is_long_and_with_its_age() -> None:
@@ -62,14 +55,11 @@ def test_a_start_says_what_the_bookkeeping_has_of_it() -> None:
 
 
 def test_tables_that_wait_for_the_same_are_reported_together() -> None:
-    relations = [relation(f"public.t{n}", "copying", "pid 7") for n in range(7)]
-    relations.append(relation("public.done", "ready", None))
-    found = find_waits(
-        well(),
-        [(EU, Health(state="streaming"))],
-        [record(state="streaming", error=None)],
-        relations,
-    )
+    health = Health(state="streaming", table_states={"public.done": "ready"})
+    for name in (f"public.t{n}" for n in range(7)):
+        health.table_states[name] = "copying"
+        health.table_waits[name] = TableWait("pid 7")
+    found = find_waits(well(), [(EU, health)])
     names = "public.t0, public.t1, public.t2, public.t3, public.t4 and 2 more"
     assert found == [Wait(f'source "shop:eu", {names}', "pid 7")]
 
