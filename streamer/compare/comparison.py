@@ -462,29 +462,55 @@ class Comparison:
     ) -> list[dict[str, Any]]:
         options = self._options
         page_readers, more = count_page_readers(by_pages, options.jobs)
-        ends = ComparisonEnds(await login_of_target(self._target_url), self._sources)
-        units = [Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper)).to_row() for r in left]
-        report = options.report
+        files = {"report": options.report, "sql": options.sql}
         return await self._runner.submit(
-            {
-                "program": "compare",
-                "tables": [table.to_json() for table in tables],
-                "units": units,
-                "ends": ends.to_json(),
-                "size_bytes": size_bytes,
-                "jobs": options.jobs,
-                "page_readers": page_readers,
-                "rows_per_second": task_rate(
-                    options.rows_per_second, options.jobs + more, len(units) + more
-                ),
-                "comparison_id": record.comparison_id,
-                "seconds": options.seconds,
-                "values": options.with_values or options.sql is not None,
-                "keys_max": options.keys_max,
-                "report": None if report is None else str(report.absolute()),
-                "sql": None if options.sql is None else str(options.sql.absolute()),
-            }
+            make_job(
+                tables,
+                [Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper)) for r in left],
+                ComparisonEnds(await login_of_target(self._target_url), self._sources),
+                options.jobs,
+                task_rate(options.rows_per_second, options.jobs + more, len(left) + more),
+                size_bytes=size_bytes,
+                page_readers=page_readers,
+                comparison_id=record.comparison_id,
+                seconds=options.seconds,
+                values=options.with_values or options.sql is not None,
+                keys_max=options.keys_max,
+                **{name: str(path.absolute()) for name, path in files.items() if path is not None},
+            )
         )
+
+
+def make_job(
+    tables: Sequence[ComparedTable],
+    units: Sequence[Unit],
+    ends: ComparisonEnds,
+    jobs: int,
+    rows_per_second: float | None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Return the job of a comparison, which `JobRunner` takes. Pure.
+
+    *rows_per_second*: of one task. *options*: other values than the defaults below.
+    """
+    job = {
+        "program": "compare",
+        "tables": [table.to_json() for table in tables],
+        "units": [unit.to_row() for unit in units],
+        "ends": ends.to_json(),
+        "jobs": jobs,
+        "rows_per_second": rows_per_second,
+        "size_bytes": 0,  # of the tables
+        "page_readers": jobs,  # statements at a time that read a table page by page
+        "comparison_id": None,  # of the ledger of equal ranges
+        "finds_only": False,  # the result has the ranges that differ, and no row is judged
+        "seconds": 0.0,  # the time to read keys again
+        "values": False,  # samples and files have the values of rows
+        "keys_max": 0,
+        "report": None,  # paths of files
+        "sql": None,
+    }
+    return job | options
 
 
 async def _read_storage(

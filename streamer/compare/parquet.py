@@ -1,7 +1,8 @@
 """Writes a report in Parquet to a disk of this machine.
 
-Executors of a cluster have other disks. So the driver of a cluster keeps the rows as JSON, and
-starts a local driver in another process. That makes Parquet of them, as the program ``parquet``.
+The driver has the rows as JSON, and Spark makes Parquet of them. Executors of a cluster have other
+disks. So the driver of a cluster starts a local driver in another process, with the program
+``parquet``.
 """
 
 import json
@@ -10,47 +11,59 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark import SparkContext
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as t
+from pyspark.sql import SparkSession
 
+from streamer.compare.readings import Tables
+from streamer.compare.results import KeyVerdict
 from streamer.owned_directory import write_private
 from streamer.sync.spark.security import choose_environment, is_local
 
 PROGRAM: Final = "streamer.sync.spark.job"
+SCHEMA: Final = (
+    "database string, sid string, table string, target_table string, key string, kind string,"
+    " missing long, extra long, different long, columns array<string>, source string,"
+    " target string, lsn string"
+)
 
 
-def write_parquet(frame: DataFrame, path: Path) -> None:
-    """Write *frame* to one file. Raises OSError, CalledProcessError."""
+def write_parquet(
+    context: SparkContext, path: Path, tables: Tables, verdicts: Iterable[KeyVerdict]
+) -> None:
+    """Write *verdicts* to one file. Raises OSError, CalledProcessError."""
     directory = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    rows = directory / "rows"
+    job = {"program": "parquet", "ends": {}, "path": str(path), "rows": str(rows)}
     try:
-        if is_local(frame.sparkSession.sparkContext.master):
-            _write(frame, path, directory)
+        with rows.open("w", encoding="utf-8") as file:
+            for verdict in verdicts:
+                file.write(json.dumps(_fields(tables, verdict)) + "\n")
+        if is_local(context.master):
+            run(context, job)
         else:
-            _write_with_local_driver(frame, path, directory)
+            _run_local_driver(directory / "job.json", job)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _write(frame: DataFrame, path: Path, directory: Path) -> None:
-    inner = directory / "rows"
-    frame.coalesce(1).write.parquet(inner.as_uri())
-    (part,) = inner.glob("part-*")
-    part.replace(path)
+def _fields(tables: Tables, verdict: KeyVerdict) -> dict[str, Any]:
+    table = tables[verdict.relation]
+    names = {"database": table.database, "sid": table.sid}
+    return names | {
+        "table": table.source_name,
+        "target_table": table.target_name,
+        **verdict._asdict(),
+    }
 
 
-def _write_with_local_driver(frame: DataFrame, path: Path, directory: Path) -> None:
-    rows, job = directory / "rows.json", directory / "job.json"
-    with rows.open("w", encoding="utf-8") as file:
-        for line in frame.toJSON().toLocalIterator():
-            file.write(f"{line}\n")
-    fields = {"program": "parquet", "ends": {}, "schema": frame.schema.jsonValue()}
-    write_private(job, json.dumps(fields | {"rows": rows.as_uri(), "path": str(path)}))
+def _run_local_driver(path: Path, job: dict[str, Any]) -> None:
+    write_private(path, json.dumps(job))
     subprocess.run(
-        [sys.executable, "-m", PROGRAM, "--master", "local[1]", "--jobs", "1", "--job", str(job)],
+        [sys.executable, "-m", PROGRAM, "--master", "local[1]", "--jobs", "1", "--job", str(path)],
         check=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -58,8 +71,12 @@ def _write_with_local_driver(frame: DataFrame, path: Path, directory: Path) -> N
     )
 
 
-def run(context: SparkContext, job: dict[str, Any], _ends: str) -> list[dict[str, Any]]:
-    """Make Parquet of the rows of *job*."""
-    schema = t.StructType.fromJson(job["schema"])
-    write_parquet(SparkSession(context).read.schema(schema).json(job["rows"]), Path(job["path"]))
+def run(context: SparkContext, job: dict[str, Any], _ends: str = "") -> list[dict[str, Any]]:
+    """Make Parquet of the rows of *job*, in the directory that has them."""
+    rows = Path(job["rows"])
+    made = rows.with_name("parquet")
+    frame = SparkSession(context).read.schema(SCHEMA).json(rows.as_uri())
+    frame.coalesce(1).write.parquet(made.as_uri())
+    (part,) = made.glob("part-*")
+    part.replace(job["path"])
     return []

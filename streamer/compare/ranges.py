@@ -27,8 +27,6 @@ SPLITS_MAX: Final = 8
 """64 parts at a time: more than any table needs. A range of equal keys stays whole."""
 BUCKET_ROWS: Final = 1000
 BUCKETS_MAX: Final = 65_536
-PARTITION_ROWS: Final = 5000
-"""Rows that one task of Spark reduces or joins: a task costs more than a thousand of them."""
 PACE_SECONDS: Final = 5.0
 """With a limit on the rate, reading a range takes about this time."""
 WHOLE_SECONDS_MAX: Final = 300.0
@@ -97,11 +95,6 @@ def count_page_readers(sizes_bytes: Iterable[int], jobs: int) -> tuple[int, int]
 def count_parts(rows: int) -> int:
     """Return the number of parts for a range of *rows* that differs."""
     return max(2, min(-(-rows // FETCH_ROWS), PARTS_MAX))
-
-
-def count_partitions(rows: int, jobs: int) -> int:
-    """Return the number of partitions in which Spark reduces and joins about *rows*."""
-    return max(1, min(-(-rows // PARTITION_ROWS), 4 * jobs))
 
 
 def whole_rate(rows_per_second: float | None, buckets: int) -> float | None:

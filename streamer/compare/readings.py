@@ -1,4 +1,4 @@
-"""Reads ranges and keys on both sides: the work of a Spark task, blocking, with psycopg.
+"""Reads ranges and keys on both sides, blocking, with psycopg.
 
 No reading holds a snapshot or a lock for longer than its statements. Each server computes the
 digests of a range itself, so only sums travel. Of small ranges that differ, hashes of rows travel,
@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -38,6 +38,7 @@ from streamer.compare.ranges import (
     split_range,
     whole_rate,
 )
+from streamer.compare.results import ERROR, UNDECIDED, KeyVerdict
 from streamer.compare.tables import ALL_PAGES, ComparedTable, Pages, Sums, add, cut_pages
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
@@ -46,7 +47,7 @@ from streamer.postgres.key_ranges import Key, KeyRange
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
 from streamer.progress.task_statements import FINISH_RANGE_SQL, IS_THROTTLED_SQL, POSITION_SQL
-from streamer.source.reached_server import PLACE_SQL, Place, find_difference, place_of
+from streamer.source.reached_server import Place
 from streamer.source.wal_end import (
     COMMIT_LATER_SQL,
     COMMIT_SQL,
@@ -55,7 +56,16 @@ from streamer.source.wal_end import (
     WRITER_POLL_SECONDS,
     WRITER_SECONDS,
 )
-from streamer.sync.copy_parts import Pace, PassingError, connect
+from streamer.sync.copy_parts import (
+    CopyEnds,
+    NotCopiedError,
+    Pace,
+    PassingError,
+    begin_reading,
+    check_place,
+    connect,
+    prove,
+)
 
 Connection = psycopg.Connection[Any]
 T = TypeVar("T")
@@ -77,18 +87,18 @@ LATE_SECONDS: Final = 5.0
 
 SOURCE, TARGET = 0, 1
 
-ERROR: Final = "error"
-"""The kind of a verdict about a failed reading of a table; its key is the message."""
-
 Tables = dict[int, ComparedTable]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonEnds:
-    """Where tasks read. Secrets: kept out of ``repr``. ``sources``: url and place by source id."""
+    """Where tasks read. Secrets: kept out of ``repr``. ``sources``: url and place by source id.
+    ``copy``: read the source by the snapshot of this copy.
+    """
 
     target_url: str
     sources: dict[int, tuple[str, Place]]
+    copy: CopyEnds | None = None
 
     def __repr__(self) -> str:
         return "ComparisonEnds(…)"
@@ -97,18 +107,20 @@ class ComparisonEnds:
         return {
             "target_url": self.target_url,
             "sources": [[i, url, *place] for i, (url, place) in self.sources.items()],
+            "copy": None if self.copy is None else asdict(self.copy),
         }
 
     @classmethod
     def read(cls, ends: dict[str, Any] | str) -> Self:
         """Take what a job hands to its tasks: the ends, or the file that holds them."""
-        found = json.loads(read_private(Path(ends))) if isinstance(ends, str) else ends
-        sources = {number: (url, (*place,)) for number, url, *place in found["sources"]}
-        return cls(found["target_url"], sources)
+        fields = json.loads(read_private(Path(ends))) if isinstance(ends, str) else ends
+        sources = {number: (url, (*place,)) for number, url, *place in fields["sources"]}
+        copy = None if fields["copy"] is None else CopyEnds.from_json(fields["copy"])
+        return cls(fields["target_url"], sources, copy)
 
 
-class ElsewhereError(Exception):
-    """A connection reached another server than the comparison began with."""
+class TableError(Exception):
+    """Why a table has no answer: one line, without values of rows."""
 
 
 class Servers:
@@ -148,50 +160,58 @@ class Servers:
 
     @property
     def target(self) -> Connection:
+        """Raises TableError."""
         if self._target is None:
-            self._target = self._open(self._ends.target_url)
+            self._target = self._open(self._ends.target_url, prove)
         return self._target
 
     def source(self, source_id: int) -> Connection:
-        """Raises ElsewhereError."""
+        """Raises TableError."""
         if source_id not in self._sources:
             url, place = self._ends.sources[source_id]
-            connection = self._open(url)
-            _check_place(connection, place)
-            self._sources[source_id] = connection
+            self._sources[source_id] = self._open(url, begin_reading, place)
         return self._sources[source_id]
 
-    def _open(self, url: str) -> Connection:
+    def _open(
+        self,
+        url: str,
+        join_copy: Callable[[Connection, CopyEnds], None],
+        place: Place | None = None,
+    ) -> Connection:
+        """Connect; *place*: the server to reach. An empty one was never reached."""
         opened: AbstractContextManager[Connection] = connect(url, self._name)
-        return self._stack.enter_context(opened)
+        connection = self._stack.enter_context(opened)
+        try:
+            if self._ends.copy is not None:
+                join_copy(connection, self._ends.copy)
+            elif place is not None and place[0]:
+                check_place(connection, place)
+        except NotCopiedError as exc:
+            raise TableError(str(exc)) from None
+        return connection
 
     def of(self, table: ComparedTable, side: int) -> Connection:
         return self.source(table.source_id) if side == SOURCE else self.target
 
 
-def _check_place(connection: Connection, expected: Place) -> None:
-    if not expected[0]:
-        return  # `run` has never reached the source
-    try:
-        row = connection.execute(PLACE_SQL).fetchone()
-    except psycopg.errors.InsufficientPrivilege:
-        return
-    assert row is not None
-    if difference := find_difference(expected, place_of(row[0], row[1], row[2], expected)):
-        raise ElsewhereError(difference)
-
-
-def describe(error: Exception) -> str:
+def describe(error: psycopg.Error) -> str:
     """Return the message about a failed reading, without values of rows. Raises PassingError for a
     transient error.
     """
-    if isinstance(error, psycopg.Error):
-        state, diagnostic = error.sqlstate, error.diag
-        primary = diagnostic.message_primary
-        if state is None or is_transient(state, diagnostic.severity_nonlocalized, str(error)):
-            raise PassingError(primary or type(error).__name__) from None
-        return quoted_unless_known(str(primary), state, diagnostic.context)
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    state, diagnostic = error.sqlstate, error.diag
+    primary = diagnostic.message_primary
+    if state is None or is_transient(state, diagnostic.severity_nonlocalized, str(error)):
+        raise PassingError(primary or type(error).__name__) from None
+    return quoted_unless_known(str(primary), state, diagnostic.context)
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Translate errors of a server. Raises PassingError for a transient one, or TableError."""
+    try:
+        yield
+    except psycopg.Error as exc:
+        raise TableError(describe(exc)) from None
 
 
 # ---- digests -----------------------------------------------------------------------------------
@@ -200,31 +220,21 @@ def describe(error: Exception) -> str:
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A range of a table, or all of a table that is read by buckets. ``number``: that of the first
-    range which it is a part of.
+    range which it is a part of. ``buckets``: only the rows of these.
     """
 
     relation_id: int
     number: int
     range: KeyRange
-    rows: int = 0
-    """On the side that has more."""
-    larger_side: int = SOURCE
+    buckets: tuple[int, ...] = ()
 
     def to_row(self) -> tuple[Any, ...]:
-        lower, upper = self.range.lower, self.range.upper
-        return (
-            self.relation_id,
-            self.number,
-            None if lower is None else list(lower),
-            None if upper is None else list(upper),
-            self.rows,
-            self.larger_side,
-        )
+        return self.relation_id, self.number, self.range.lower, self.range.upper, self.buckets
 
     @classmethod
     def from_row(cls, row: Any) -> Self:
         lower, upper = (None if bound is None else tuple(bound) for bound in row[2:4])
-        return cls(row[0], row[1], KeyRange(lower, upper), row[4], row[5])
+        return cls(row[0], row[1], KeyRange(lower, upper), tuple(row[4]))
 
 
 def _read_size(table: ComparedTable, side: int, connection: Connection) -> tuple[Any, ...]:
@@ -253,10 +263,6 @@ def _page_parts(
         pages = now
 
 
-Digests = dict[int, tuple[int, str, str]]
-"""Rows and the two sums, by bucket."""
-
-
 class _Shared(Iterator[T]):
     """Items that several threads take, each item once."""
 
@@ -274,10 +280,6 @@ class _Shared(Iterator[T]):
             self._items = iter(())
 
 
-DigestRow = tuple[int, int, list[str] | None, list[str] | None, int, int, int, str, str, str | None]
-"""A unit's relation, number and bounds; bucket, side, rows and two sums; or an error."""
-
-
 class RangeReader:
     """Computes digests of ranges on both sides."""
 
@@ -286,10 +288,12 @@ class RangeReader:
         tables: Tables,
         servers: Servers,
         rows_per_second: float | None,
-        comparison_id: int,
+        comparison_id: int | None,
         page_readers: int = 1,
     ) -> None:
-        """*page_readers*: how many statements read a table page by page at a time."""
+        """*page_readers*: how many statements read a table page by page at a time. *comparison_id*:
+        None without a ledger.
+        """
         self._tables = tables
         self._servers = servers
         self._rows_per_second = rows_per_second
@@ -297,40 +301,30 @@ class RangeReader:
         self._comparison_id = comparison_id
         self._page_readers = page_readers
 
-    def digest(self, unit: Unit, *, is_first: bool) -> Iterator[DigestRow]:
-        """Yield the digests of a range on both sides. An equal first range goes into the ledger."""
-        table = self._tables[unit.relation_id]
-        identity = unit.to_row()[:4]
-        found: list[Digests] = []
-        try:
-            for side in (SOURCE, TARGET):
-                found.append(self._digest_side(table, unit, side))
-                rows = (
-                    (*identity, bucket, side, count, first, second, None)
-                    for bucket, (count, first, second) in found[-1].items()
-                )
-                yield from rows
-        except (psycopg.Error, ElsewhereError) as exc:
-            yield (*identity, 0, SOURCE, 0, "0", "0", describe(exc))
-            return
-        if is_first and found[SOURCE] == found[TARGET]:
-            self._record(unit, *(sum(d[0] for d in digests.values()) for digests in found))
+    def digest(self, unit: Unit, *, is_first: bool) -> tuple[Sums, Sums]:
+        """Return the sums of a range on both sides. An equal first range goes into the ledger.
 
-    def _digest_side(self, table: ComparedTable, unit: Unit, side: int) -> Digests:
+        Raises TableError, PassingError.
+        """
+        table = self._tables[unit.relation_id]
+        with reading():
+            here, there = (self._digest_side(table, unit, side) for side in (SOURCE, TARGET))
+            if is_first and here == there and self._comparison_id is not None:
+                self._record(unit, sum(rows for rows, _, _ in here.values()))
+        return here, there
+
+    def _digest_side(self, table: ComparedTable, unit: Unit, side: int) -> Sums:
         connection = self._servers.of(table, side)
         limit = self._rows_per_second if side == SOURCE else None
         parts = _page_parts(table, side, connection, limit)
         first = next(parts)
         if first == ALL_PAGES:
-            found = self._add_up(table, unit, side, iter([first]))
-        else:
-            files = _read_size(table, side, connection)[-1]
-            found = self._add_up_pages(table, unit, side, _Shared(itertools.chain([first], parts)))
-            if _read_size(table, side, connection)[-1] != files:
-                raise PassingError(
-                    f'the pages of "{table.source_name}" were written anew meanwhile'
-                )
-        return {bucket: (n, str(one), str(two)) for bucket, (n, one, two) in found.items()}
+            return self._add_up(table, unit, side, iter([first]))
+        files = _read_size(table, side, connection)[-1]
+        sums = self._add_up_pages(table, unit, side, _Shared(itertools.chain([first], parts)))
+        if _read_size(table, side, connection)[-1] != files:
+            raise PassingError(f'the pages of "{table.source_name}" were written anew meanwhile')
+        return sums
 
     def _add_up_pages(
         self, table: ComparedTable, unit: Unit, side: int, parts: "_Shared[Pages]"
@@ -374,40 +368,35 @@ class RangeReader:
         row = self._servers.target.execute(IS_THROTTLED_SQL, (table.source_id,)).fetchone()
         return row is not None and bool(row[0])
 
-    def _record(self, unit: Unit, source_rows: int, target_rows: int) -> None:
+    def _record(self, unit: Unit, rows: int) -> None:
         self._servers.target.execute(
-            FINISH_RANGE_SQL,
-            (source_rows, target_rows, self._comparison_id, unit.relation_id, unit.number),
+            FINISH_RANGE_SQL, (rows, rows, self._comparison_id, unit.relation_id, unit.number)
         )
         failpoint("compare.range_done")
 
-    def split(self, unit: Unit) -> Iterator[Unit]:
-        """Cut a range at keys of the side with more rows; one whose keys are all the same stays."""
+    def split(self, unit: Unit, side: int, rows: int) -> list[Unit]:
+        """Cut a range at keys of *side*, which has more *rows*; one whose keys are all the same
+        stays. Raises PassingError.
+        """
         table = self._tables[unit.relation_id]
-        side = unit.larger_side
-        sql = table.cut_sql(table.side(side), unit.range, count_parts(unit.rows))
-        try:
-            rows = self._servers.of(table, side).execute(sql.encode()).fetchall()
-        except (psycopg.Error, ElsewhereError) as exc:
-            describe(exc)  # the fetch of the whole range reports it
-            rows = []
-        keys: list[Key] = [tuple(row[0]) for row in rows]
-        for part in split_range(unit.range, keys):
-            yield Unit(unit.relation_id, unit.number, part)
+        sql = table.cut_sql(table.side(side), unit.range, count_parts(rows))
+        keys: list[Key] = []
+        with suppress(TableError), reading():  # the fetch of the whole range reports it
+            keys = [tuple(row[0]) for row in self._servers.of(table, side).execute(sql.encode())]
+        return [replace(unit, range=part) for part in split_range(unit.range, keys)]
 
 
 # ---- rows --------------------------------------------------------------------------------------
 
 
 def fetch_rows(
-    table: ComparedTable, unit: Unit, buckets: list[int], side: int, servers: Servers
-) -> Iterator[tuple[int, int, str, str]]:
-    """Yield relation, side, name of the key and hash of the row of a range, or of buckets."""
+    table: ComparedTable, unit: Unit, side: int, servers: Servers
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of the key and the hash of the row of a range, or of buckets."""
     connection = servers.of(table, side)
     for pages in _page_parts(table, side, connection, None):
-        sql = table.fetch_sql(table.side(side), unit.range, buckets, pages=pages)
-        for name, row in _stream(connection, sql):
-            yield table.relation_id, side, name, row
+        sql = table.fetch_sql(table.side(side), unit.range, unit.buckets, pages=pages)
+        yield from _stream(connection, sql)
 
 
 def _stream(connection: Connection, sql: str, parameters: list[Any] | None = None) -> Iterator[Any]:
@@ -450,11 +439,6 @@ def _read_lsn(connection: Connection, expression: str) -> Lsn:
     row = connection.execute(f"select ({expression})::text".encode()).fetchone()
     assert row is not None
     return Lsn.parse(row[0])
-
-
-Verdict = tuple[int, str, str, int, int, int, list[str], str | None, str | None, str]
-"""Relation, key, kind, rows missing, extra and different, columns, values of the source and of the
-target as JSON, position of the source."""
 
 
 @dataclass(slots=True)
@@ -526,30 +510,30 @@ class KeyJudging:
         """Read one table; its failure is not the others'. Raises PassingError."""
         if batch.error is None:
             try:
-                read(batch)
-            except (psycopg.Error, ElsewhereError) as exc:
-                batch.error = describe(exc)
+                with reading():
+                    read(batch)
+            except TableError as exc:
+                batch.error = str(exc)
 
-    def show(self, batch: Judged) -> Iterator[Verdict]:
+    def show(self, batch: Judged) -> Iterator[KeyVerdict]:
         """Yield the verdicts about keys that are not equal, one row at a time.
 
         After a PassingError, another call yields the verdicts that are left.
         """
-        table, different = batch.table, batch.judge.different
-        left = {*different, *batch.judge.pending} - batch.shown
-        try:
-            if batch.error is None:
-                lsn = str(batch.judge.newest_lsn)
-                for n, text, values in self._shown(table, {n: batch.keys[n] for n in sorted(left)}):
-                    batch.shown.add(n)
-                    if n in different:
-                        yield _verdict(table, text, different[n], values, lsn)
-                    else:
-                        yield table.relation_id, text, "undecided", 0, 0, 0, [], None, None, lsn
-        except (psycopg.Error, ElsewhereError) as exc:
-            batch.error = describe(exc)
+        table, judge = batch.table, batch.judge
+        keys = {n: batch.keys[n] for n in sorted({*judge.different, *judge.pending} - batch.shown)}
+        if batch.error is None:
+            try:
+                with reading():
+                    for n, text, values in self._shown(table, keys):
+                        batch.shown.add(n)
+                        yield _verdict(
+                            table, text, judge.different.get(n), values, judge.newest_lsn
+                        )
+            except TableError as exc:
+                batch.error = str(exc)
         if batch.error is not None:
-            yield error_verdict(table.relation_id, batch.error)
+            yield KeyVerdict(table.relation_id, batch.error, ERROR)
 
     def _read_source(self, batch: Judged) -> None:
         connection = self._servers.source(batch.table.source_id)
@@ -635,18 +619,15 @@ def _as_json(table: ComparedTable, rows: list[list[str]]) -> str | None:
 def _verdict(
     table: ComparedTable,
     key: str,
-    found: Difference,
+    difference: Difference | None,
     values: tuple[str | None, str | None],
-    lsn: str,
-) -> Verdict:
-    columns = [table.columns[n] for n in found.columns]
-    counts = found.missing, found.extra, found.different
-    return table.relation_id, key, found.kind, *counts, columns, *values, lsn
-
-
-def error_verdict(relation_id: int, message: str) -> Verdict:
-    """Return the verdict about a failed reading of a table. Pure."""
-    return relation_id, message, ERROR, 0, 0, 0, [], None, None, "0/0"
+    lsn: Lsn,
+) -> KeyVerdict:
+    if difference is None:
+        return KeyVerdict(table.relation_id, key, UNDECIDED, lsn=str(lsn))
+    columns = [table.columns[n] for n in difference.columns]
+    counts = difference.missing, difference.extra, difference.different
+    return KeyVerdict(table.relation_id, key, difference.kind, *counts, columns, *values, str(lsn))
 
 
 def batches(keys: Iterable[tuple[int, str]], tables: Tables) -> Iterator[dict[int, list[str]]]:

@@ -68,6 +68,22 @@ def add(found: Sums, more: Sums) -> None:
         found[bucket] = n + count, one + first, two + second
 
 
+def differing_buckets(
+    source: Sums, target: Sums, *, keeps_more: bool
+) -> dict[int, tuple[int, int]]:
+    """Return the rows of both sides of the buckets that differ.
+
+    *keeps_more*: a bucket that only the target has is no difference.
+    """
+    none = (0, 0, 0)
+    pairs = {n: (source.get(n, none), target.get(n, none)) for n in sorted(source.keys() | target)}
+    return {
+        bucket: (here[0], there[0])
+        for bucket, (here, there) in pairs.items()
+        if here != there and (here[0] or not keeps_more)
+    }
+
+
 _PLACE: Final = "t.tableoid::text || ' ' || t.ctid::text || ' ' || t.xmin::text as place"
 
 
@@ -192,11 +208,6 @@ class ComparedTable:
     def keeps_more(self) -> bool:
         """Whether rows that only the target has are no difference."""
         return self.type == "append"
-
-    @property
-    def digest_rows(self) -> int:
-        """The rows of a digest at most."""
-        return 1 if self.is_ordered else self.buckets
 
     @property
     def is_named_by_hash(self) -> bool:

@@ -19,6 +19,7 @@ from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.source.catalog import SourceServer
 from streamer.source.kept_connections import KeptConnections
+from streamer.sync.copy_parts import CopyEnds
 from streamer.sync.source_turns import CopyTurns
 from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.claim import Claim
@@ -26,7 +27,6 @@ from streamer.target.connection import TargetAddress, TargetConnection, target_c
 
 if TYPE_CHECKING:
     from streamer.sync.prepare import TableCopy
-    from streamer.sync.snapshot import HeldSnapshot
 
 TERMINATE_SECONDS: Final = 10.0
 _END_TASKS_SQL: Final = """
@@ -148,10 +148,10 @@ class SyncEvents(Protocol):
 
 
 class FindDifferences(Protocol):
-    """Finds the rows in which the target differs from a snapshot, at its position."""
+    """Finds the rows in which the target differs from the snapshot of *ends*, at its position."""
 
     async def __call__(
-        self, context: "CopyContext", copy: "TableCopy", snapshot: "HeldSnapshot"
+        self, context: "CopyContext", copy: "TableCopy", ends: CopyEnds
     ) -> FoundRows | None: ...
 
 

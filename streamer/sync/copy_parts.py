@@ -245,7 +245,7 @@ class PartCopier:
         self._token = ends.claim[-1]
         self._hash_keys = ends.hash_keys
         self._pace = Pace(ends.rows_per_second)
-        _prove(target, ends)
+        prove(target, ends)
         # Without the privilege triggers and foreign keys of the target apply.
         with suppress(psycopg.errors.InsufficientPrivilege):
             target.execute("set session_replication_role = replica")
@@ -517,13 +517,14 @@ GONE: Final = (
 
 def begin_reading(source: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
     """Begin the transaction that reads under the snapshot. Raises NotCopiedError."""
-    _check_place(source, ends.place)
+    check_place(source, ends.place)
     source.execute(f"set lock_timeout = '{LOCK_SECONDS}s'".encode())
     source.execute("begin isolation level repeatable read read only")
     _import(source, ends.snapshot_name)
 
 
-def _check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
+def check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
+    """Refuse another server than *expected*. Raises NotCopiedError."""
     try:
         row = source.execute(PLACE_SQL).fetchone()
     except psycopg.errors.InsufficientPrivilege:
@@ -533,7 +534,7 @@ def _check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
         raise NotCopiedError("elsewhere", difference)
 
 
-def _prove(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
+def prove(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
     """Refuse a target where the source's lock is not held by the process that planned the copy.
 
     A session stays on its server, so one proof is enough. Each part proves the token again, in the

@@ -570,7 +570,8 @@ class Round:
         """Compare the table at the consistent point, so that the copy brings what differs only."""
         self._context.launcher.prepare()  # Spark starts meanwhile
         await reach_with_snapshot(self._context.events, copy)
-        found = await self._context.find_differences(self._context, copy, self._snapshot)
+        ends = await self._ends(self._context.settings.jobs)
+        found = await self._context.find_differences(self._context, copy, ends)
         failpoint("sync.compared")
         if found is not None:
             copy.found = RowScope(found=found)

@@ -11,22 +11,24 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from pyspark import SparkContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from rich.console import Console
 from structlog.testing import capture_logs
 
 from streamer.commands import compare as compare_command
 from streamer.commands import requests
 from streamer.commands.embedded import Server
-from streamer.compare import comparison, local_program, ranges, spark_program
+from streamer.compare import comparison, local_program, ranges, spark_program, unit_reader
 from streamer.compare import tables as tables_module
 from streamer.compare.comparison import ComparisonScope, TableResult
 from streamer.compare.local_launcher import LocalProcess
-from streamer.compare.readings import DigestRow, RangeReader, Unit
+from streamer.compare.readings import KeyJudging, RangeReader, TableError, Unit
 from streamer.compare.tables import ALL_PAGES, ComparedTable, cut_pages
+from streamer.compare.unit_reader import UnitReader
 from streamer.errors import MappingError
 from streamer.mapping.resync import Mode, Resync
 from streamer.source import distant_keys
@@ -307,8 +309,7 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm_and_both_ways_ag
     """
     monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
     monkeypatch.setattr(ranges, "SAMPLED_ROWS", 1000)  # ranges of equal size
-    for program in (spark_program, ranges):
-        monkeypatch.setattr(program, "FETCH_ROWS", 60)
+    monkeypatch.setattr(ranges, "FETCH_ROWS", 60)
     async with two_tenants(tmp_path, source, target, shared_server) as (streamer, other):
         # Spark loads its classes now: traffic costs as much as its comparison.
         target.execute(PLANTED_AT_TENANTS)
@@ -352,19 +353,30 @@ async def _live_traffic_gives_no_false_alarm(
         await asyncio.gather(*writing)
 
 
-def _refuse_parts(
-    digests: Callable[..., Iterator[Any]], relation_id: int | None = None
-) -> Callable[..., Iterator[Any]]:
-    """Return *digests* with an error for each part of a range, of one table or of all."""
+def _refuse_parts(digest: Callable[..., Any], relation_id: int | None = None) -> Callable[..., Any]:
+    """Return *digest* with an error for each part of a range, of one table or of all."""
 
-    def refuse(*arguments: Any, is_first: bool, **options: Any) -> Iterator[Any]:
-        for row in digests(*arguments, is_first=is_first, **options):
-            if is_first or relation_id not in (None, row[0]):
-                yield row
-            else:
-                yield (*row[:5], 0, 0, "0", "0", "refused in a part")
+    def refuse(self: RangeReader, unit: Unit, *, is_first: bool) -> Any:
+        if is_first or relation_id not in (None, unit.relation_id):
+            return digest(self, unit, is_first=is_first)
+        raise TableError("refused in a part")
 
     return refuse
+
+
+def _on_workers(digest: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    """Return a task with *digest* and with the bounds of this test: workers have modules of their
+    own.
+    """
+
+    def find_parts(rows: Any, **work: Any) -> Iterator[Any]:
+        with (
+            mock.patch.object(ranges, "FETCH_ROWS", 60),
+            mock.patch.object(RangeReader, "digest", digest),
+        ):
+            yield from unit_reader.find_parts(rows, **work)
+
+    return find_parts
 
 
 async def _both_ways_agree(
@@ -379,19 +391,20 @@ async def _both_ways_agree(
     parts of one table cannot be read. Spark's report in Parquet has the rows of the one in JSON.
     """
     parquet = tmp_path / "report.parquet"
-    write = spark_program._Comparison._write_report
+    write = spark_program._write_report
 
-    def write_both(self: spark_program._Comparison, verdicts: DataFrame, path: Path) -> None:
-        write(self, verdicts, path)
-        write(self, verdicts, parquet)
+    def write_both(context: SparkContext, path: Path, tables: Any, verdicts: Any) -> None:
+        rows = list(verdicts)
+        write(context, path, tables, rows)
+        write(context, parquet, tables, rows)
 
-    monkeypatch.setattr(spark_program._Comparison, "_write_report", write_both)
+    monkeypatch.setattr(spark_program, "_write_report", write_both)
 
     def end(*_: object) -> None:
         raise ConnectionResetError("it has ended")
 
     with monkeypatch.context() as killed:
-        killed.setattr(local_program._UnitReader, "_judge", end)
+        killed.setattr(KeyJudging, "judge", end)
         with pytest.raises(ConnectionResetError):
             await compare(streamer, ALL_BUT_HISTORY)
     done = target.value("select count(source_rows) from streamer.compared_range")
@@ -404,9 +417,11 @@ async def _both_ways_agree(
     for name, context in (("Spark", spark_context), ("threads", None)):
         report, sql = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.sql"
         with capture_logs() as logs, monkeypatch.context() as refusing:
-            for owner, digests in ((spark_program, "digest_units"), (RangeReader, "digest")):
-                refuse = _refuse_parts(getattr(owner, digests), int(str(refused)))
-                refusing.setattr(owner, digests, refuse)
+            refuse = _refuse_parts(RangeReader.digest, int(str(refused)))
+            if context is None:
+                refusing.setattr(RangeReader, "digest", refuse)
+            else:
+                refusing.setattr(spark_program, "find_parts", _on_workers(refuse))
             found = await compare(
                 streamer,
                 ALL_BUT_HISTORY,
@@ -457,7 +472,7 @@ async def test_an_interrupted_comparison_goes_on_with_the_ranges_left_and_an_err
     run = local_program.run
     digest = RangeReader.digest
 
-    def lose_connections(self: RangeReader, unit: Unit, *, is_first: bool) -> Iterator[DigestRow]:
+    def lose_connections(self: RangeReader, unit: Unit, *, is_first: bool) -> Any:
         """Lose the connection to the source in the middle, as often as one task of Spark may."""
         if len(lost) < local_program.ATTEMPTS - 1:
             lost.append(self)
@@ -481,7 +496,7 @@ async def test_an_interrupted_comparison_goes_on_with_the_ranges_left_and_an_err
         await streamer.caught_up()
         target.execute("update t set v = 'w' where id = 399")
         with monkeypatch.context() as killed:
-            killed.setattr(local_program._UnitReader, "_fetch", end)
+            killed.setattr(UnitReader, "_fetch", end)
             with pytest.raises(ConnectionResetError):
                 await compare(streamer, jobs=1)
         done = target.value("select count(source_rows) from streamer.compared_range")
@@ -531,7 +546,7 @@ async def test_what_an_interrupted_comparison_found_counts_on_request_and_for_th
         async def interrupt() -> None:
             target.execute("update t set v = 'w' where id = 399")
             with monkeypatch.context() as killed:
-                killed.setattr(local_program._UnitReader, "_fetch", end)
+                killed.setattr(UnitReader, "_fetch", end)
                 with pytest.raises(ConnectionResetError):
                     await compare(streamer, jobs=1)
             newest = "comparison_id = (select max(id) from streamer.comparison)"

@@ -241,8 +241,7 @@ async def test_a_resync_by_difference_copies_only_the_ranges_and_buckets_that_di
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamer.compare.ranges.RANGE_ROWS", 100)
-    for module in ("ranges", "at_point"):
-        monkeypatch.setattr(f"streamer.compare.{module}.FETCH_ROWS", 10)
+    monkeypatch.setattr("streamer.compare.ranges.FETCH_ROWS", 10)
     monkeypatch.setattr("streamer.compare.ranges.BUCKET_ROWS", 5)
     source.execute(WIDE)
     tables = (

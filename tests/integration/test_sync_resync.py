@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamer.commands.requests import request
-from streamer.compare import at_point, ranges, tables
+from streamer.compare import ranges, tables
 from streamer.compare.tables import ALL_PAGES, ComparedTable, Pages
 from streamer.postgres.secret import Secret
 from streamer.sync import hand_over
@@ -200,23 +201,20 @@ async def test_several_sessions_read_the_pages_of_a_table_without_ranges(
     source, target = shared.source, shared.target
     await shared.caught_up()
     read: list[tuple[int, Pages]] = []
-    digest_sql, sums = ComparedTable.digest_sql, at_point._Reader.sums
-    both_read = asyncio.Barrier(2)
+    digest_sql = ComparedTable.digest_sql
+    both_read = threading.Barrier(2)
+    numbers = itertools.count()
 
     def note(self: ComparedTable, *arguments: Any, pages: Pages = ALL_PAGES) -> str:
         read.append((arguments[0] is self.source, pages))
+        if next(numbers) < 2:
+            both_read.wait(30)  # for the other one of two sessions
         return digest_sql(self, *arguments, pages=pages)
-
-    async def meet(self: Any, *arguments: Any) -> Any:
-        if len(read) < 2:
-            await asyncio.wait_for(both_read.wait(), 30)
-        return await sums(self, *arguments)
 
     monkeypatch.setattr(ranges, "PAGES_BYTES", 65_536)
     monkeypatch.setattr(ranges, "LISTED_BYTES", 65_536)
     monkeypatch.setattr(tables, "TID_RANGES_MIN", version)
     monkeypatch.setattr(ComparedTable, "digest_sql", note)
-    monkeypatch.setattr(at_point._Reader, "sums", meet)
     target.execute("delete from t where id = 2000; update t set v = 'x' where id = 7")
     before = set(target.execute("select id, xmin::text, ctid::text from t"))
     await resync(shared, mode="diff")

@@ -43,7 +43,7 @@ Compare = Callable[..., Coroutine[Any, Any, dict[str, TableResult]]]
 
 
 async def compare_in_thread(self: LocalProcess, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Take the place of `LocalProcess.submit`: a process takes ten times the CPU."""
+    """Take the place of `LocalProcess.submit`."""
     return await asyncio.to_thread(local_program.run, job)
 
 

@@ -19,8 +19,9 @@ import pytest
 from streamer.backoff import Backoff
 from streamer.commands import wait as wait_command
 from streamer.commands.status import SourceStatus, read_status
+from streamer.compare import at_point, local_program
 from streamer.config import static
-from streamer.errors import TargetConnectionError
+from streamer.errors import ComparisonError, TargetConnectionError
 from streamer.lsn import Lsn
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
@@ -31,7 +32,7 @@ from streamer.runtime.engine import Engine, StopCondition
 from streamer.source.kept_connections import KeptConnections
 from streamer.source.primary import flush_source
 from streamer.sync import round as round_module
-from streamer.sync.copy_parts import CopyEnds, copy_parts
+from streamer.sync.copy_parts import CopyEnds, PassingError, copy_parts
 from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
@@ -274,8 +275,19 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     copy_with_threads(monkeypatch)
 
 
+class ComparesInThreads:
+    """Takes the place of `LocalProcess`: a process takes ten times the CPU."""
+
+    async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+        try:
+            return await asyncio.to_thread(local_program.run, job)
+        except PassingError as exc:
+            raise ComparisonError(f"the comparison stopped: {exc}") from None
+
+
 def copy_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let threads copy the parts."""
+    """Let threads copy the parts, and compare at the points of copies."""
+    monkeypatch.setattr(at_point, "LocalProcess", ComparesInThreads)
     monkeypatch.setattr(SparkLauncher, "submit", copy_in_threads)
     monkeypatch.setattr(SparkLauncher, "prepare", lambda self: None)
 

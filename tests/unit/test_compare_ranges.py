@@ -10,7 +10,6 @@ from streamer.compare.ranges import (
     BUCKET_ROWS,
     BUCKETS_MAX,
     PAGES_BYTES,
-    PARTITION_ROWS,
     PARTS_MAX,
     RANGE_ROWS,
     RANGES_MAX,
@@ -18,7 +17,6 @@ from streamer.compare.ranges import (
     count_buckets,
     count_page_parts,
     count_page_readers,
-    count_partitions,
     count_parts,
     count_ranges,
     join_buckets,
@@ -61,12 +59,6 @@ def test_the_number_of_ranges_is_bounded_and_follows_the_rate() -> None:
     assert count_ranges(1000, 10.0) == 20
     assert count_parts(3000) == 2
     assert count_parts(10**9) == PARTS_MAX
-
-
-def test_few_rows_take_one_task_of_spark_and_many_no_more_than_run_in_four_turns() -> None:
-    assert [count_partitions(rows, 2) for rows in (0, 1, PARTITION_ROWS)] == [1, 1, 1]
-    assert count_partitions(PARTITION_ROWS + 1, 2) == 2
-    assert count_partitions(10**9, 2) == 8
 
 
 def test_buckets_are_a_power_of_two() -> None:

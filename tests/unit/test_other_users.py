@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from pyspark.sql.types import StructType
 
 from streamer.apply.spool import SpoolDirectory
 from streamer.compare import parquet
@@ -158,15 +157,9 @@ def test_a_driver_reads_the_job_of_a_report_in_parquet(
     def read_job(command: list[str], **_: object) -> None:
         jobs.append(json.loads(read_private(Path(command[-1]))))
 
-    class ClusterFrame:
-        schema = StructType()
-        sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
-
-        def toJSON(self) -> Any:
-            return SimpleNamespace(toLocalIterator=lambda: iter(['{"relation": 1}']))
-
     monkeypatch.setattr(subprocess, "run", read_job)
-    parquet.write_parquet(cast("Any", ClusterFrame()), tmp_path / "rows.parquet")
+    cluster = cast("Any", SimpleNamespace(master="spark://host:7077"))
+    parquet.write_parquet(cluster, tmp_path / "rows.parquet", {}, [])
 
     assert [fields["program"] for fields in jobs] == ["parquet"]
     assert list(tmp_path.iterdir()) == []

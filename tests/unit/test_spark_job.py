@@ -28,7 +28,7 @@ def test_what_is_shipped_imports_by_itself(tmp_path: Path) -> None:
 import sys
 sys.path[1:1] = [{str(archive)!r}]
 sys.path.append({str(packages)!r})
-import streamer.compare.tasks, streamer.sync.copy_parts
+import streamer.compare.unit_reader, streamer.sync.copy_parts
 ours = sorted(name for name in sys.modules if name.split(".")[0] == "streamer")
 assert all({str(archive)!r} in sys.modules[name].__file__ for name in ours), ours
 others = {{"asyncpg", "structlog", "pydantic", "pyspark", "rich"}} & set(sys.modules)

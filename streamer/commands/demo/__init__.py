@@ -4,7 +4,6 @@ show.py         the demo from beginning to end
 stage.py        its processes and directories, and their removal
 shop.py         the shops' tables and rows
 workload.py     the shops' customers
-watch.py        the progress, as numbers
+figures.py      the figures of the program, and its comparison of shops and warehouse
 view.py         the progress, on the screen
-compare.py      the comparison of shops and warehouse
 """

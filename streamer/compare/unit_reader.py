@@ -1,0 +1,230 @@
+"""The engine of every comparison: from a range of keys to the keys that differ.
+
+1. *Digests.* Both servers add up the hashes of the rows of a range.
+2. *Split.* A large range that differs is cut at keys, and its parts go through 1 again.
+3. *Fetch.* Hashes of rows travel, of small ranges and of buckets that differ.
+4. *Judge.* The keys whose rows differ are read on both sides until each has a judgement
+   (`streamer.compare.judge`).
+
+`UnitReader.find` does 1 and 2, `UnitReader.judge` 3 and 4. Tasks of Spark (`find_parts`,
+`judge_parts`) and the threads of a process run both (`streamer.compare.local_program`). A
+comparison at the point of a copy needs the first one only (`streamer.compare.at_point`).
+
+An executor on another machine has only this module and its imports of streamer
+(`streamer.sync.spark.job` ships them), besides psycopg.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Self, TypeVar
+
+import psycopg
+
+from streamer.compare import ranges
+from streamer.compare.readings import (
+    SOURCE,
+    TARGET,
+    ComparisonEnds,
+    Judged,
+    KeyJudging,
+    RangeReader,
+    Servers,
+    TableError,
+    Tables,
+    Unit,
+    batches,
+    describe,
+    fetch_rows,
+    reading,
+)
+from streamer.compare.results import Findings, KeyVerdict
+from streamer.compare.tables import differing_buckets
+from streamer.sync.copy_parts import PassingError
+
+BUCKETS_ROWS: Final = 200_000
+"""The rows of buckets that one query fetches, because each such query reads the whole table."""
+
+T = TypeVar("T")
+
+
+class UnitReader:
+    """Reads ranges one after the other, over connections of its own. Use it as a context manager.
+
+    *job*: see `streamer.compare.comparison.make_job`. *attempts*: how often a reading is made
+    before its failure ends the comparison.
+    """
+
+    def __init__(
+        self, tables: Tables, ends: ComparisonEnds, job: dict[str, Any], attempts: int = 1
+    ) -> None:
+        self._job = job
+        self._tables = tables
+        self._ends = ends
+        self._attempts = attempts
+        self.findings = Findings(tables, job["keys_max"])
+        self._connect()
+
+    def _connect(self) -> None:
+        job = self._job
+        name = "streamer verify" if job.get("is_background") else "streamer compare"
+        self._servers = Servers(self._ends, name)
+        self._ranges = RangeReader(
+            self._tables,
+            self._servers,
+            job["rows_per_second"],
+            job["comparison_id"],
+            job["page_readers"],
+        )
+        self._judging = KeyJudging(self._servers, seconds=job["seconds"], with_values=job["values"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._servers.close()
+
+    def cancel(self) -> None:
+        """Cancel the statement that runs, and make no other attempt. Another thread calls this."""
+        self._attempts = 0
+        self._servers.cancel()
+
+    def _again(self, work: Callable[[], T]) -> T:
+        """Return the answer of *work*, which uses other connections after each failure.
+
+        Raises PassingError after all attempts, and TableError.
+        """
+        for attempt in itertools.count(1):
+            try:
+                return work()
+            except (PassingError, psycopg.Error) as exc:
+                self._reconnect(exc, attempt)
+        raise AssertionError
+
+    def _reconnect(self, error: PassingError | psycopg.Error, attempt: int) -> None:
+        """Replace the connections; after the last attempt, raise PassingError."""
+        if attempt >= self._attempts:
+            text = str(error) if isinstance(error, PassingError) else describe(error)
+            raise PassingError(text) from None
+        self._servers.close()
+        self._connect()
+
+    # ---- ranges --------------------------------------------------------------------------------
+
+    def find(self, unit: Unit, *, depth: int = 0) -> Iterator[Unit]:
+        """Yield the small ranges of *unit* that differ, or its buckets that do, in groups."""
+        table = self._tables[unit.relation_id]
+        try:
+            sums = self._again(lambda: self._ranges.digest(unit, is_first=depth == 0))
+        except TableError as exc:
+            self.findings.fail(unit.relation_id, str(exc))
+            return
+        if depth == 0:
+            finding = self.findings.of(unit.relation_id)
+            finding.rows_source += sum(rows for rows, _, _ in sums[SOURCE].values())
+            finding.rows_target += sum(rows for rows, _, _ in sums[TARGET].values())
+        differing = differing_buckets(*sums, keeps_more=table.keeps_more)
+        if not table.is_ordered:
+            for buckets in _groups(differing):
+                yield replace(unit, buckets=buckets)
+        elif differing:
+            rows = max(differing[0])
+            if rows <= ranges.FETCH_ROWS or depth == ranges.SPLITS_MAX - 1:
+                yield unit
+                return
+            side = SOURCE if differing[0][SOURCE] == rows else TARGET
+            for part in self._again(lambda: self._ranges.split(unit, side, rows)):
+                yield from self.find(part, depth=depth + 1)
+
+    # ---- keys ----------------------------------------------------------------------------------
+
+    def judge(self, parts: Iterable[Unit]) -> Iterator[KeyVerdict]:
+        """Yield the verdicts about keys of *parts* that are not equal, and count them."""
+        for keys in batches(self._keys(parts), self._tables):
+            for judged in self._again(partial(self._judge, keys)):
+                yield from self._show(judged)
+
+    def _judge(self, keys: dict[int, list[str]]) -> list[Judged]:
+        return self._judging.judge(self._tables, keys)
+
+    def _show(self, judged: Judged) -> Iterator[KeyVerdict]:
+        """Yield verdicts; after a failure, go on with those that are left."""
+        for attempt in itertools.count(1):
+            try:
+                for verdict in self._judging.show(judged):
+                    self.findings.add(verdict)
+                    yield verdict
+            except (PassingError, psycopg.Error) as exc:
+                self._reconnect(exc, attempt)
+            else:
+                return
+
+    def _keys(self, parts: Iterable[Unit]) -> Iterator[tuple[int, str]]:
+        """Yield relation and key of the rows that differ between two readings."""
+        for part in parts:
+            try:
+                keys = self._again(partial(self._fetch, part))
+            except TableError as exc:
+                self.findings.fail(part.relation_id, str(exc))
+                continue
+            for key in keys:
+                yield part.relation_id, key
+
+    def _fetch(self, part: Unit) -> list[str]:
+        """Return the keys of *part* whose rows are others on one side."""
+        table = self._tables[part.relation_id]
+        surplus: Counter[tuple[str, str]] = Counter()
+        with reading():
+            for side, step in ((SOURCE, 1), (TARGET, -1)):
+                for key, row in fetch_rows(table, part, side, self._servers):
+                    surplus[key, row] += step
+        return sorted({key for (key, _), number in surplus.items() if number})
+
+
+def _groups(buckets: dict[int, tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+    """Yield buckets in groups of a bounded number of rows. Pure."""
+    group: list[int] = []
+    rows = 0
+    for bucket, numbers in buckets.items():
+        if group and rows + max(numbers) > BUCKETS_ROWS:
+            yield tuple(group)
+            group, rows = [], 0
+        group.append(bucket)
+        rows += max(numbers)
+    if group:
+        yield tuple(group)
+
+
+# ---- tasks of Spark ----------------------------------------------------------------------------
+
+
+def find_parts(
+    rows: Iterable[Any], tables: Tables, ends: dict[str, Any] | str, job: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield the numbered parts of units that differ, and then the findings."""
+    with UnitReader(tables, ComparisonEnds.read(ends), job) as reader:
+        for unit in map(Unit.from_row, rows):
+            for number, part in enumerate(reader.find(unit), unit.number):
+                yield number, part.to_row()
+        yield reader.findings.by_table
+
+
+def judge_parts(
+    rows: Iterable[Any], tables: Tables, ends: dict[str, Any] | str, job: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield verdicts for the files of *job*, and then the findings."""
+    with UnitReader(tables, ComparisonEnds.read(ends), job) as reader:
+        for verdict in reader.judge(map(Unit.from_row, rows)):
+            if job["report"] or job["sql"]:
+                yield verdict
+        yield reader.findings.by_table
+
+
+def is_findings(row: Any) -> bool:
+    return isinstance(row, dict)
+
+
+def is_row(row: Any) -> bool:
+    return isinstance(row, tuple)
