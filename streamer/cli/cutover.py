@@ -13,6 +13,7 @@ from streamer.commands.cutover.plan import (
     StepObstacle,
     StopWrites,
 )
+from streamer.commands.scope import Scope
 from streamer.errors import CutoverError, StreamerError
 
 
@@ -57,11 +58,10 @@ def cutover(
     back to the state before the cut-over. --undo goes back at any step before the last.
     """
     from streamer.commands.cutover.run import Cutover, CutoverState
-    from streamer.commands.teardown import choose
 
     settings, mapping = load(needs_sources=True)
     try:
-        sources = choose(mapping, database, sid)
+        sources = Scope(database=database, sid=sid).sources(mapping)
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)
     if len(sources) > 1:

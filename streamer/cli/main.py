@@ -45,6 +45,7 @@ from streamer.cli.terminal import (
     load,
     load_to_show,
     print_json,
+    print_left,
     run_to_end,
     with_mapping_database,
 )
@@ -704,9 +705,9 @@ def teardown(
     If the role lacks a privilege or a source is unreachable, the command prints the remaining SQL
     and exits with 3. Other programs' objects in the schema `streamer` stay.
     """
-    settings, mapping = load()
+    settings, mapping = load(needs_sources=True)
     try:
-        sources = teardown_command.choose(mapping, database, sid)
+        sources = Scope(database=database, sid=sid).sources(mapping)
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)
     if not yes:
@@ -725,12 +726,7 @@ def teardown(
     )
     if as_json:
         print_json([{"source": r.label, "error": r.error, "left_sql": r.left_sql} for r in results])
-    for result in results:
-        if result.error is not None:
-            rest = "; run there:" if result.left_sql else ""
-            typer.echo(f"streamer: {logs.redact(result.error)}{rest}", err=True)
-            for statement in result.left_sql:
-                typer.echo(f"{statement};", err=as_json)
+    print_left(results, on_stderr=as_json)
     if any(result.error is not None for result in results):
         raise typer.Exit(3)
 

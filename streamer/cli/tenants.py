@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from streamer.cli.options import DatabaseOption, JsonOption, SidOption, UrlOption, example
-from streamer.cli.terminal import GLOBALS, fail, load, print_json, run_to_end, show
+from streamer.cli.terminal import GLOBALS, fail, load, print_json, print_left, run_to_end, show
 from streamer.commands.requests import command_actor
 from streamer.commands.scope import Scope
 from streamer.commands.tenants import listing
 from streamer.hints import command
-from streamer.observability.logs import redact
 from streamer.target.connection import TargetAddress
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def remove_tenant(
     address = TargetAddress.parse(settings.target.url)
 
     async def remove() -> "Changed":
-        source = change.chosen(mapping, database, sid)
+        (source,) = Scope(database=database, sid=sid).sources(mapping)
         if settings.mapping_database is None:
             changed = await asyncio.to_thread(
                 change.remove_from_file, GLOBALS.config, database, sid
@@ -138,10 +137,7 @@ def remove_tenant(
             fail(f'a process still runs "{source.label}"; {changed.next_step}', 1)
         if result.is_elsewhere:
             fail(result.error or "", 3)
-        if result.is_taken:
-            typer.echo(f"streamer: {redact(result.error or '')}", err=True)
-        for statement in result.left_sql:
-            typer.echo(f"streamer: {redact(result.error or '')}; run there: {statement};", err=True)
+        print_left([result], on_stderr=True)
         step = f"delete its rows with: {command('tenants purge', database, '--yes', sid=sid)}"
         return change.Changed([source.label], next_step=step, left_sql=result.left_sql)
 

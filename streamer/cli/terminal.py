@@ -21,6 +21,7 @@ from streamer.owned_directory import NotPrivateError
 if TYPE_CHECKING:
     from streamer.admin.store import AdminStore
     from streamer.config.settings import Settings
+    from streamer.source.teardown import Teardown
 
 T = TypeVar("T")
 
@@ -105,6 +106,16 @@ def show(listing: Listing[T], rows: Sequence[T], *, as_json: bool) -> None:
         print_json(rows if listing.name is None else {listing.name: rows})
     else:
         print_rows(listing, rows)
+
+
+def print_left(results: "Sequence[Teardown]", *, on_stderr: bool) -> None:
+    """Print the errors of a teardown, and the statements that an administrator has to run."""
+    for result in results:
+        if result.error is not None:
+            rest = "; run there:" if result.left_sql else ""
+            typer.echo(f"streamer: {logs.redact(result.error)}{rest}", err=True)
+            for statement in result.left_sql:
+                typer.echo(f"{statement};", err=on_stderr)
 
 
 def _settings_and_mapping() -> tuple[Any, Mapping]:

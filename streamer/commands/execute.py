@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from streamer.commands.listing import Listing, ListingColumn
+from streamer.commands.scope import Scope
 from streamer.errors import MappingError, ScriptError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING
@@ -107,13 +108,7 @@ def choose(
 
     The target runs a script when one stream reaches it, so such a script belongs to one source.
     """
-    found = [
-        source
-        for source in mapping.sources
-        if database in (None, source.database) and sid in (None, source.sid)
-    ]
-    if not found:
-        raise MappingError("no source has this database and sid")
+    found = Scope(database=database, sid=sid).sources(mapping)
     if side is not ScriptSide.SOURCE and len(found) > 1:
         labels = ", ".join(source.label for source in found)
         raise MappingError(

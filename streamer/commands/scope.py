@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from streamer.errors import MappingError
+from streamer.hints import command
 from streamer.mapping.names import parse_name, parse_relation
 from streamer.mapping.rules import Mapping, SourceMapping
 
@@ -31,7 +32,8 @@ class Scope:
             if self.database in (None, source.database) and self.sid in (None, source.sid)
         ]
         if not named and (self.database, self.sid) != (None, None):
-            raise MappingError("no source has this database and sid")
+            hint = f"`{command('status')}` shows the sources"
+            raise MappingError("no source has this database and sid", hint=hint)
         return [s for s in named if self.labels is None or s.label in self.labels]
 
     def of(self, items: Iterable[tuple[str, T]]) -> list[T]:

@@ -337,9 +337,23 @@ async def read_status(
     return await _read_statuses(await _read_bookkeeping(bookkeeping), mapping, connect)
 
 
+async def read_stored_status(bookkeeping: Bookkeeping, mapping: Mapping) -> list[SourceStatus]:
+    """Return what the bookkeeping alone tells of every mapped source.
+
+    Raises TargetConnectionError, TargetRejectedError.
+    """
+    return _stored_statuses(await _read_bookkeeping(bookkeeping), mapping)
+
+
 async def _read_statuses(
     books: _Bookkeeping, mapping: Mapping, connect: Connect
 ) -> list[SourceStatus]:
+    statuses = _stored_statuses(books, mapping)
+    await _add_all_positions(statuses, mapping, books, connect)
+    return statuses
+
+
+def _stored_statuses(books: _Bookkeeping, mapping: Mapping) -> list[SourceStatus]:
     statuses = []
     for source in mapping.sources:
         record = books.sources.get(source.label)
@@ -370,7 +384,6 @@ async def _read_statuses(
             ]
             status.sequences = books.sequences.get(record.source_id, [])
         statuses.append(status)
-    await _add_all_positions(statuses, mapping, books, connect)
     return statuses
 
 

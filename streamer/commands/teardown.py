@@ -5,9 +5,8 @@ Rows in the target stay. A second run is fine.
 
 from pathlib import Path
 
-from streamer.errors import MappingError
 from streamer.mapping.names import parse_name
-from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.mapping.rules import SourceMapping
 from streamer.progress.audit import TEARDOWN, write_act
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.deferred_indexes import read_deferred_targets, restore_indexes
@@ -19,19 +18,6 @@ from streamer.source.teardown import Teardown, teardown_source
 from streamer.sync.staging_tables import drop_leftover_stages, find_leftover_stages
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.waiting import in_thread
-
-
-def choose(mapping: Mapping, database: str | None, sid: str | None) -> list[SourceMapping]:
-    """Return the sources that are meant. Raises MappingError for none."""
-    chosen = [
-        source
-        for source in mapping.sources
-        if (database is None or source.database == database) and (sid is None or source.sid == sid)
-    ]
-    if not chosen:
-        known = ", ".join(source.label for source in mapping.sources)
-        raise MappingError("no such source", hint=f"the sources are: {known}")
-    return chosen
 
 
 async def teardown(

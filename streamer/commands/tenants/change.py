@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streamer.commands.teardown import teardown
+from streamer.commands.tenants.listing import read_tenants
 from streamer.config import static
 from streamer.config.settings import Settings
 from streamer.config.urls_in_file import add_url, remove_url, url_line
@@ -21,7 +22,6 @@ from streamer.errors import MappingError
 from streamer.hints import command
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, find_source
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.purges import read_purges
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import read_source_records
 from streamer.source.teardown import Teardown
@@ -86,17 +86,12 @@ async def check_new(
     for sid in sids:
         if find_source(group, database, sid) is not None:
             raise MappingError(f'"{SourceLabel(database, sid)}" is already in the mapping')
-    bookkeeping = Bookkeeping(address, "streamer tenants")
-    try:
-        purges = await read_purges(bookkeeping) if await is_installed(bookkeeping) else []
-    finally:
-        await bookkeeping.close()
-    for purge in purges:
-        if not purge.is_finished and purge.database == database and purge.sid in sids:
+    for tenant in await read_tenants(address, mapping, database):
+        if tenant.purge and tenant.sid in sids:
             raise MappingError(
-                f'"{SourceLabel(database, purge.sid)}" was removed, and its rows may still be in '
-                f"{purge.target}",
-                hint=f"run first: {command('tenants purge', database, '--yes', sid=purge.sid)}",
+                f'"{tenant.label}" was removed, and its rows may still be in '
+                f"{tenant.purge[0].target}",
+                hint=f"run first: {command('tenants purge', database, '--yes', sid=tenant.sid)}",
             )
 
 
@@ -179,13 +174,3 @@ async def _until_stopped(bookkeeping: Bookkeeping, source: SourceMapping) -> Non
         if record is None or record.holder is None:
             return
         await asyncio.sleep(POLL_SECONDS)
-
-
-def chosen(mapping: Mapping, database: str, sid: str) -> SourceMapping:
-    """Return the tenant in the mapping. Raises MappingError."""
-    if (source := find_source(mapping.sources, database, sid)) is not None:
-        return source
-    raise MappingError(
-        f'no source "{SourceLabel(database, sid)}" is in the mapping',
-        hint=f"`{command('tenants list')}` shows the tenants",
-    )

@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from streamer.commands.listing import Listing, ListingColumn
+from streamer.commands.status import SourceStatus, read_stored_status
 from streamer.mapping.rules import Mapping, SourceLabel, find_source
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.purges import PurgeRecord, read_purges
-from streamer.progress.relations import read_relation_records
-from streamer.progress.replicas import Fleet, read_fleet
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import SourceRecord, read_source_records
 from streamer.report.facts import ReportedSource
@@ -65,40 +64,31 @@ async def read_tenants(
     bookkeeping = Bookkeeping(address, "streamer tenants")
     records: list[SourceRecord] = []
     purges: list[PurgeRecord] = []
-    states: dict[int, list[str]] = {}
-    fleet = Fleet()
     try:
+        statuses = await read_stored_status(bookkeeping, mapping)
         if await is_installed(bookkeeping):
             records = await read_source_records(bookkeeping)
             purges = await read_purges(bookkeeping)
-            for relation in await read_relation_records(bookkeeping):
-                states.setdefault(relation.source_id, []).append(relation.state)
-            async with bookkeeping.connection() as target:
-                fleet = Fleet.of(await read_fleet(target))
     finally:
         await bookkeeping.close()
-    found = []
-    for source in mapping.sources:
-        tenant = Tenant(source.database, source.sid, "not started", source.slot)
-        if (record := find_source(records, source.database, source.sid)) is not None:
-            _fill(tenant, record, states.get(record.source_id, []))
-        if (vacancy := fleet.vacancy(tenant.label)) is not None:
-            tenant.state, tenant.error = "waiting", vacancy.text
-        facts = ReportedSource(tenant.database, tenant.sid, tenant.state)
-        told = [problem.sentence for problem in needs_operator(of_source(facts))]
-        tenant.error = tenant.error or next(iter(told), None)
-        found.append(tenant)
-    found += _left(mapping, records, purges)
+    found = [_mapped(status) for status in statuses] + _left(mapping, records, purges)
     return [tenant for tenant in found if database in (None, tenant.database)]
 
 
-def _fill(tenant: Tenant, record: SourceRecord, states: Sequence[str]) -> None:
-    is_held = record.holder is not None
-    tenant.state = "stopped" if record.state == "streaming" and not is_held else record.state
-    tenant.error = None if record.error is None else record.error.text
-    tenant.process = record.holder
-    tenant.tables = len(states)
-    tenant.tables_ready = sum(state == "ready" for state in states)
+def _mapped(status: SourceStatus) -> Tenant:
+    is_stopped = status.state == "streaming" and status.process is None
+    state = "stopped" if is_stopped else status.state
+    problems = needs_operator(of_source(ReportedSource(status.database, status.sid, state)))
+    return Tenant(
+        status.database,
+        status.sid,
+        state,
+        status.slot,
+        tables=len(status.tables),
+        tables_ready=sum(table.state == "ready" for table in status.tables),
+        error=status.error or next((problem.sentence for problem in problems), None),
+        process=status.process,
+    )
 
 
 def _left(
