@@ -61,6 +61,7 @@ NAMES: Final = frozenset(
         "reader.dispatched",
         "expressions.stored",
         "requests.taken",
+        "requests.ended",
         "slot.checked",
         "sync.slot_created",
         "sync.slot_stored",

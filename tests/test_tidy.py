@@ -404,7 +404,6 @@ def test_a_module_is_named_for_what_it_holds() -> None:
 # ---- bookkeeping -------------------------------------------------------------------------------
 
 TABLES = {
-    "audit": {"progress.audit"},
     "compared_range": {"progress.comparisons", "progress.task_statements"},
     "comparison": {"progress.comparisons"},
     "conflict": {"progress.noted_conflicts"},

@@ -413,27 +413,30 @@ create table streamer.definition (
 -- Requests of operators: a running process acts at once, a stopped one at its next start.
 create table streamer.request (
     id bigint generated always as identity primary key,
-    relation_id bigint not null references streamer.relation on delete cascade,
-    action text not null
-        check (action in ('resync', 'pause', 'resume', 'quarantine_retry', 'quarantine_drop')),
-    options jsonb not null default '{}',
-    requested_at timestamptz not null default now()
-);
-
--- Operators' acts: resync, pause, resume, and the work on rows in quarantine. The transaction of a
--- request writes its row, whether it comes from the page, the API or the command line.
-create table streamer.audit (
-    id bigint generated always as identity primary key,
-    at timestamptz not null default pg_catalog.clock_timestamp(),
-    -- The user of the page or the API, or that of the command line.
-    actor text not null,
+    -- Null for an act that is about no table, and once the table is no longer mapped.
+    relation_id bigint references streamer.relation on delete set null,
     action text not null,
-    -- The source and its table. No reference: an act outlives its source.
-    label text not null,
-    options jsonb not null
+    options jsonb not null default '{}',
+    -- Null for an act of a command that needs no process: a teardown, a purge, an index.
+    state text default 'queued' check (state in ('queued', 'taken', 'done', 'failed')),
+    -- Why it has failed.
+    error text,
+    error_code text,
+    error_remedy jsonb,
+    -- The user of the page or the API, or that of the command line. Null: streamer itself.
+    actor text,
+    -- The source and its table, for the time after both.
+    label text,
+    requested_at timestamptz not null default pg_catalog.clock_timestamp(),
+    taken_at timestamptz,
+    ended_at timestamptz,
+    check (state is null or action in (
+        'resync', 'pause', 'resume', 'quarantine_retry', 'quarantine_drop', 'ddl_apply', 'ddl_skip'))
 );
--- Every act removes rows that are too old, and finds them by this index.
-create index audit_at on streamer.audit (at);
+create index request_relation on streamer.request (relation_id);
+create index request_open on streamer.request (id) where state in ('queued', 'taken');
+-- Every request removes rows that are too old, and finds them by this index.
+create index request_requested_at on streamer.request (requested_at);
 
 -- Sequences of the target that follow those of a source, with the last value that streamer saw of
 -- each; null before the first use.

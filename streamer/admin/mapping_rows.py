@@ -16,7 +16,7 @@ import aiosqlite
 from streamer.admin.models import COLUMNS, default_settings
 from streamer.errors import InvalidError, NotFoundError, TakenError
 from streamer.mapping.rules import SourceLabel
-from streamer.progress.audit import KEPT_DAYS
+from streamer.progress.requests import KEPT_DAYS
 
 Row = dict[str, Any]
 Content = dict[str, Any]

@@ -203,6 +203,9 @@ class AuditEntry(BaseModel):
     label: str
     before: dict[str, Any] | None
     after: dict[str, Any] | None
+    state: str | None = None
+    """Of a request: queued, taken, done or failed."""
+    error: str | None = None
 
 
 class AuditPage(Page):

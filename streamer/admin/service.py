@@ -66,10 +66,10 @@ from streamer.postgres.credentials import ConnectionUrl
 from streamer.postgres.password_source import PasswordSource
 from streamer.postgres.secret import Secret
 from streamer.postgres.url_passwords import has_mask
-from streamer.progress.audit import Act, read_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lost_mapping import MappingTrouble
 from streamer.progress.relations import read_relation_records
+from streamer.progress.requests import Request, read_acts
 from streamer.progress.schema import is_installed
 from streamer.progress.sources import read_source_records
 from streamer.target.connection import TargetAddress
@@ -389,7 +389,7 @@ class AdminService:
         entries.sort(key=lambda entry: str(entry["at"]), reverse=True)
         return entries[most - query.per_page : most], total + count
 
-    async def _read_acts(self, most: int) -> tuple[list[Act], int]:
+    async def _read_acts(self, most: int) -> tuple[list[Request], int]:
         bookkeeping = Bookkeeping(self._address, "streamer audit")
         try:
             async with bookkeeping.connection() as connection:
@@ -625,7 +625,7 @@ class AdminService:
             asked = await ask(self._address, action, choice, actor)
         except MappingError as exc:
             raise UnreadyError(exc.message, hint=exc.hint) from None
-        return [{"table": name, "changes": count} for name, count in asked]
+        return [{"table": name, "changes": count} for name, count in asked.values()]
 
 
 def _differing(settings: Row, file: Settings) -> Row:
@@ -648,18 +648,22 @@ def _redacted(value: Any) -> Any:
     return value
 
 
-def _entry(act: Act) -> Row:
+def _entry(act: Request) -> Row:
     """Return an act as the audit shows it."""
+    at = act.requested_at
+    assert at is not None
     return {
-        "id": act.id,
-        "at": act.at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "id": act.request_id,
+        "at": at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "actor": act.actor,
-        "action": act.action,
+        "action": act.verb,
         "object": act.object,
         "object_id": None,
         "label": act.label,
         "before": None,
-        "after": json.loads(act.options) or None,
+        "after": act.shown_options or None,
+        "state": act.state,
+        "error": act.reason and redact(act.reason),
     }
 
 

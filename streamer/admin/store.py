@@ -51,8 +51,8 @@ from streamer.admin.threads import in_admin_thread
 from streamer.errors import AdminError, InvalidError, NotFoundError, StoreError
 from streamer.migrations import read_migrations
 from streamer.postgres.url_passwords import check_url, fill_masks, has_mask, mask, secret_spans
-from streamer.progress.audit import TEARDOWN
 from streamer.progress.lost_mapping import MappingTrouble
+from streamer.progress.requests import TEARDOWN
 
 log = structlog.get_logger()
 

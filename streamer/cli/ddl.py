@@ -5,8 +5,16 @@ from typing import Annotated
 
 import typer
 
-from streamer.cli.options import DatabaseOption, JsonOption, SidOption, TableArgument, example
-from streamer.cli.terminal import fail, load, print_json, run_to_end, show
+from streamer.cli.options import (
+    DatabaseOption,
+    JsonOption,
+    NoWaitOption,
+    SidOption,
+    TableArgument,
+    example,
+)
+from streamer.cli.requests import follow_requests
+from streamer.cli.terminal import fail, load, run_to_end, show
 from streamer.commands import ddl as ddl_command
 from streamer.target.connection import TargetAddress
 
@@ -38,18 +46,18 @@ def _decide(
     table: str,
     database: str | None,
     sid: str | None,
-    as_json: bool,
     statements: list[str] | None = None,
+    *,
+    no_wait: bool,
+    as_json: bool,
 ) -> None:
     settings, _ = load()
     address = TargetAddress.parse(settings.target.url)
-    tables = run_to_end(
+    asked = run_to_end(
         ddl_command.store_decision(address, action, table, database, sid, statements)
     )
-    if as_json:
-        print_json({"action": action, "tables": tables})
-    for name in [] if as_json else tables:
-        typer.echo(f"{action} requested: {name}")
+    answer = {"action": action, "tables": list(asked.values())}
+    follow_requests(address, asked, answer, waits=not no_wait, as_json=as_json)
 
 
 @ddl.command("apply", epilog=example("streamer ddl apply orders --database shop"))
@@ -57,10 +65,11 @@ def apply_ddl(
     table: TableArgument,
     database: DatabaseOption = None,
     sid: SidOption = None,
+    no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make the change that a table waits for at the target, and continue the table."""
-    _decide("apply", table, database, sid, as_json)
+    _decide("apply", table, database, sid, no_wait=no_wait, as_json=as_json)
 
 
 @ddl.command("skip", epilog=example("streamer ddl skip orders --database shop"))
@@ -68,13 +77,14 @@ def skip_ddl(
     table: TableArgument,
     database: DatabaseOption = None,
     sid: SidOption = None,
+    no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Leave the target as it is, and continue the table.
 
     A column that the source no longer has can then be null at the target.
     """
-    _decide("skip", table, database, sid, as_json)
+    _decide("skip", table, database, sid, no_wait=no_wait, as_json=as_json)
 
 
 @ddl.command("edit", epilog=example("streamer ddl edit orders --file change.sql"))
@@ -86,6 +96,7 @@ def edit_ddl(
     sql: Annotated[str | None, typer.Option("--sql", help="The statements.")] = None,
     database: DatabaseOption = None,
     sid: SidOption = None,
+    no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run other statements at the target in place of streamer's, and continue the table."""
@@ -97,4 +108,4 @@ def edit_ddl(
             sql = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text()
         except OSError as exc:
             fail(f"cannot read {file}: {exc.strerror}", 2)
-    _decide("apply", table, database, sid, as_json, [sql])
+    _decide("apply", table, database, sid, [sql], no_wait=no_wait, as_json=as_json)

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from streamer import __version__
 from streamer.cli import cutover as cutover_command
 from streamer.cli import mapping as mapping_commands
+from streamer.cli import requests as request_commands
 from streamer.cli import scripts as scripts_command
 from streamer.cli import tenants as tenant_commands
 from streamer.cli import users as user_commands
@@ -50,18 +51,17 @@ from streamer.cli.terminal import (
     with_mapping_database,
 )
 from streamer.commands import indexes as indexes_command
-from streamer.commands import requests as requests_command
 from streamer.commands import status as status_command
 from streamer.commands import status_view
 from streamer.commands import teardown as teardown_command
 from streamer.commands import wait as wait_command
 from streamer.commands.problems import only_problems, troubled
+from streamer.commands.requests import command_actor
 from streamer.commands.scope import Scope
 from streamer.compiled import choice
 from streamer.config import static
 from streamer.errors import StreamerError
 from streamer.lsn import Lsn
-from streamer.mapping.resync import SKIP_CHANGES, Mode
 from streamer.observability import logs
 from streamer.target.connection import TargetAddress
 
@@ -528,124 +528,17 @@ def _compare(
         fail(summary, 1)
 
 
-def _request(
-    action: str,
-    table: str,
-    database: str | None,
-    sid: str | None,
-    as_json: bool,
-    options: dict[str, Any] | None = None,
-) -> None:
-    settings, _ = load()
-    address = TargetAddress.parse(settings.target.url)
-    asked = run_to_end(
-        requests_command.request(
-            address, action, table, database=database, sid=sid, options=options
-        )
-    )
-    if as_json:
-        print_json({"action": action, "tables": asked.names, "left_out": asked.left_out})
-    else:
-        for name in asked.names:
-            typer.echo(f"{action} requested: {name}")
-        for name in asked.left_out:
-            typer.echo(f"left out, because it waits before a mass delete: {name}")
-
-
-@app.command(
+app.command(
     rich_help_panel=TABLES,
     epilog=example("streamer resync orders --database shop --sid eu --mode diff"),
+)(request_commands.resync)
+app.command(rich_help_panel=TABLES, epilog=example("streamer pause orders"))(request_commands.pause)
+app.command(rich_help_panel=TABLES, epilog=example("streamer resume '*.*' --database shop"))(
+    request_commands.resume
 )
-def resync(
-    table: TableArgument,
-    database: DatabaseOption = None,
-    sid: SidOption = None,
-    mode: Annotated[
-        Mode, typer.Option(help="reload rewrites all rows, diff only those that differ.")
-    ] = Mode.RELOAD,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            help="Copy only rows for which this SQL condition on the source's columns is true.",
-            metavar="EXPR",
-        ),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            help="Copy only these columns of existing rows: the target's names, separated by "
-            "commas.",
-            metavar="COLUMNS",
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Leave out columns that the target lacks.")
-    ] = False,
-    skip_changes: Annotated[
-        bool,
-        typer.Option(
-            SKIP_CHANGES,
-            help="Leave out the changes before the copy. A history or append table, or one that "
-            "marks deleted rows, gets a gap in its past.",
-        ),
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Copy a table again while other tables keep streaming.
-
-    The target stores the request: a running process acts at once, a stopped one at its next start.
-    Readers of the target see the old rows until the new ones replace them in one transaction.
-    """
-    from streamer.sync.resync_scope import parse_resync, read_names
-
-    try:
-        names = None if columns is None else read_names(columns)
-        wanted = parse_resync(
-            mode, force=force, where=where, columns=names, skips_changes=skip_changes
-        )
-    except StreamerError as exc:
-        fail(str(exc), exc.exit_code)
-    _request("resync", table, database, sid, as_json, wanted.to_json())
-
-
-@app.command(rich_help_panel=TABLES, epilog=example("streamer pause orders"))
-def pause(
-    table: TableArgument,
-    database: DatabaseOption = None,
-    sid: SidOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Hold a table's changes until `resume`. The source retains their WAL.
-
-    The target stores the request: a running process acts at once, a stopped one at its next start.
-    """
-    _request("pause", table, database, sid, as_json)
-
-
-@app.command(rich_help_panel=TABLES, epilog=example("streamer resume '*.*' --database shop"))
-def resume(
-    table: TableArgument,
-    database: DatabaseOption = None,
-    sid: SidOption = None,
-    skip_deletes: Annotated[
-        bool,
-        typer.Option(
-            "--skip-deletes",
-            help="Skip the deletes of the transaction before which `max_deleted_rows` paused "
-            "the table.",
-        ),
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Continue a table that is paused or in error.
-
-    If `max_deleted_rows` paused the table, its name applies the transaction; a pattern does not.
-    The target stores the request: a running process acts at once, a stopped one at its next start.
-    """
-    options = {"skip_deletes": True} if skip_deletes else None
-    _request("resume", table, database, sid, as_json, options)
-
-
+app.command(rich_help_panel=INCIDENTS, epilog=example("streamer requests 17 --json"))(
+    request_commands.requests
+)
 app.add_typer(ddl, rich_help_panel=INCIDENTS)
 
 app.add_typer(quarantine, rich_help_panel=INCIDENTS)
@@ -714,7 +607,7 @@ def teardown(
         names = ", ".join(source.label for source in sources)
         fail(f"this drops the replication slots of {names}; add --yes to confirm", 2)
     address = TargetAddress.parse(settings.target.url)
-    actor = requests_command.command_actor()
+    actor = command_actor()
     has_database = settings.mapping_database is not None
     if has_database:
         labels = [source.label for source in sources]

@@ -53,6 +53,10 @@ UrlOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+NoWaitOption = Annotated[
+    bool,
+    typer.Option("--no-wait", help="Print the id of the request, and do not wait for its outcome."),
+]
 DatabaseOption = Annotated[
     str | None,
     typer.Option(

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from streamer.cli.options import DatabaseOption, JsonOption, SidOption, example
-from streamer.cli.terminal import fail, load, print_json, run_to_end, show
+from streamer.cli.options import DatabaseOption, JsonOption, NoWaitOption, SidOption, example
+from streamer.cli.requests import follow_requests
+from streamer.cli.terminal import fail, load, run_to_end, show
 from streamer.commands import quarantine as quarantine_command
 from streamer.target.connection import TargetAddress
 
@@ -42,16 +43,18 @@ def list_quarantine(
     show(quarantine_command.LISTING, rows, as_json=as_json)
 
 
-def _ask_quarantine(action: str, choice: quarantine_command.Choice, as_json: bool) -> None:
+def _ask_quarantine(
+    action: str, choice: quarantine_command.Choice, *, no_wait: bool, as_json: bool
+) -> None:
     settings, _ = load()
     address = TargetAddress.parse(settings.target.url)
     asked = run_to_end(quarantine_command.ask(address, action, choice))
-    if as_json:
-        print_json({"action": action, "tables": [{"table": t, "rows": n} for t, n in asked]})
-    elif not asked:
+    if not asked and not as_json:
         typer.echo("no changes are in quarantine")
-    for name, count in [] if as_json else asked:
-        typer.echo(f"{action} requested: {name}, {count} changes")
+    tables = [{"table": name, "rows": count} for name, count in asked.values()]
+    names = {number: f"{name}, {count} changes" for number, (name, count) in asked.items()}
+    answer = {"action": action, "tables": tables}
+    follow_requests(address, names, answer, waits=not no_wait, as_json=as_json)
 
 
 @quarantine.command("retry", epilog=example("streamer quarantine retry orders"))
@@ -60,6 +63,7 @@ def retry_quarantine(
     number: IdOption = None,
     database: DatabaseOption = None,
     sid: SidOption = None,
+    no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Apply changes again, in source order, with all other changes to the same rows.
@@ -67,7 +71,7 @@ def retry_quarantine(
     Changes that the target rejects again stay in quarantine.
     """
     choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
-    _ask_quarantine("retry", choice, as_json)
+    _ask_quarantine("retry", choice, no_wait=no_wait, as_json=as_json)
 
 
 @quarantine.command("drop", epilog=example("streamer quarantine drop --id 17 --yes"))
@@ -77,6 +81,7 @@ def drop_quarantine(
     database: DatabaseOption = None,
     sid: SidOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm.")] = False,
+    no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete changes from quarantine. The target never receives them.
@@ -88,4 +93,4 @@ def drop_quarantine(
     if not yes:
         fail("the target never receives dropped changes; add --yes to confirm", 2)
     choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
-    _ask_quarantine("drop", choice, as_json)
+    _ask_quarantine("drop", choice, no_wait=no_wait, as_json=as_json)

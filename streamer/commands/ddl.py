@@ -1,4 +1,4 @@
-"""``streamer ddl``: lists changes of definitions, and stores decisions about those that wait.
+"""``streamer ddl``: lists changes of definitions, and requests decisions about those that wait.
 
 A running process acts on a decision within seconds; a stopped one at its next start.
 """
@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from streamer.commands.listing import Listing, ListingColumn
-from streamer.commands.requests import command_actor
+from streamer.commands.requests import command_actor, read_matching
 from streamer.errors import MappingError
 from streamer.hints import command
-from streamer.mapping.names import parse_name, parse_relation
+from streamer.mapping.names import parse_relation
 from streamer.mapping.rules import SourceLabel
-from streamer.progress.definition_changes import DdlRecord, decide, read_ddl
-from streamer.progress.relations import read_relation_records
+from streamer.progress.definition_changes import DdlRecord, read_ddl, read_waiting
+from streamer.progress.requests import make_requests
 from streamer.progress.schema import installed
-from streamer.progress.sources import read_source_records
 from streamer.target.connection import TargetAddress
 
 
@@ -35,29 +34,31 @@ async def store_decision(
     database: str | None,
     sid: str | None,
     statements: Sequence[str] | None = None,
-) -> list[str]:
-    """Decide about the command for which each matching table waits; return these tables.
+) -> dict[int, str]:
+    """Ask for *action* on the command for which each matching table waits; return these tables, by
+    the ids of the requests.
 
     *statements*: those to run at the target in place of streamer's own. Raises MappingError if no
     such table waits.
     """
     pattern = parse_relation(table, "public")
-    decided = []
+    options = None if statements is None else {"statements": list(statements)}
     async with installed(address, "streamer ddl") as bookkeeping:
-        for source in await read_source_records(bookkeeping):
-            if database not in (None, source.database) or sid not in (None, source.sid):
-                continue
-            for relation in await read_relation_records(bookkeeping, source.source_id):
-                if not pattern.matches(parse_name(relation.source)):
-                    continue
-                actor = command_actor()
-                if await decide(bookkeeping, relation.relation_id, action, statements, actor=actor):
-                    decided.append(f"{source.label} {relation.source}")
-    if not decided:
-        raise MappingError(
-            f'no table "{table}" waits for a decision', hint=f"see `{command('ddl list')}`"
+        waiting = await read_waiting(bookkeeping)
+        matching = await read_matching(bookkeeping, pattern, database, sid)
+        names = {
+            relation.relation_id: f"{source.label} {relation.source}"
+            for source, relation in matching
+            if relation.relation_id in waiting
+        }
+        if not names:
+            raise MappingError(
+                f'no table "{table}" waits for a decision', hint=f"see `{command('ddl list')}`"
+            )
+        made = await make_requests(
+            bookkeeping, list(names), f"ddl_{action}", options, actor=command_actor()
         )
-    return decided
+    return {number: names[relation_id] for relation_id, number in made.items()}
 
 
 LISTING: Final[Listing[DdlRecord]] = Listing(

@@ -9,8 +9,8 @@ from streamer.commands.requests import command_actor
 from streamer.errors import TargetContentionError, TargetError
 from streamer.indexes.foreign_keys import MissingIndex, build, drop_leftovers, survey, survey_source
 from streamer.mapping.rules import Mapping
-from streamer.progress.audit import BUILD_INDEX, write_act
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.requests import BUILD_INDEX, write_act
 from streamer.target.connection import TargetAddress
 
 

@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from streamer.apply.quarantine.stored_change import Values, from_json
 from streamer.commands.listing import Listing, ListingColumn
-from streamer.commands.requests import command_actor
+from streamer.commands.requests import command_actor, read_matching
 from streamer.errors import MappingError
-from streamer.mapping.names import parse_name, parse_relation
+from streamer.mapping.names import parse_relation
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.quarantined_changes import (
     QuarantinedChange,
     read_oldest_quarantined,
     read_quarantined,
 )
-from streamer.progress.relations import RelationRecord, read_relation_records
+from streamer.progress.relations import RelationRecord
 from streamer.progress.requests import make_request
 from streamer.progress.schema import installed
-from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.progress.sources import SourceRecord
 from streamer.target.connection import TargetAddress
 
 
@@ -63,17 +63,11 @@ async def _relations(
 ) -> dict[int, tuple[SourceRecord, RelationRecord]]:
     """Return the relations that are meant, by their id. Raises MappingError if none is."""
     pattern = None if choice.table is None else parse_relation(choice.table, "public")
-    found = {
-        relation.relation_id: (source, relation)
-        for source in await read_source_records(bookkeeping)
-        if choice.database in (None, source.database) and choice.sid in (None, source.sid)
-        for relation in await read_relation_records(bookkeeping, source.source_id)
-        if pattern is None or pattern.matches(parse_name(relation.source))
-    }
-    if not found:
+    meant = await read_matching(bookkeeping, pattern, choice.database, choice.sid)
+    if not meant:
         name = "no table" if choice.table is None else f'no table "{choice.table}"'
         raise MappingError(f"{name} is streamed", hint="`streamer status` lists the tables")
-    return found
+    return {relation.relation_id: (source, relation) for source, relation in meant}
 
 
 async def read_rows(address: TargetAddress, choice: Choice, limit: int) -> list[QuarantinedRow]:
@@ -115,9 +109,9 @@ def _quarantined_row(
 
 async def ask(
     address: TargetAddress, action: str, choice: Choice, actor: str | None = None
-) -> list[tuple[str, int]]:
-    """Request *retry* or *drop* for the chosen changes; return the tables and the number of changes
-    of each.
+) -> dict[int, tuple[str, int]]:
+    """Request *retry* or *drop* for the chosen changes; return the table and the number of changes
+    by the id of each request.
 
     *actor*: the operator, for the audit; by default the user of the command line.
 
@@ -130,10 +124,10 @@ async def ask(
             chosen = await _by_relation(bookkeeping, choice.ids, relations)
         else:
             chosen = {key: None for key, (_, relation) in relations.items() if relation.quarantined}
-        asked = []
+        asked = {}
         for relation_id, ids in chosen.items():
             options = {} if ids is None else {"ids": ids}
-            await make_request(
+            number = await make_request(
                 bookkeeping,
                 relation_id,
                 f"quarantine_{action}",
@@ -142,7 +136,7 @@ async def ask(
             )
             source, relation = relations[relation_id]
             count = relation.quarantined if ids is None else len(ids)
-            asked.append((f"{source.label} {relation.source}", count))
+            asked[number] = f"{source.label} {relation.source}", count
     return asked
 
 

@@ -12,7 +12,7 @@ from streamer.commands.scope import Scope
 from streamer.errors import MappingError, StreamerError, TargetError
 from streamer.hints import command
 from streamer.mapping.names import RelationPattern, parse_name, parse_relation
-from streamer.mapping.resync import SKIP_CHANGES, Resync, has_own_past
+from streamer.mapping.resync import Resync
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.progress.bookkeeping import Bookkeeping
@@ -20,6 +20,7 @@ from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.requests import make_requests
 from streamer.progress.schema import installed
 from streamer.progress.sources import SourceRecord, read_source_records
+from streamer.progress.taken_requests import find_gap
 from streamer.remedies import Remedy, run
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress
@@ -35,10 +36,38 @@ def command_actor() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The names of the tables of a request. ``left_out``: those that wait before a mass delete."""
+    """Requests that were made: the names of their tables by the ids of the requests.
 
-    names: list[str]
+    ``left_out``: the tables that wait before a mass delete.
+    """
+
+    requests: dict[int, str]
     left_out: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.requests.values())
+
+
+Matching = list[tuple[SourceRecord, RelationRecord]]
+"""Tables, with their sources."""
+
+
+def labels(tables: Matching) -> list[str]:
+    return [f"{source.label} {relation.source}" for source, relation in tables]
+
+
+async def read_matching(
+    bookkeeping: Bookkeeping, pattern: RelationPattern | None, database: str | None, sid: str | None
+) -> Matching:
+    """Return the tables that match *pattern*, of the sources that are meant."""
+    return [
+        (source, relation)
+        for source in await read_source_records(bookkeeping)
+        if database in (None, source.database) and sid in (None, source.sid)
+        for relation in await read_relation_records(bookkeeping, source.source_id)
+        if pattern is None or pattern.matches(parse_name(relation.source))
+    ]
 
 
 async def request(
@@ -59,36 +88,26 @@ async def request(
     """
     pattern = parse_relation(table, "public")
     async with installed(address, f"streamer {action}") as bookkeeping:
-        matching: list[tuple[SourceRecord, RelationRecord]] = []
-        for source in await read_source_records(bookkeeping):
-            if (database is not None and source.database != database) or (
-                sid is not None and source.sid != sid
-            ):
-                continue
-            matching += [
-                (source, relation)
-                for relation in await read_relation_records(bookkeeping, source.source_id)
-                if pattern.matches(parse_name(relation.source))
-            ]
+        matching = await read_matching(bookkeeping, pattern, database, sid)
         decides = bool((options or {}).get("skip_deletes"))
-        found = [each for each in matching if is_meant(each[1], pattern, action, decides=decides)]
-        if not found:
+        meant = [each for each in matching if is_meant(each[1], pattern, action, decides=decides)]
+        if not meant:
             raise _no_table(table, matching, decides=decides)
-        left_out = [] if decides else [each for each in matching if each not in found]
-        by_key = [(SourceKey(each.database, each.sid), relation) for each, relation in found]
+        left_out = [] if decides else [each for each in matching if each not in meant]
+        by_key = [(SourceKey(each.database, each.sid), relation) for each, relation in meant]
         _check_gaps(by_key, action, options)
-        await _check_columns(bookkeeping, found, (options or {}).get("columns") or ())
-        await make_requests(
+        await _check_columns(bookkeeping, meant, (options or {}).get("columns") or ())
+        made = await make_requests(
             bookkeeping,
-            [relation.relation_id for _, relation in found],
+            [relation.relation_id for _, relation in meant],
             action,
             options,
             actor=actor or command_actor(),
         )
-    return Asked(
-        [f"{source.label} {relation.source}" for source, relation in found],
-        [f"{source.label} {relation.source}" for source, relation in left_out],
-    )
+    names = {
+        relation.relation_id: name for (_, relation), name in zip(meant, labels(meant), strict=True)
+    }
+    return Asked({number: names[key] for key, number in made.items()}, labels(left_out))
 
 
 def is_meant(
@@ -103,9 +122,7 @@ def is_meant(
     return waits if decides else not (waits and action == "resume" and pattern.is_pattern)
 
 
-def _no_table(
-    table: str, matching: list[tuple[SourceRecord, RelationRecord]], *, decides: bool
-) -> MappingError:
+def _no_table(table: str, matching: Matching, *, decides: bool) -> MappingError:
     """Return the reason why a request about *table* has no effect. Pure."""
     if decides:
         return MappingError(
@@ -126,7 +143,7 @@ def _no_table(
 
 async def _check_columns(
     bookkeeping: Bookkeeping,
-    found: list[tuple[SourceRecord, RelationRecord]],
+    found: Matching,
     columns: Sequence[str],
 ) -> None:
     """Refuse columns that a target table lacks. Raises MappingError."""
@@ -157,32 +174,6 @@ class SourceKey:
         return SourceLabel(self.database, self.sid)
 
 
-def find_gap(source: SourceKey, record: RelationRecord, resync: Resync) -> MappingError | None:
-    """Return the reason why a copy needs consent: the past of the table gets a gap. Pure."""
-    if not has_own_past(record.type) or resync.skips_changes or resync.is_partial:
-        return None
-    table = f'{record.type} table "{record.source}"'
-    again = run("resync", record.source, SKIP_CHANGES, database=source.database, sid=source.sid)
-    accept = Remedy.of("to accept a gap in its past, run: ", again)
-    if record.needs_resync:
-        at = record.changed_at
-        since = "" if at is None else f" ({at:%Y-%m-%d %H:%M:%S%z})"
-        return MappingError(
-            f"changes of {table} are missing for good, from position {record.end_lsn}{since} up to "
-            "the next copy",
-            hint=accept,
-        )
-    if record.quarantined:
-        ids = {"database": source.database, "sid": source.sid}
-        retry = run("quarantine retry", record.source, **ids)
-        return MappingError(
-            f"changes of {table} are in quarantine, {record.quarantined} of them, and a copy would "
-            "drop them",
-            hint=Remedy.of("to apply them once their cause is gone, run: ", retry, "; ", accept),
-        )
-    return None
-
-
 def _check_gaps(
     asked: Iterable[tuple[SourceKey, RelationRecord]], action: str, options: dict[str, Any] | None
 ) -> None:
@@ -191,7 +182,7 @@ def _check_gaps(
         return
     resync = Resync.from_json(options)
     for key, relation in asked:
-        if (gap := find_gap(key, relation, resync)) is not None:
+        if (gap := find_gap(relation, resync, key)) is not None:
             raise gap
 
 

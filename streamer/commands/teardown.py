@@ -7,9 +7,9 @@ from pathlib import Path
 
 from streamer.mapping.names import parse_name
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.audit import TEARDOWN, write_act
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.deferred_indexes import read_deferred_targets, restore_indexes
+from streamer.progress.requests import TEARDOWN, write_act
 from streamer.progress.schema import drop_if_empty, is_installed, read_installation
 from streamer.progress.server_of_run import read_known_place
 from streamer.progress.sources import forget_source, read_source_records

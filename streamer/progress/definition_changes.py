@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from streamer.lsn import Lsn
-from streamer.progress.audit import write_acts
-from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import CHANNEL, request_resume
 from streamer.progress.table import BookkeepingTable, Codec, Executor
 
@@ -79,7 +77,7 @@ where excluded.state <> 'waiting' or ddl.state = coalesce($9, 'waiting')
 _DECIDE_SQL: Final = """
 update streamer.ddl set state = $2, edited = $3::text[], changed_at = now()
 where id = (select min(id) from streamer.ddl where relation_id = $1 and state = 'waiting')
-returning number
+returning id, number
 """
 
 
@@ -222,25 +220,29 @@ async def read_ddl(session: Executor, *, with_done: bool) -> list[DdlRecord]:
     )
 
 
-async def decide(
-    bookkeeping: Bookkeeping,
-    relation_id: int,
-    action: str,
-    statements: Sequence[str] | None = None,
-    *,
-    actor: str,
-) -> bool:
-    """Store the decision about the command for which a table waits; False if it waits for none.
+async def read_waiting(session: Executor) -> set[int]:
+    """Return the relations of which a command waits for a decision."""
+    rows = await session.fetch("select relation_id from streamer.ddl where state = 'waiting'")
+    return {row["relation_id"] for row in rows}
 
-    *actor*: the operator, for the audit.
+
+async def decide(
+    session: Executor, relation_id: int, decision: str, statements: Sequence[str] | None
+) -> int | None:
+    """Store the decision about the command for which a table waits; return the id of the command.
+
+    None: the table waits for no decision.
     """
-    async with bookkeeping.transaction() as connection:
-        found = await connection.fetch_value(
-            _DECIDE_SQL, relation_id, action, None if statements is None else list(statements)
-        )
-        if found == 0:
-            await request_resume(connection, relation_id)
-        if found is not None:
-            await write_acts(connection, [relation_id], actor, f"ddl {action}", None)
-            await connection.execute(f"notify {CHANNEL}")
-    return found is not None
+    stored = None if statements is None else list(statements)
+    for row in await session.fetch(_DECIDE_SQL, relation_id, decision, stored):
+        if row["number"] == 0:
+            await request_resume(session, relation_id)
+            await session.execute(f"notify {CHANNEL}")
+        return int(row["id"])
+    return None
+
+
+async def read_progress(session: Executor, ddl_id: int) -> tuple[str, str | None]:
+    """Return the state and the reason of a command; a copy may have made it superfluous."""
+    rows = await session.fetch("select state, reason from streamer.ddl where id = $1", ddl_id)
+    return (rows[0]["state"], rows[0]["reason"]) if rows else (MADE, None)

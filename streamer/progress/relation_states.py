@@ -19,7 +19,8 @@ from streamer.progress.table import Executor, plain, to_json
 _ATTACH_SQL: Final = """
 select r.snapshot_lsn::text as snapshot_lsn,
        r.error is null or r.error_code = 'gap' as is_well, r.state,
-       exists (select from streamer.request q where q.relation_id = r.id) as is_asked
+       exists (select from streamer.request q where q.relation_id = r.id and q.state = 'queued')
+         as is_asked
 from streamer.relation r where r.id = $1
 """
 _IN_SYNC: Final = "and snapshot_lsn is not null and not needs_resync"

@@ -1,15 +1,22 @@
-"""The rows of streamer.request: operators' requests, and the notification that wakes the
-process.
+"""The rows of streamer.request: the one queue of operators' requests, which is also their audit.
+
+A request is ``queued`` until the process that streams its source has stored the wanted state
+(`taken_requests`): then ``taken``, and in the end ``done`` or ``failed``. The row stays as the
+history, with the acts of commands that do their work themselves. Each request removes rows older
+than `KEPT_DAYS`.
 """
 
+import enum
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Final
 
+from streamer.error_reports import ErrorReport
+from streamer.errors import MappingError
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.resync import Mode, Resync
-from streamer.progress.audit import write_acts
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.table import ELSEWHERE, BookkeepingTable, Codec, Executor
 
@@ -23,15 +30,47 @@ WAITING: Final = "wait"
 WAITING_FOR_TABLES: Final = "wait tables"
 """Payload of a notification by `streamer wait`: store positions now, not when it suits."""
 
+TEARDOWN: Final = "teardown"
+BUILD_INDEX: Final = "build index"
+PURGE: Final = "purge"
+_OBJECTS: Final = {TEARDOWN: "source", PURGE: "source", BUILD_INDEX: "index"}
+KEPT_DAYS: Final = 400
+"""The age at which both audits, of the target and of the mapping database, drop a row."""
+
+
+class RequestState(enum.StrEnum):
+    QUEUED = "queued"
+    TAKEN = "taken"
+    DONE = "done"
+    FAILED = "failed"
+
+
+_OPEN: Final = "q.state in ('queued', 'taken') and q.relation_id is not null"
+_STATE_SQL: Final = f"case when {_OPEN.replace('not null', 'null')} then 'failed' else {{}} end"
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A row of streamer.request: an operator's request."""
+    """A row of streamer.request. ``label``: the source and its table, the source, or the target
+    table. ``actor``: None for streamer itself.
+    """
 
     request_id: Annotated[int, Codec("q.id")]
-    relation_id: int
+    relation_id: int | None
     action: str
     options: dict[str, Any]
+    state: Annotated[RequestState | None, Codec(_STATE_SQL, RequestState)] = RequestState.QUEUED
+    """None for an act of a command; failed for a request about a table that is not mapped now."""
+    error: ErrorReport | None = None
+    actor: str | None = None
+    label: str | None = None
+    requested_at: datetime | None = None
+    taken_at: datetime | None = None
+    ended_at: datetime | None = None
+    source_id: Annotated[
+        int | None,
+        Codec("(select r.source_id from streamer.relation r where r.id = q.relation_id)"),
+    ] = None
     is_to_point: Annotated[bool, ELSEWHERE] = False
     """A resync of a table in sync, which applies changes up to the copy's point."""
     stays_paused: Annotated[bool, ELSEWHERE] = False
@@ -47,31 +86,73 @@ class Request:
         brake = self.options.get("brake")
         return None if brake is None else MassDelete.from_json(brake)
 
+    @property
+    def is_open(self) -> bool:
+        return self.state in (RequestState.QUEUED, RequestState.TAKEN)
 
-# A request to resume is about the transaction that the operator has seen.
-_INSERT_SQL: Final = """
-insert into streamer.request (relation_id, action, options)
-select r.id, $2, $3::text::jsonb || case when $2 = 'resume' and r.brake is not null
-       then jsonb_build_object('lsn', r.brake->>'lsn') else '{}' end
-from streamer.relation r where r.id = any ($1::int8[]) order by r.id
-"""
+    @property
+    def verb(self) -> str:
+        return self.action.replace("_", " ")
+
+    @property
+    def object(self) -> str:
+        """The kind of thing that ``label`` names."""
+        return _OBJECTS.get(self.action, "table")
+
+    @property
+    def reason(self) -> str | None:
+        """Why the request has failed, or which changes it has left."""
+        if self.error is None:
+            return "the table is no longer mapped" if self.has_failed else None
+        return self.error.text
+
+    @property
+    def has_failed(self) -> bool:
+        return self.state is RequestState.FAILED
+
+    @property
+    def shown_options(self) -> dict[str, Any]:
+        """The options, with the number of keys in the place of keys, which are values of rows."""
+        scope = self.options.get("scope")
+        if not scope or isinstance(scope.get("keys"), int):
+            return self.options
+        count = sum(len(keys["rows"]) for keys in scope.get("keys", ()))
+        return {**self.options, "scope": {**scope, "keys": count}}
+
+    def to_json(self) -> dict[str, Any]:
+        times = {name: getattr(self, name) for name in ("requested_at", "taken_at", "ended_at")}
+        return {
+            "id": self.request_id,
+            "action": self.verb,
+            "table": self.label,
+            "options": self.shown_options,
+            "actor": self.actor,
+            "state": self.state,
+            "error": self.reason,
+            "code": self.error and self.error.code,
+            **{name: at and at.isoformat() for name, at in times.items()},
+        }
 
 
 REQUESTS: Final = BookkeepingTable("request", "q", Request)
+# A request to resume is about the transaction that the operator has seen.
+_INSERT_SQL: Final = """
+insert into streamer.request (relation_id, action, options, actor, label)
+select r.id, $2, $3::text::jsonb || case when $2 = 'resume' and r.brake is not null
+       then jsonb_build_object('lsn', r.brake->>'lsn') else '{}' end, $4,
+       pg_catalog.concat_ws(':', s.database, s.sid) || ' ' || r.source
+from streamer.relation r join streamer.source s on s.id = r.source_id
+where r.id = any ($1::int8[])
+"""
+_UNLESS_QUEUED: Final = """
+and not exists (select from streamer.request
+                where relation_id = r.id and action = $2 and options = $3::text::jsonb
+                  and state = 'queued')
+"""
+_OF_SOURCE: Final = "join streamer.relation r on r.id = q.relation_id where r.source_id = $1"
 SUMMARY_SQL: Final = """
-select r.source, q.action, q.requested_at
-from streamer.request q join streamer.relation r on r.id = q.relation_id order by q.id
-"""
-_TAKE_SQL: Final = f"""
-delete from streamer.request q using streamer.relation r
-where r.id = q.relation_id and r.source_id = $1 and q.action in ('resync', 'resume', 'pause')
-returning {REQUESTS.listed}
-"""
-_AUTOMATIC_SQL: Final = """
-insert into streamer.request (relation_id, action, options)
-select $1, 'resync', $2::text::jsonb
-where not exists (select from streamer.request
-                  where relation_id = $1 and action = 'resync' and options = $2::text::jsonb)
+select q.label, q.action, q.state, q.error_code, q.requested_at, q.taken_at, q.ended_at
+from streamer.request q where q.state is not null order by q.id desc limit 200
 """
 
 
@@ -83,7 +164,7 @@ coalesce((select jsonb_agg(distinct case when m ? c then m->>c else c end)
 """The names in the array ``{columns}`` after renames, which ``$2`` maps; null: dropped."""
 _RENAME_SQL: Final = """
 update streamer.request set options = jsonb_set(options, '{{columns}}', {columns})
-where relation_id = $1 and options ? 'columns'
+where relation_id = $1 and state = 'queued' and options ? 'columns'
 """.format(columns=RENAMED_SQL.format(columns="options->'columns'"))
 
 
@@ -94,8 +175,12 @@ async def make_request(
     options: dict[str, Any] | None = None,
     *,
     actor: str = "unknown",
-) -> None:
-    await make_requests(bookkeeping, [relation_id], action, options, actor=actor)
+) -> int:
+    """Return the id of the request. Raises MappingError for a table that is not mapped now."""
+    made = await make_requests(bookkeeping, [relation_id], action, options, actor=actor)
+    if relation_id not in made:
+        raise MappingError("the table is no longer mapped", hint="`streamer status` lists tables")
+    return made[relation_id]
 
 
 async def make_requests(
@@ -105,52 +190,139 @@ async def make_requests(
     options: dict[str, Any] | None = None,
     *,
     actor: str = "unknown",
-) -> None:
+) -> dict[int, int]:
     """Ask for the same of several relations at once: a start sees all of the requests or none.
 
     A source that needs a copy of all its tables would not start with requests for some of them.
-    *actor*: the operator, for the audit.
+    Return the ids of the requests by those of the relations. *actor*: the operator.
     """
+    stored = json.dumps(options or {})
     async with bookkeeping.transaction() as connection:
-        await connection.execute(
-            _INSERT_SQL,
+        rows = await connection.fetch(
+            f"{_INSERT_SQL} order by r.id returning id, relation_id",
             list(relation_ids),
             action,
-            json.dumps(options or {}),
+            stored,
+            actor,
         )
-        await write_acts(connection, relation_ids, actor, action, options)
+        await prune_requests(connection)
         await connection.execute(f"notify {CHANNEL}")
+    return {row["relation_id"]: row["id"] for row in rows}
+
+
+async def write_act(
+    bookkeeping: Bookkeeping,
+    actor: str,
+    action: str,
+    label: str,
+    options: dict[str, Any] | None = None,
+) -> None:
+    """Write an act on *label* that makes no request, before the work it names begins."""
+    act = {"actor": actor, "action": action, "label": label, "options": options or {}}
+    async with bookkeeping.transaction() as connection:
+        await REQUESTS.insert(connection, [act | {"state": None}])
+        await prune_requests(connection)
+
+
+async def prune_requests(session: Executor) -> None:
+    """Remove the rows that are too old, but for requests that are open."""
+    await REQUESTS.delete(
+        session,
+        "where requested_at < pg_catalog.now() - pg_catalog.make_interval(days => $1)"
+        f" and ({_OPEN}) is not true",
+        KEPT_DAYS,
+    )
+
+
+async def read_acts(session: Executor, limit: int) -> tuple[list[Request], int]:
+    """Return the newest requests and acts of operators, and how many there are."""
+    acts = await REQUESTS.read(
+        session, "where q.actor is not null order by q.requested_at desc, q.id desc limit $1", limit
+    )
+    sql = "select pg_catalog.count(*) from streamer.request where actor is not null"
+    return acts, await session.fetch_value(sql)
+
+
+async def read_requests(
+    session: Executor, ids: Sequence[int] | None = None, limit: int | None = None
+) -> list[Request]:
+    """Return the requests with these *ids*, or the newest ones, oldest first."""
+    requests = await REQUESTS.read(
+        session,
+        "where q.state is not null and ($1::int8[] is null or q.id = any ($1))"
+        " order by q.id desc limit $2",
+        None if ids is None else list(ids),
+        limit,
+    )
+    return requests[::-1]
 
 
 async def has_requests(session: Executor) -> bool:
-    """Whether any request waits, for whichever source. The bookkeeping may not exist yet."""
+    """Whether any request is open, for whichever source. The bookkeeping may not exist yet."""
     if not await session.fetch_value("select to_regclass('streamer.request') is not null"):
         return False
-    return bool(await session.fetch_value("select exists (select from streamer.request)"))
+    sql = f"select exists (select from streamer.request q where {_OPEN})"
+    return bool(await session.fetch_value(sql))
 
 
 async def take(session: Executor, source_id: int) -> list[Request]:
-    """Remove the requests for a source's relations, in order; return them.
+    """Mark the requests for a source's relations as taken; return them in order.
 
     Requests about rows in quarantine stay: the lanes fulfil them.
     """
-    taken = map(REQUESTS.record, await session.fetch(_TAKE_SQL, source_id))
-    return sorted(taken, key=lambda request: request.request_id)
+    requests = await REQUESTS.read(
+        session,
+        f"{_OF_SOURCE} and q.state = 'queued' and q.action not like 'quarantine%'"
+        " order by q.id for update of q",
+        source_id,
+    )
+    for request in requests:  # a copy has taken the keys over
+        values = {"state": RequestState.TAKEN, "options": request.shown_options}
+        await REQUESTS.set(session, request.request_id, values, also="taken_at = now()")
+    return requests
+
+
+async def read_taken(session: Executor, source_id: int) -> list[Request]:
+    """Return the requests for a source's relations whose outcome is open, in order."""
+    return await REQUESTS.read(
+        session, f"{_OF_SOURCE} and q.state = 'taken' order by q.id", source_id
+    )
 
 
 async def read_quarantine_requests(session: Executor, source_id: int) -> list[Request]:
-    """Return the requests that the lanes of a source fulfil, and then remove, in order."""
+    """Return the requests that the lanes of a source fulfil, and then end, in order."""
     return await REQUESTS.read(
         session,
-        "join streamer.relation r on r.id = q.relation_id"
-        " where r.source_id = $1 and q.action like 'quarantine%' order by q.id",
+        f"{_OF_SOURCE} and {_OPEN} and q.action like 'quarantine%' order by q.id",
         source_id,
     )
 
 
-async def remove_request(session: Executor, request_id: int) -> bool:
-    """Remove a request that is fulfilled; False if another process has done so."""
-    return bool(await REQUESTS.delete(session, "where id = $1", request_id))
+async def lock_request(session: Executor, request_id: int) -> bool:
+    """Lock an open request until the transaction ends; False if another process has ended it."""
+    sql = f"select true from streamer.request q where q.id = $1 and {_OPEN} for update"
+    return bool(await session.fetch_value(sql, request_id))
+
+
+async def end_request(
+    session: Executor,
+    request_id: int,
+    error: ErrorReport | None = None,
+    *,
+    is_done: bool = False,
+) -> None:
+    """Store the outcome of a request, unless it has one.
+
+    *is_done*: the request is fulfilled, and *error* is about changes that stay.
+    """
+    state = RequestState.DONE if error is None or is_done else RequestState.FAILED
+    await REQUESTS.set(
+        session,
+        request_id,
+        {"state": state, "error": error},
+        "and state in ('queued', 'taken')",
+        also="taken_at = coalesce(taken_at, now()), ended_at = now()",
+    )
 
 
 def resync_of_unfilled(columns: Sequence[str] | None) -> Resync:
@@ -161,17 +333,20 @@ def resync_of_unfilled(columns: Sequence[str] | None) -> Resync:
 async def request_automatic(session: Executor, relation_id: int, resync: Resync) -> None:
     """Make a request that no operator has made, unless the same one waits already."""
     options = resync.to_json() | {AUTOMATIC: True}
-    await session.execute(_AUTOMATIC_SQL, relation_id, json.dumps(options))
+    await _insert(session, relation_id, "resync", options, _UNLESS_QUEUED)
     await session.execute(f"notify {CHANNEL}")
 
 
 async def request_resume(session: Executor, relation_id: int) -> None:
     """Make a request to resume a relation that no operator has made, if it is in error."""
-    await session.execute(
-        "insert into streamer.request (relation_id, action)"
-        " select id, 'resume' from streamer.relation where id = $1 and state = 'error'",
-        relation_id,
-    )
+    await _insert(session, relation_id, "resume", {}, "and r.state = 'error'")
+
+
+async def _insert(
+    session: Executor, relation_id: int, action: str, options: dict[str, Any], rest: str
+) -> None:
+    sql = f"{_INSERT_SQL} {rest}"
+    await session.execute(sql, [relation_id], action, json.dumps(options), None)
 
 
 async def rename_requested(session: Executor, relation_id: int, names: str) -> None:

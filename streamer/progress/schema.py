@@ -8,8 +8,8 @@ from typing import Final
 from streamer.errors import MappingError, TargetError
 from streamer.migrations import read_migrations
 from streamer.postgres import origin
-from streamer.progress.audit import prune_acts
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.requests import prune_requests
 from streamer.progress.sources import read_source_labels
 from streamer.progress.table import Executor
 from streamer.target.connection import TargetAddress, TargetConnection
@@ -42,7 +42,7 @@ async def migrate(bookkeeping: Bookkeeping) -> None:
     # All or none: other readers of the bookkeeping must not find it half created.
     async with bookkeeping.transaction() as connection:
         await _apply(connection)
-        await prune_acts(connection)
+        await prune_requests(connection)
 
 
 async def rehearse(connection: TargetConnection) -> None:

@@ -4,16 +4,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from streamer.error_reports import ErrorReport
+from streamer.errors import DefinitionStopError, GapError, MappingError, StreamerError
+from streamer.failpoints import failpoint
+from streamer.hints import command
 from streamer.mapping.names import parse_name
-from streamer.mapping.resync import Mode, Resync, has_own_past
-from streamer.mapping.rules import SourceMapping, find_rules
+from streamer.mapping.resync import SKIP_CHANGES, Mode, Resync, has_own_past
+from streamer.mapping.rules import Named, SourceMapping, find_rules
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.definition_changes import APPLY, SKIP, WAITING, decide, read_progress
 from streamer.progress.relation_columns import remember_unfilled
 from streamer.progress.relation_states import NO_COPY
 from streamer.progress.relations import RELATIONS, RelationRecord
-from streamer.progress.requests import AUTOMATIC, Request, resync_of_unfilled, take
+from streamer.progress.requests import (
+    AUTOMATIC,
+    REQUESTS,
+    Request,
+    end_request,
+    read_taken,
+    resync_of_unfilled,
+    take,
+)
 from streamer.progress.table import Values
-from streamer.progress.table_state import Need, State
+from streamer.progress.table_state import Need, State, TableState
+from streamer.remedies import Remedy, run
 from streamer.target.connection import TargetConnection
 
 _LACKING: Final = """
@@ -41,20 +55,117 @@ async def take_requests(
     requests = []
     async with bookkeeping.transaction() as connection:
         for request in await take(connection, source_id):
+            assert request.relation_id is not None, "a request without a table is not taken"
             record = await _lock(connection, request.relation_id)
+            error: StreamerError | None = None
+            is_open = False  # the outcome is still to come
             match request.action:
                 case "resync":
-                    requests += await _take_resync(connection, request, record, source)
-                case "resume" if taken := await _take_resume(connection, request, record):
-                    requests.append(taken)
-                    requests += await _take_unfilled(connection, source_id, request.relation_id)
+                    effect = await _take_resync(connection, request, record, source)
+                    if isinstance(effect, StreamerError):
+                        error = effect
+                    else:
+                        requests += effect
+                        is_open = bool(effect)
+                case "resume":
+                    resumed = await _take_resume(connection, request, record)
+                    if resumed is None:
+                        error = _unseen_brake(record, source)
+                    else:
+                        requests.append(resumed)
+                        requests += await _take_unfilled(connection, source_id, record.relation_id)
                 case "pause":
-                    pause(request.relation_id)
+                    pause(record.relation_id)
                     await _store(connection, record, {"state": record.table_state.paused().shown})
                     requests.append(request)
+                case _:
+                    error = await _take_decision(connection, request, record)
+                    is_open = error is None
+            if not is_open:
+                report = None if error is None else ErrorReport.of(error)
+                await end_request(connection, request.request_id, report)
         if begins:
             requests += await _take_unfilled(connection, source_id)
     return requests
+
+
+async def store_outcomes(bookkeeping: Bookkeeping, source_id: int) -> set[int]:
+    """End the taken requests of a source whose tables are as asked, or cannot be; return the ids of
+    the relations with others.
+
+    The stored states alone tell the outcome, so a start finds the outcomes that its predecessor has
+    not stored. A row of a relation may be locked for long, and this does not wait for the lock.
+    """
+    waiting = set()
+    requests = await read_taken(bookkeeping, source_id)
+    ids = [request.relation_id for request in requests]
+    records = await RELATIONS.read(bookkeeping, "where r.id = any ($1::int8[])", ids) if ids else []
+    states = {record.relation_id: record.table_state for record in records}
+    for request in requests:
+        if (state := states.get(request.relation_id or 0)) is None:
+            continue  # the table has left the mapping meanwhile
+        if request.action == "resync":
+            is_done, error = outcome(state)
+        else:
+            is_done, error = decided(*await read_progress(bookkeeping, request.options["ddl"]))
+        if is_done:
+            failpoint("requests.ended")
+            await end_request(bookkeeping, request.request_id, error)
+        else:
+            waiting.add(request.relation_id or 0)
+    return waiting
+
+
+def outcome(state: TableState) -> tuple[bool, ErrorReport | None]:
+    """Whether the copy that an operator has asked for has ended, and with which error. Pure."""
+    is_in_sync = state.need is Need.NOTHING and state.shown is not State.ERROR
+    if is_in_sync and state.error is not None and state.error.code == GapError.code:
+        return True, None  # found since
+    return state.need in (Need.NOTHING, Need.REQUEST) or state.shown is State.ERROR, state.error
+
+
+def decided(state: str, reason: str | None) -> tuple[bool, ErrorReport | None]:
+    """Whether a decision about a definition has had its effect, and which error it met. Pure."""
+    if state == WAITING:
+        return True, ErrorReport(
+            reason or "it waits for another decision", DefinitionStopError.code
+        )
+    return state not in (APPLY, SKIP), None
+
+
+def find_gap(record: RelationRecord, resync: Resync, source: Named) -> MappingError | None:
+    """Return the reason why a copy needs consent: the past of the table gets a gap. Pure."""
+    if not has_own_past(record.type) or resync.skips_changes or resync.is_partial:
+        return None
+    table = f'{record.type} table "{record.source}"'
+    again = run("resync", record.source, SKIP_CHANGES, database=source.database, sid=source.sid)
+    accept = Remedy.of("to accept a gap in its past, run: ", again)
+    if record.needs_resync:
+        at = record.changed_at
+        since = "" if at is None else f" ({at:%Y-%m-%d %H:%M:%S%z})"
+        return MappingError(
+            f"changes of {table} are missing for good, from position {record.end_lsn}{since} up to "
+            "the next copy",
+            hint=accept,
+        )
+    if record.quarantined:
+        ids = {"database": source.database, "sid": source.sid}
+        retry = run("quarantine retry", record.source, **ids)
+        return MappingError(
+            f"changes of {table} are in quarantine, {record.quarantined} of them, and a copy would "
+            "drop them",
+            hint=Remedy.of("to apply them once their cause is gone, run: ", retry, "; ", accept),
+        )
+    return None
+
+
+def _unseen_brake(record: RelationRecord, source: SourceMapping) -> MappingError:
+    """Return the reason why a request to resume has no effect. Pure."""
+    resume = run("resume", record.source, database=source.database, sid=source.sid)
+    return MappingError(
+        f'table "{record.source}" was paused before a mass delete after the request',
+        hint=Remedy.of("`streamer status` shows the transaction; to apply it, run: ", resume),
+    )
 
 
 async def _lock(connection: TargetConnection, relation_id: int) -> RelationRecord:
@@ -93,6 +204,22 @@ async def _take_resume(
     return replace(request, options={"brake": None if brake is None else brake.to_json()})
 
 
+async def _take_decision(
+    connection: TargetConnection, request: Request, record: RelationRecord
+) -> MappingError | None:
+    """Store the decision about a definition; return the reason if none is due."""
+    decision, statements = request.action.removeprefix("ddl_"), request.options.get("statements")
+    ddl_id = await decide(connection, record.relation_id, decision, statements)
+    if ddl_id is None:
+        return MappingError(
+            f'"{record.source}" waits for no decision', hint=f"see `{command('ddl list')}`"
+        )
+    await REQUESTS.set(
+        connection, request.request_id, {"options": request.options | {"ddl": ddl_id}}
+    )
+    return None
+
+
 async def _take_unfilled(
     connection: TargetConnection, source_id: int, relation_id: int | None = None
 ) -> list[Request]:
@@ -110,12 +237,10 @@ async def _take_unfilled(
 
 async def _take_resync(
     connection: TargetConnection, request: Request, record: RelationRecord, source: SourceMapping
-) -> list[Request]:
-    """Store the request for a resync; return its effect.
+) -> list[Request] | StreamerError:
+    """Store the request for a resync; return its effect, or why it cannot be fulfilled.
 
-    Empty: it is limited to some rows of a table of which a copy has to bring all. Or streamer
-    itself asks for columns of a table that is paused: `resume` will bring them. Or changes are
-    lost, the table has a past of its own, and the operator has not consented (`refuse_gap`).
+    Empty: streamer itself asks for columns of a table that is paused, and `resume` will bring them.
     """
     resync, state = request.resync, record.table_state
     is_automatic = bool(request.options.get(AUTOMATIC))
@@ -125,10 +250,14 @@ async def _take_resync(
     if resync.is_partial:
         if state.need is Need.PART:
             resync = resync.union(state.resync)
-        return await _store_to_point(connection, request, record, resync)
+        taken = await _store_to_point(connection, request, record, resync)
+        return taken or MappingError(
+            f'"{record.source}" is not in sync, so some rows cannot be copied alone',
+            hint="run `streamer resync` for the whole table",
+        )
     if not resync.skips_changes:
-        if has_own_past(record.type) and (state.is_lost or record.quarantined):
-            return []
+        if (gap := find_gap(record, resync, source)) is not None:
+            return gap
         keeps_past = _keeps_past(source, record.source)
         if keeps_past or (resync.compares and not resync.force):
             # Such a copy compares, so that it follows the stream after a restart, too.
@@ -172,7 +301,7 @@ async def _store_to_point(
     """
     state = record.table_state
     if resync.columns is not None:  # they stay wanted if the copy fails
-        await remember_unfilled(connection, request.relation_id, resync.columns)
+        await remember_unfilled(connection, record.relation_id, resync.columns)
         # So this copy brings them, too, if one that failed was to bring others.
         resync = replace(resync, columns=tuple(sorted({*record.unfilled, *resync.columns})))
     is_waiting = state.shown in (State.PAUSED, State.ERROR)

@@ -73,6 +73,10 @@ class Relations:
         """The stream has brought the definition of a table that is not mapped."""
         self.positions_wanted = asyncio.Event()
         """An operator waits for tables, so the process has to store their positions."""
+        self.asked: set[int] = set()
+        """The ids of relations whose states tell the outcomes of operators' requests."""
+        self.requested = asyncio.Event()
+        """There may be a request, or the outcome of a request."""
 
     @property
     def source(self) -> SourceMapping:
@@ -133,6 +137,8 @@ class Relations:
         """
         former, before = mapped.state, self._lanes.get(mapped)
         mapped.become(state)
+        if mapped.relation_id in self.asked:
+            self.requested.set()
         self._show(mapped)
         if state.need is Need.NOTHING:
             lane = before or self._home_lane(mapped)

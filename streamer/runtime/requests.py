@@ -10,7 +10,7 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.requests import Request, read_quarantine_requests
 from streamer.progress.sources import SourceRecord
 from streamer.progress.table_state import Need
-from streamer.progress.taken_requests import take_requests
+from streamer.progress.taken_requests import store_outcomes, take_requests
 from streamer.runtime.relations import Relations
 from streamer.sync.coordinator import SyncCoordinator
 
@@ -34,7 +34,8 @@ class Requests:
         self._publish = publish
 
     async def follow(self, arrived: asyncio.Event) -> None:
-        """Fulfil requests as soon as they arrive."""
+        """Fulfil requests as soon as they arrive, and store outcomes once tables have them."""
+        self._relations.requested = arrived
         while True:
             await arrived.wait()
             arrived.clear()
@@ -42,12 +43,13 @@ class Requests:
                 self._bookkeeping, self._source_id, self._relations.source, self._pause
             )
             failpoint("requests.taken")
+            self._relations.asked |= {request.relation_id or 0 for request in requests}
             for request in requests:
-                if (mapped := self._relations.get(request.relation_id)) is None:
+                if (mapped := self._mapped(request)) is None:
                     continue
                 match request.action:
                     case "pause":
-                        self._pause(request.relation_id)  # a request to resume came before
+                        self._pause(mapped.relation_id)  # a request to resume came before
                         self._coordinator.ask_no_more(mapped)
                     case "resume":
                         mapped.decide(request.decided)
@@ -55,12 +57,16 @@ class Requests:
                     case "resync":
                         await self._resync(mapped, request)
             for request in await read_quarantine_requests(self._bookkeeping, self._source_id):
-                if (mapped := self._relations.get(request.relation_id)) is not None:
+                if (mapped := self._mapped(request)) is not None:
                     is_retry = request.action == "quarantine_retry"
                     ids = request.options.get("ids")
                     self._relations.lane(mapped).ask(
                         QuarantineRequest(request.request_id, mapped, is_retry, ids)
                     )
+            self._relations.asked = await store_outcomes(self._bookkeeping, self._source_id)
+
+    def _mapped(self, request: Request) -> MappedRelation | None:
+        return self._relations.get(request.relation_id or 0)
 
     def _pause(self, relation_id: int) -> None:
         """Hold later changes. A client that reads the state "paused" may rely on it."""

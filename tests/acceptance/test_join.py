@@ -113,7 +113,7 @@ def test_a_large_table_joins(source: Database, target: Database, tmp_path: Path)
 
 
 def resync(target: Database, process: Process) -> None:
-    result = command(process.config, "resync", "large")
+    result = command(process.config, "resync", "large", "--no-wait")
     assert result.returncode == 0, result.stderr
     until(target, "copying", process)
 

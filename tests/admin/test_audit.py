@@ -13,8 +13,8 @@ from streamer.admin.store import Query, open_store
 from streamer.commands.quarantine import Choice, ask
 from streamer.commands.requests import command_actor, request
 from streamer.postgres.secret import Secret
-from streamer.progress.audit import KEPT_DAYS, read_acts, write_act
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.requests import KEPT_DAYS, read_acts, write_act
 from streamer.progress.schema import migrate
 from streamer.target.connection import TargetAddress
 from tests.support.admin import OpenAdmin
@@ -92,8 +92,9 @@ async def test_both_audits_drop_rows_by_age(target: Database, tmp_path: Path, at
     admin = await open_store(path, keyring)
     await migrate(bookkeeping)
     target.execute(
-        "insert into streamer.audit (at, actor, action, label, options) values"
-        f" ('{too_old}', 'eve', 'resync', 'old', '{{}}'), ('{young}', 'eve', 'resync', 'young', '{{}}')"
+        "insert into streamer.request (requested_at, actor, action, label, state) values"
+        f" ('{too_old}', 'eve', 'resync', 'old', 'done'),"
+        f" ('{young}', 'eve', 'resync', 'young', 'failed')"
     )
     with sqlite3.connect(path) as connection:
         connection.executemany(

@@ -187,7 +187,7 @@ async def test_a_column_that_cannot_be_brought_is_tried_again_by_resume_and_a_pa
         )
 
         async def is_taken() -> bool:
-            return target.value("select count(*) from streamer.request") == 0
+            return target.value("select count(*) from streamer.request where state = 'queued'") == 0
 
         await streamer.eventually(is_taken)
         assert (await streamer.table("public.t"))["state"] == "paused"

@@ -116,7 +116,7 @@ async def test_it_stops_exactly_there_until_somebody_decides(
 
         async def decides(action: str, sql: list[str] | None = None) -> None:
             decided = await ddl.store_decision(address, action, "t", "shop", None, sql)
-            assert decided == ["shop public.t"]
+            assert list(decided.values()) == ["shop public.t"]
             await streamer.table_state("public.t", "ready")
             await streamer.caught_up()
 
@@ -148,6 +148,10 @@ async def test_it_stops_exactly_there_until_somebody_decides(
         assert_equal(source, target)
         done = await ddl.read_records(address, "shop", None, with_done=True)
         assert [record.state for record in done] == ["applied", "skipped", "applied"]
+        outcomes = "select action, state from streamer.request where actor is not null order by id"
+        expected = [("apply", "done"), ("skip", "done"), ("apply", "failed"), ("apply", "done")]
+        made = [(f"ddl_{action}", state) for action, state in expected]
+        await until(lambda: target.execute(outcomes) == made, "the outcomes of the decisions")
 
 
 @pytest.mark.usefixtures("without_spark", "short_backoffs")

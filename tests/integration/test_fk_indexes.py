@@ -93,7 +93,7 @@ async def test_what_is_missing_is_built_and_nothing_else(
         built = await look(streamer, apply=True)
         assert [(m["state"], m["reason"]) for m in built] == [("built", None)] * 5
         assert target.execute(
-            "select actor, label, options ->> 'index' from streamer.audit"
+            "select actor, label, options ->> 'index' from streamer.request"
             " where action = 'build index' order by id"
         ) == [(command_actor(), m["target"], m["index"]) for m in built]
         assert await look(streamer) == []
@@ -164,7 +164,8 @@ async def test_a_paused_table_gets_none(
     source.execute(f"{PEOPLE}; {ORDERS}")
     async with stream(TABLES) as streamer:
         await streamer.caught_up()
-        assert command(streamer.path, "pause", "orders").returncode == 0
+        paused = await asyncio.to_thread(command, streamer.path, "pause", "orders")
+        assert paused.returncode == 0, paused.stderr
         await streamer.table_state("public.orders", "paused")
         result = command(streamer.path, "indexes", "--missing-fk", "--apply")
         assert result.returncode == 1

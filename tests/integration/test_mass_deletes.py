@@ -1,17 +1,21 @@
 """TRUNCATE that restarts sequences or is skipped, and a pause before a mass delete."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from streamer.commands.requests import request
 from streamer.errors import MappingError
+from streamer.remedies import Remedy
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.process import command
+from tests.support.remedies import Operator
 from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
@@ -139,8 +143,21 @@ async def test_a_skipped_truncate_leaves_the_rows_and_is_counted(
         assert f"streamer_skipped_total{{{labels}}} 2.0" in shown
 
 
+async def refused(streamer: Streamer, target: Database) -> Remedy:
+    """Make a request that names no transaction, as one from before the pause; return its remedy."""
+    target.execute(
+        "insert into streamer.request (relation_id, action)"
+        " select id, 'resume' from streamer.relation where source = 'public.t'; notify streamer"
+    )
+    told = "select error_remedy::text from streamer.request where state = 'failed'"
+    await until(lambda: bool(target.execute(told)), "the request is refused")
+    remedy = Remedy.from_json(json.loads(str(target.value(told))))
+    assert remedy is not None
+    return remedy
+
+
 @pytest.mark.parametrize("settings", ["", "consistency: transaction"])
-@pytest.mark.follows("runbooks:mass-delete#1")
+@pytest.mark.follows("progress.taken_requests:_unseen_brake", "runbooks:mass-delete#1")
 @pytest.mark.follows("runbooks:mass-delete#3")
 async def test_a_table_waits_before_a_mass_delete_until_it_is_resumed(
     source: Database, target: Database, stream: MakeStreamer, settings: str
@@ -168,7 +185,7 @@ async def test_a_table_waits_before_a_mass_delete_until_it_is_resumed(
             assert part in found["error"]
         if not settings:
             await other_gets(streamer, source, target, 1)
-        await resume(streamer)
+        await Operator(streamer.path, source, target).follow(await refused(streamer, target))
         await streamer.caught_up()
         assert_same(source, target, "t")
         assert (await streamer.table("public.t"))["waits_before"] is None
@@ -244,9 +261,11 @@ async def test_a_pattern_resumes_no_table_that_waits_before_a_mass_delete(
         source.execute("delete from t")
         await paused(streamer)
         said = await asyncio.to_thread(command, streamer.path, "resume", "*.*")
+        number = target.value("select max(id) from streamer.request")
         assert said.stdout.splitlines() == [
-            "resume requested: shop public.other",
             "left out, because it waits before a mass delete: shop public.t",
+            f"resume requested: shop public.other, request {number}",
+            "resume done: shop public.other",
         ]
         await streamer.table_state("public.other", "ready")
         await other_gets(streamer, source, target, 1)

@@ -1,5 +1,6 @@
 """Partitions that join and leave a source's table, in their place in the stream."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ async def test_partitions_come_and_go_in_a_plain_table_a_history_and_a_partition
         target.execute(
             "update dw.p set note = 'wrong' where id = 1000; delete from dw.p where id = 1001"
         )
-        assert command(streamer.path, "resync", "p").returncode == 0
+        copied = await asyncio.to_thread(command, streamer.path, "resync", "p")
+        assert copied.returncode == 0, copied.stderr
         source.execute("update p set at = '2024-01-05' where id = 1000")
 
         async def is_repaired() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamer.commands import repair
+from streamer.commands import outcomes, repair
 from streamer.errors import ComparisonError
 from streamer.mapping.resync import KeySet, Resync, RowScope
 from streamer.target.connection import TargetAddress
@@ -175,7 +175,9 @@ async def test_keys_are_brought_and_a_truncate_meanwhile_counts(
         await bring(streamer, "keyed", keys)
         assert target.execute("select item from items where v <> 'v'") == [(10,)]
         assert target.value("select count(*) from items") == 200
-        audit = "select options -> 'scope' ->> 'keys' from streamer.audit order by id desc limit 1"
+        audit = (
+            "select options -> 'scope' ->> 'keys' from streamer.request order by id desc limit 1"
+        )
         assert target.value(audit) == "4", "the audit has no values of rows"
         target.execute("update items set v = 'wrong' where item = 7")
         await streamer.ask("resync", "public.keyed", **limited(keys))
@@ -400,7 +402,7 @@ async def test_a_repair_says_that_no_process_runs_and_the_next_start_makes_it(
     target: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(repair, "ABSENT_SECONDS", 0.2)
+    monkeypatch.setattr(outcomes, "ABSENT_SECONDS", 0.2)
     source.execute("create table t (id int primary key, v text); insert into t values (1, 'v')")
     async with stream("t:") as streamer:
         await streamer.caught_up()

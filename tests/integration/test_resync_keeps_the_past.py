@@ -176,7 +176,9 @@ async def test_a_copy_is_requested_once_while_its_publication_waits_for_a_lock(
 
     async def demand(*arguments: Any) -> None:
         await demand_copy_at_point(*arguments)
-        looks.append(int(str(target.value("select count(*) from streamer.request"))))
+        looks.append(
+            int(str(target.value("select count(*) from streamer.request where state = 'queued'")))
+        )
 
     monkeypatch.setattr(publications, "demand_copy_at_point", demand)
     monkeypatch.setattr(source_publication, "LOCK_SECONDS", 1)
@@ -218,7 +220,7 @@ async def test_a_copy_names_the_changes_that_the_target_refuses_and_leaves_them_
     assert versions(shared.target) == kept
 
 
-@pytest.mark.follows("commands.requests:find_gap")
+@pytest.mark.follows("progress.taken_requests:find_gap")
 async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -251,7 +253,7 @@ async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
         assert versions(target) == [0, 3, 4, 5, 6]
 
 
-@pytest.mark.follows("commands.requests:find_gap")
+@pytest.mark.follows("progress.taken_requests:find_gap")
 @streams("t: {type: history, on_error: quarantine}", source=KEYED)
 async def test_changes_in_quarantine_are_dropped_with_consent_only(shared: Shared) -> None:
     await shared.caught_up()

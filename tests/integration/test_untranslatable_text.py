@@ -110,11 +110,16 @@ async def test_a_character_that_utf8_lacks_stops_its_table_only(
         await quarantine.ask(address, "retry", quarantine.Choice())
 
         async def is_retried() -> bool:
-            asked = target.value("select count(*) from streamer.request")
+            asked = target.value("select count(*) from streamer.request where state = 'queued'")
             return asked == 0 and rows(target, "good")[2][1] == f"{good}!"
 
         await streamer.eventually(is_retried, 60)
         assert target.value("select count(*) from streamer.quarantine") == 1, "and refused again"
+        outcomes = target.execute(
+            "select state, error from streamer.request where action = 'quarantine_retry' order by 2"
+        )
+        stays = "changes that the target refuses again, and that stay: 1"
+        assert outcomes == [("done", stays)]
         for table in ("bad", "copied", "kept"):
             names = {"customer": table, "name": "v", r"\x81": BYTES[encoding]}
             source.execute(block("invalid-utf8#3", names))

@@ -170,7 +170,7 @@ class Streamer:
 
         async def is_taken() -> bool:
             async with self._bookkeeping.connection() as connection:
-                sql = "select not exists (select from streamer.request)"
+                sql = "select not exists (select from streamer.request where state = 'queued')"
                 return bool(await connection.fetch_value(sql))
 
         await self.eventually(is_taken)

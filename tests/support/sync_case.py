@@ -152,7 +152,7 @@ class Case:
         eventually(lambda: self.source.execute(slots) == [(name,)], what="only our slot is left")
         for nothing in (
             "select * from streamer.deferred_index",
-            "select * from streamer.request",
+            "select * from streamer.request where ended_at is null",
             r"select * from pg_class where relname ~ '^copy_\d'",
             "select * from pg_class where reloptions::text like '%autovacuum%'",
             "select * from pg_stat_activity where application_name like 'streamer copy%' and datname = current_database()",

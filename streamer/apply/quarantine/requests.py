@@ -26,6 +26,7 @@ from streamer.apply.quarantine.stored_change import (
 from streamer.apply.quarantine.writer import QuarantineWriter
 from streamer.decode.pgoutput import from_datetime
 from streamer.decode.transactions import Changes, Transaction
+from streamer.error_reports import ErrorReport
 from streamer.errors import Retry, StreamerError
 from streamer.progress.quarantined_changes import (
     QuarantinedChange,
@@ -35,7 +36,7 @@ from streamer.progress.quarantined_changes import (
     read_quarantine_page,
     remove_quarantined,
 )
-from streamer.progress.requests import remove_request
+from streamer.progress.requests import end_request, lock_request
 
 log = structlog.get_logger()
 
@@ -50,6 +51,8 @@ async def fulfil(
         try:
             if await _begin(request, writer):
                 await attempt.run()
+                number = request.request_id
+                await end_request(writer.target, number, attempt.rest, is_done=True)
                 await writer.transaction.commit({})
         except StreamerError as exc:
             await writer.rollback()
@@ -69,6 +72,7 @@ async def fulfil(
         dropped = 0
         if await _begin(request, writer):
             dropped = await remove_quarantined(writer.target, mapped.relation_id, request.ids)
+            await end_request(writer.target, request.request_id)
             await writer.transaction.commit({})
         log.warning(
             "rows in quarantine were given up",
@@ -86,7 +90,7 @@ async def _begin(request: QuarantineRequest, writer: QuarantineWriter) -> bool:
     progress row moves here, so the request's row is what one process alone can take.
     """
     await writer.begin()
-    if await remove_request(writer.target, request.request_id):
+    if await lock_request(writer.target, request.request_id):
         return True
     await writer.rollback()
     return False
@@ -99,6 +103,7 @@ async def _leave_all(
         await leave_all_quarantined(
             writer.target, request.mapped.relation_id, request.ids, str(error)
         )
+        await end_request(writer.target, request.request_id, ErrorReport.of(error))
         await writer.transaction.commit({})
     log.error(
         "rows in quarantine cannot be applied",
@@ -118,10 +123,19 @@ class _Attempt:
     plans: dict[str, ApplyPlan] = field(default_factory=dict)
     applied_count: int = 0
     left_count: int = 0
+    left_code: str | None = None
 
     @property
     def _mapped(self) -> MappedRelation:
         return self.request.mapped
+
+    @property
+    def rest(self) -> ErrorReport | None:
+        """What the target refuses again."""
+        if not self.left_count:
+            return None
+        text = f"changes that the target refuses again, and that stay: {self.left_count}"
+        return ErrorReport(text, self.left_code or StreamerError.code)
 
     async def run(self) -> None:
         ids = None
@@ -188,6 +202,7 @@ class _Attempt:
             await leave_quarantined(self.writer.target, left)
         self.applied_count += len(applied)
         self.left_count += len(left)
+        self.left_code = next((code for _, _, code in left), self.left_code)
 
     async def _write(
         self, window: LaneWindow, ids: list[int], *, immediate: bool

@@ -21,7 +21,6 @@ from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, find_source
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.postgres.secret import Secret
-from streamer.progress.audit import write_act
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lock import LockSession
 from streamer.progress.purges import (
@@ -34,6 +33,7 @@ from streamer.progress.purges import (
 )
 from streamer.progress.registered_relations import remove_relations
 from streamer.progress.relations import find_other_writer, read_targets
+from streamer.progress.requests import PURGE, write_act
 from streamer.progress.schema import require_installed
 from streamer.progress.sources import holds_lock, remove_source
 from streamer.target.catalog import TargetRelation, holds_rows, read_relations
@@ -46,7 +46,6 @@ from streamer.target.connection import (
 )
 from streamer.target.conventions import SID
 
-PURGE: Final = "purge"
 CHUNK_ROWS: Final = 5000
 CHUNK_BLOCKS: Final = 500
 """Blocks of 8 KB that a transaction reads at most, where no index finds the rows of a sid."""

@@ -1,0 +1,95 @@
+"""Outcomes of requests, judged on the bookkeeping's records."""
+
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from streamer.commands.requests import SourceKey
+from streamer.error_reports import ErrorReport
+from streamer.lsn import Lsn
+from streamer.mapping.resync import Mode, Resync
+from streamer.progress.relations import RelationRecord
+from streamer.progress.table_state import State, TableState
+from streamer.progress.taken_requests import decided, find_gap, outcome
+
+
+def record(**facts: Any) -> RelationRecord:
+    """Return a record with *facts*; a test needs no others."""
+    nothing: dict[str, Any] = dict.fromkeys(field.name for field in fields(RelationRecord))
+    return RelationRecord(**(nothing | facts))
+
+
+FAILED = ErrorReport("the target refuses a row", "conflict")
+GAP = ErrorReport("rows are missing", "gap")
+OPEN, DONE = (False, None), (True, None)
+UNTIL = TableState.stored(State.READY).asked_for_part(Resync(Mode.DIFF))
+ROWS = TableState.stored(State.READY).asked_for_rows(Resync())
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (ROWS, OPEN),
+        (ROWS.copy_began(Lsn(8)), OPEN),
+        (ROWS.copy_began(Lsn(8)).delayed(FAILED), (False, FAILED)),
+        (ROWS.paused(), OPEN),
+        (ROWS.copy_failed(FAILED), (True, FAILED)),
+        (ROWS.blocked(FAILED), (True, FAILED)),
+        (ROWS.copy_finished(Lsn(8)), DONE),
+        (UNTIL, OPEN),
+        (UNTIL.paused(), OPEN),
+        (UNTIL.copy_failed(FAILED), (True, FAILED)),
+        (UNTIL.copy_finished(Lsn(8)), DONE),
+        (UNTIL.copy_finished(Lsn(8)).drained(), DONE),
+        (replace(UNTIL.copy_finished(Lsn(8)), error=GAP), DONE),
+        (UNTIL.copy_finished(Lsn(8)).failing(FAILED), (True, FAILED)),
+        (UNTIL.lost(FAILED), (True, FAILED)),
+    ],
+)
+def test_the_state_of_a_table_is_the_outcome_of_its_resync(
+    state: TableState, expected: tuple[bool, ErrorReport | None]
+) -> None:
+    assert outcome(state) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("apply", OPEN),
+        ("skip", OPEN),
+        ("applied", DONE),
+        ("skipped", DONE),
+        ("made", DONE),
+        ("waiting", (True, ErrorReport("no such type", "definition"))),
+    ],
+)
+def test_the_state_of_a_command_is_the_outcome_of_the_decision_about_it(
+    state: str, expected: tuple[bool, ErrorReport | None]
+) -> None:
+    is_ended, error = decided(state, "no such type")
+    assert (is_ended, error and error.text) == (expected[0], expected[1] and expected[1].text)
+
+
+def test_a_gap_in_the_past_of_a_table_needs_consent() -> None:
+    shop = SourceKey("shop", "eu")
+    facts: dict[str, Any] = {
+        "source": "public.t", "end_lsn": Lsn(16), "needs_resync": False, "quarantined": 0,
+        "changed_at": datetime(2026, 11, 25, 12, tzinfo=UTC),
+    }  # fmt: skip
+    lost = facts | {"needs_resync": True}
+    held = facts | {"quarantined": 3}
+    some, consent = Resync(columns=("v",)), Resync(skips_changes=True)
+    for kind in ("append", "history"):
+        assert find_gap(record(type=kind, **facts), Resync(), shop) is None
+        gap = find_gap(record(type=kind, **lost), Resync(), shop)
+        assert gap is not None
+        assert "for good, from position 0/10 (2026-11-25 12:00:00+0000)" in str(gap)
+        assert "streamer resync public.t --database shop --sid eu --skip-changes" in str(gap)
+        gap = find_gap(record(type=kind, **held), Resync(), shop)
+        assert gap is not None
+        assert "are in quarantine, 3 of them" in str(gap)
+        for resync in (some, consent):
+            assert find_gap(record(type=kind, **lost), resync, shop) is None
+    assert find_gap(record(type="clone", **lost | held), Resync(), shop) is None
