@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from streamer.errors import TargetSchemaError
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import DefinedType
 from streamer.postgres.quoting import quote_identifier
 from streamer.remedies import Remedy, at_target
-from streamer.source.user_defined_types import SourceType
 from streamer.target.connection import TargetConnection
 
-AskTypes = Callable[[Sequence[str]], Awaitable[Sequence[SourceType]]]
+AskTypes = Callable[[Sequence[str]], Awaitable[Sequence[DefinedType]]]
 """Asks a source about types by their names, as ``format_type`` writes these."""
 
 _ABSENT_SQL = """
@@ -25,15 +25,15 @@ def missing_type(name: RelationName, hint: str | Remedy | None) -> TargetSchemaE
 
 
 def extension_sql(
-    kind: SourceType, namespaces: Collection[str], installed: Collection[str]
+    kind: DefinedType, namespaces: Collection[str], installed: Collection[str]
 ) -> list[str]:
     """Return the statements that bring *kind* by its extension, in the schema of the source.
 
     *namespaces*, *installed*: the schemas and extensions of the target.
     """
     quoted = quote_identifier(kind.extension or "")
-    namespace = quote_identifier(kind.name.namespace)
-    is_there = kind.name.namespace in namespaces
+    namespace = quote_identifier(kind.namespace)
+    is_there = kind.namespace in namespaces
     return [
         *([] if is_there else [f"create schema if not exists {namespace}"]),
         f"alter extension {quoted} set schema {namespace}"
@@ -42,9 +42,9 @@ def extension_sql(
     ]
 
 
-async def refuse_missing(target: TargetConnection, kind: SourceType) -> None:
+async def refuse_missing(target: TargetConnection, kind: DefinedType) -> None:
     """Raise TargetSchemaError for a type that the target lacks, if streamer cannot create it."""
-    if kind.create_sql is not None:
+    if kind.can_be_created:
         return
     hint = None
     if kind.extension is not None:
@@ -57,10 +57,10 @@ async def refuse_missing(target: TargetConnection, kind: SourceType) -> None:
                 *extension_sql(
                     kind, {row["name"] for row in namespaces}, {row["name"] for row in installed}
                 ),
-                f"grant usage on schema {quote_identifier(kind.name.namespace)} to {role}",
+                f"grant usage on schema {quote_identifier(kind.namespace)} to {role}",
             ),
         )
-    raise missing_type(kind.name, hint)
+    raise missing_type(kind.full_name, hint)
 
 
 async def refuse_types_of_extensions(

@@ -38,7 +38,7 @@ from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
-from streamer.mapping.objects import base_type
+from streamer.mapping.objects import DefinedType, base_type
 from streamer.mapping.options import OnColumnAdded, TableType
 from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import RelationMapping, SourceLabel
@@ -50,7 +50,6 @@ from streamer.progress.relations import read_targets
 from streamer.remedies import Remedy, at_target, run
 from streamer.source.catalog import SourceRelation
 from streamer.source.columns import ColumnNow
-from streamer.source.user_defined_types import SourceType
 from streamer.target.add_columns import (
     AskSource,
     add_columns,
@@ -75,7 +74,7 @@ AskRelations = Callable[
 AskPresent = Callable[[str, str | None, RelationName], Awaitable[DefinitionMessage | None]]
 """Asks the source of a database and sid for the present definition of a table with capture."""
 
-AskTypesOf = Callable[[str, str | None, Sequence[str]], Awaitable[Sequence[SourceType]]]
+AskTypesOf = Callable[[str, str | None, Sequence[str]], Awaitable[Sequence[DefinedType]]]
 """Asks the source of a database and sid about types by their names."""
 
 AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
@@ -442,7 +441,7 @@ class Planner:
 
     async def describe_types(
         self, mapped: MappedRelation, names: Sequence[str]
-    ) -> Sequence[SourceType]:
+    ) -> Sequence[DefinedType]:
         """Return types of the source of *mapped* by their names. Raises SourceError."""
         return await self._ask_types(mapped.source.database, mapped.source.sid, names)
 

@@ -113,7 +113,8 @@ def _described(type_: DefinedType) -> str:
         case "c":
             return f"({', '.join(f'{name} {kind}' for _, name, kind in type_.attributes)})"
         case _:
-            return f"range of {type_.base}"
+            operators = f" by {type_.operator_class}" if type_.operator_class else ""
+            return f"range of {type_.base}{operators}"
 
 
 # ---- columns -----------------------------------------------------------------------------------

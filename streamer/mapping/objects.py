@@ -149,7 +149,9 @@ class DefinedType:
 
     ``kind``: pg_type.typtype: e (enum), d (domain), c (composite), r (range). ``labels``: OID and
     text, in order. ``base``: of a domain or a range, as SQL. ``checks``: OID, name and definition.
-    ``attributes``: number, name and type.
+    ``attributes``: number, name and type. ``operator_class``: of a range, if it is not the default
+    one. ``multirange``: the name of its multirange, in the same schema. ``extension``: the one that
+    has the type, or has brought it.
     """
 
     oid: int
@@ -162,6 +164,9 @@ class DefinedType:
     default: str | None = None
     checks: tuple[tuple[int, str, str], ...] = ()
     attributes: tuple[tuple[int, str, str], ...] = ()
+    operator_class: str | None = None
+    multirange: str | None = None
+    extension: str | None = None
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
@@ -172,6 +177,11 @@ class DefinedType:
     @property
     def full_name(self) -> RelationName:
         return RelationName(self.namespace, self.name)
+
+    @property
+    def can_be_created(self) -> bool:
+        """Whether streamer can create the type; an extension or an operator brings the others."""
+        return self.extension is None and self.kind in "edcr"
 
     @property
     def quoted(self) -> str:
@@ -189,7 +199,7 @@ class DefinedType:
         """The parts of the type by which two servers may have the same one."""
         lists = (self.labels, sorted(self.checks, key=lambda check: check[1:]), self.attributes)
         texts = tuple(tuple(part[1:] for part in each) for each in lists)
-        return (self.kind, self.base, self.not_null, self.default, *texts)
+        return (self.kind, self.base, self.not_null, self.default, self.operator_class, *texts)
 
     def takes_all(self, other: Self) -> bool:
         """Whether it takes all values of another type, in the same order."""

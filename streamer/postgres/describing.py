@@ -230,8 +230,28 @@ select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
 USER_OIDS_BEGIN: Final = 16384
 """PostgreSQL's FirstNormalObjectId: below it are the types that every server has."""
 
+_EXTENSION: Final = """(
+    select e.extname from pg_catalog.pg_depend d
+      join pg_catalog.pg_extension e on e.oid = d.refobjid
+     where d.classid = 'pg_catalog.pg_type'::regclass and d.objid = t.oid and d.deptype = 'e'
+       and d.refclassid = 'pg_catalog.pg_extension'::regclass)"""
+"""The extension that has brought type t."""
+_OWN_KINDS: Final = f"""
+t.typtype in ('e', 'd', 'c', 'r') and (t.typtype <> 'c' or r.relkind = 'c')
+   and {_EXTENSION} is null
+""".strip()
+
+
 # typdefault is the text that the session which made a domain has printed: not the value.
-_TYPES: Final = """
+def _types(
+    wanted: str, *, fields: str = "", more: str = "", but: str = "", kinds: str = _OWN_KINDS
+) -> str:
+    """Return the query for the types of *wanted* and their parts.
+
+    *fields*: more fields of each. *more*: SQL for more parts of type t. *but*: a condition for the
+    parts of type t. *kinds*: a condition for the types to return.
+    """
+    return f"""
 with recursive used (oid, depth) as (
     {wanted}
     union
@@ -241,21 +261,23 @@ with recursive used (oid, depth) as (
           select t.typelem as oid where t.typtype = 'b' and t.typcategory = 'A'
           union all select t.typbasetype where t.typtype = 'd'
           union all select r.rngsubtype from pg_catalog.pg_range r where r.rngtypid = t.oid
-          union all select a.atttypid from pg_catalog.pg_attribute a
+          {more}union all select a.atttypid from pg_catalog.pg_attribute a
                      where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0
                        and not a.attisdropped) part
-     where part.oid >= 16384
+     where part.oid >= 16384 {but}
 )
 select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
-    'oid', t.oid::int8, 'namespace', n.nspname, 'name', t.typname, 'kind', t.typtype,
+    'oid', t.oid::int8, 'namespace', n.nspname, 'name', t.typname, 'kind', t.typtype,{fields}
     'labels', (select pg_catalog.jsonb_agg(
                           pg_catalog.jsonb_build_array(e.oid::int8, e.enumlabel)
                           order by e.enumsortorder)
                  from pg_catalog.pg_enum e where e.enumtypid = t.oid),
     'base', case when t.typtype = 'd' then pg_catalog.format_type(t.typbasetype, t.typtypmod)
-                 when t.typtype = 'r' then (
-                     select pg_catalog.format_type(r.rngsubtype, null)
-                       from pg_catalog.pg_range r where r.rngtypid = t.oid) end,
+                 when t.typtype = 'r' then pg_catalog.format_type(g.rngsubtype, null) end,
+    'operator_class', case when not o.opcdefault then
+        {_name("pg_opclass", "o.oid", "schema")} || '.' || pg_catalog.quote_ident(o.opcname) end,
+    'multirange', (select m.typname from pg_catalog.pg_type m
+                    where m.oid = (pg_catalog.to_jsonb(g) ->> 'rngmultitypid')::oid),
     'not_null', t.typnotnull, 'default', pg_catalog.pg_get_expr(t.typdefaultbin, 0),
     'checks', (select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(k.oid::int8, k.conname,
                           pg_catalog.pg_get_constraintdef(k.oid)) order by k.oid)
@@ -270,24 +292,34 @@ select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
   join pg_catalog.pg_type t on t.oid = u.oid
   join pg_catalog.pg_namespace n on n.oid = t.typnamespace
   left join pg_catalog.pg_class r on r.oid = t.typrelid
- where t.typtype in ('e', 'd', 'c', 'r')
-   and (t.typtype <> 'c' or r.relkind = 'c')
-   and not exists (select from pg_catalog.pg_depend d
-                    where d.classid = 'pg_catalog.pg_type'::regclass and d.objid = t.oid
-                      and d.deptype = 'e')
-"""
+  left join pg_catalog.pg_range g on g.rngtypid = t.oid
+  left join pg_catalog.pg_opclass o on o.oid = g.rngsubopc
+ where {kinds}
+"""  # noqa: S608
 
-USED_TYPES: Final = _TYPES.replace(
-    "{wanted}",
+
+USED_TYPES: Final = _types(
     """select a.atttypid, 0 from pg_catalog.pg_attribute a
-     where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384""",
+     where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384"""
 )
 """The types of a table's columns, and their parts."""
 
-NAMED_TYPES_SQL: Final = _TYPES.replace(
-    "{wanted}",
+NAMED_TYPES_SQL: Final = _types(
     """select t.oid, 0 from unnest($1::text[], $2::text[]) w (namespace, name)
       join pg_catalog.pg_namespace n on n.nspname = w.namespace
-      join pg_catalog.pg_type t on t.typnamespace = n.oid and t.typname = w.name""",
+      join pg_catalog.pg_type t on t.typnamespace = n.oid and t.typname = w.name"""
 )
 """A query for types by schema and name; both parameters are arrays."""
+
+_NEEDED: Final = _types(
+    "select w.oid, 0 from pg_catalog.unnest({oids}) w (oid) where w.oid >= 16384",
+    fields=f" 'extension', {_EXTENSION},",
+    more="""union all select r.rngtypid from pg_catalog.pg_range r
+                     where t.typtype = 'm'
+                       and pg_catalog.to_jsonb(r) ->> 'rngmultitypid' = t.oid::text
+          """,
+    but=f"and {_EXTENSION} is null",
+    kinds="(t.typtype in ('e', 'd', 'c', 'r') or t.typtype = 'b' and t.typcategory <> 'A')",
+)
+TYPES_SQL: Final = f"select ({_NEEDED}) as types"
+"""A query for types by the OIDs of ``{oids}``, also of those that an extension has."""

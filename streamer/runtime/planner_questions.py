@@ -6,13 +6,14 @@ from typing import Final
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import DefinedType
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.ddl_capture import read_present
 from streamer.source.expressions import read_expressions
 from streamer.source.kept_connections import KeptConnections
-from streamer.source.user_defined_types import SourceType, read_named_types, read_type_names
+from streamer.source.user_defined_types import read_named_types, read_type_names
 from streamer.source.wait_limits import set_lock_timeout
 from streamer.target.add_columns import TypeKey
 
@@ -40,12 +41,12 @@ class SourceQuestions:
 
     async def describe_types(
         self, database: str, sid: str | None, names: Sequence[str]
-    ) -> list[SourceType]:
+    ) -> list[DefinedType]:
         """Return types by their names, and their parts. Raises SourceError."""
         if (source := self._find(database, sid)) is None:
             return []
         async with self._sources.connection(source) as plain:
-            return await read_named_types(plain, names, plain.info.server_version)
+            return await read_named_types(plain, names)
 
     async def describe_expressions(
         self, database: str, sid: str | None, mapping: RelationMapping

@@ -221,7 +221,7 @@ class ChangedDefinitions:
                     message,
                     definition,
                     at=str(datetime.now(UTC)),
-                    ask_types=partial(read_named_types, source, version=source.info.server_version),
+                    ask_types=partial(read_named_types, source),
                     ask_present=partial(_present, source, mapped.mapping.source),
                     told="the source changed the table, and a copy of it is due",
                 )

@@ -14,24 +14,25 @@ Building statements is pure; `create_tables` runs them.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from streamer.apply.make_plan import two_sids
 from streamer.apply.missing_types import refuse_missing
 from streamer.decode.pgoutput import Column, Relation
 from streamer.definitions.columns import column_clause, desired_columns
+from streamer.definitions.create_type import create_type_sql
 from streamer.definitions.table_objects import create_partitions_sql, obstacle_to_partitions
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import DefinedType
 from streamer.mapping.options import Create, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.progress.relation_definitions import store_created
 from streamer.remedies import Remedy, at_target
 from streamer.source.catalog import SourceRelation
-from streamer.source.user_defined_types import SourceType
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.conventions import HISTORY_ID, HISTORY_OPEN, SID, TABLE_COLUMNS_MAX
 from streamer.target.foreign_functions import ForeignCall, foreign_error, read_calls
@@ -168,7 +169,7 @@ class NewTable:
 
 
 async def create_tables(
-    connection: TargetConnection, tables: Sequence[NewTable], types: list[SourceType]
+    connection: TargetConnection, tables: Sequence[NewTable], types: list[DefinedType]
 ) -> set[RelationName]:
     """Create target tables, and *types*, unless they exist; return the created tables.
 
@@ -199,7 +200,7 @@ async def create_tables(
             await connection.execute(_joined(wanted.values()))
             calls = await read_calls(connection, [table.quoted for table in wanted.values()])
             if calls:
-                sql = [kind.create_sql or "" for kind in made]
+                sql = [statement for kind in made for statement in new_type_sql(kind)]
                 raise _waiting(calls, *_schemas(made, wanted), *sql, _joined(wanted.values()))
             for table in wanted.values():
                 await _name_primary_key(connection, table)
@@ -266,27 +267,36 @@ async def _create_namespaces(connection: TargetConnection, namespaces: Iterable[
         await connection.execute(f"create schema {quote_identifier(row['name'])}")
 
 
-async def _create_type(connection: TargetConnection, kind: SourceType) -> bool:
+async def _create_type(connection: TargetConnection, kind: DefinedType) -> bool:
     """Create a type; return whether it was missing."""
     exists = await connection.fetch_value(
         "select exists (select from pg_type t join pg_namespace n on n.oid = t.typnamespace"
         " where n.nspname = $1 and t.typname = $2)",
-        kind.name.namespace,
-        kind.name.name,
+        kind.namespace,
+        kind.name,
     )
     if exists:
         return False
-    assert kind.create_sql is not None, kind  # `_statements` refuses the others
-    await _create_namespaces(connection, [kind.name.namespace])
-    await connection.execute(kind.create_sql)
-    if calls := await read_calls(connection, [], [kind.name]):
-        raise _waiting(calls, *_schemas([kind], ()), kind.create_sql)
+    await _create_namespaces(connection, [kind.namespace])
+    statements = new_type_sql(kind)
+    for statement in statements:
+        await connection.execute(statement)
+    if calls := await read_calls(connection, [], [kind.full_name]):
+        raise _waiting(calls, *_schemas([kind], ()), *statements)
     return True
 
 
-def _schemas(types: Iterable[SourceType], tables: Iterable[RelationName]) -> list[str]:
+def new_type_sql(kind: DefinedType) -> list[str]:
+    """Return the statements for a type that comes with a table.
+
+    Values come from the source. A domain's default may call a function that the target lacks.
+    """
+    return create_type_sql(replace(kind, default=None))
+
+
+def _schemas(types: Iterable[DefinedType], tables: Iterable[RelationName]) -> list[str]:
     """Return the statements that create the schemas of *types* and *tables*."""
-    names = {each.name.namespace for each in types} | {name.namespace for name in tables}
+    names = {each.namespace for each in types} | {name.namespace for name in tables}
     return [f"create schema if not exists {quote_identifier(name)}" for name in sorted(names)]
 
 
@@ -298,7 +308,10 @@ def _waiting(calls: Sequence[ForeignCall], *statements: str) -> TargetSchemaErro
 
 
 async def _statements(
-    connection: TargetConnection, tables: Sequence[NewTable], types: Sequence[SourceType], role: str
+    connection: TargetConnection,
+    tables: Sequence[NewTable],
+    types: Sequence[DefinedType],
+    role: str,
 ) -> list[str]:
     """Return the statements that create *tables*, with the schemas and *types* that are missing.
 
@@ -311,8 +324,8 @@ async def _statements(
         " where not exists (select from pg_catalog.pg_type t"
         " join pg_catalog.pg_namespace n on n.oid = t.typnamespace"
         " where n.nspname = w.namespace and t.typname = w.name) order by i",
-        [kind.name.namespace for kind in types],
-        [kind.name.name for kind in types],
+        [kind.namespace for kind in types],
+        [kind.name for kind in types],
     )
     missing = [types[row["number"]] for row in absent]
     rows = await connection.fetch("select nspname as name from pg_catalog.pg_namespace")
@@ -320,9 +333,9 @@ async def _statements(
     for kind in missing:
         await refuse_missing(connection, kind)
     needed = {table.mapping.target.namespace for table in tables}
-    needed |= {kind.name.namespace for kind in missing}
+    needed |= {kind.namespace for kind in missing}
     return [
         *(f"create schema {quote_identifier(name)}" for name in sorted(needed - namespaces)),
-        *(kind.create_sql for kind in missing if kind.create_sql is not None),
+        *(statement for kind in missing for statement in new_type_sql(kind)),
         *(statement for table in tables for statement in table.statements),
     ]

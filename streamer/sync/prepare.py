@@ -359,7 +359,7 @@ class Preparation:
         facts: dict[MappedRelation, ExpressionFacts],
     ) -> None:
         oids = {column.type_oid for _, relation in pairs for column in relation.columns}
-        types = await read_types(source, oids, self._server.version)
+        types = await read_types(source, oids)
         wanted = [
             NewTable(
                 relation,
@@ -397,7 +397,7 @@ class Preparation:
         if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
             columns = [(there, mapping.type_of(there, types[name])) for name, there in missing]
             needed = {base_type(types[name]) for name, _ in missing}
-            ask = partial(read_named_types, source, version=self._server.version)
+            ask = partial(read_named_types, source)
             await refuse_types_of_extensions(target, needed, ask)
             await add_columns(self._address, mapping.target, columns)
             copy.target = await read_relation(target, mapping.target) or copy.target

@@ -7,21 +7,26 @@ definition that the source has through the mapping: one model says both.
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamer.apply.sql.definition_changes import DefinitionTranslator
 from streamer.apply.sql.generated import GeneratedFacts
+from streamer.apply.sql.type_changes import TypeTranslator
 from streamer.config import static
-from streamer.definitions.difference import as_it_is, table_difference
+from streamer.definitions.difference import as_it_is, table_difference, type_difference
 from streamer.definitions.planned import TargetPlace
 from streamer.definitions.render import Renderer
-from streamer.mapping.definition import SourceDefinition, difference
+from streamer.mapping.definition import ColumnChange, SourceDefinition, all_differences
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import DefinedType, TypeChange
 from streamer.mapping.rules import RelationMapping, resolve
+from streamer.postgres.describing import USED_TYPES
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.connection import connection
-from streamer.sync.create_tables import create_table_sql
+from streamer.source.user_defined_types import read_types
+from streamer.sync.create_tables import create_table_sql, new_type_sql
 from streamer.target.catalog import read_relation
 from streamer.target.connection import TargetAddress, target_connection
 from tests.support.definitions import read_definition
@@ -86,7 +91,11 @@ class Pair:
         """Return the statements for a new table, with the reasons for what the target lacks."""
         place = TargetPlace(self.mapping, self.case.sid is not None)
         renderer = Renderer(read_definition(self.source, "public.t"), place, {T: place}.get)
-        made = create_table_sql(await self.relation(), self.mapping, self.case.sid, {})
+        relation = await self.relation()
+        async with connection(self.one) as plain:
+            types = await read_types(plain, {column.type_oid for column in relation.columns})
+        made = [statement for type_ in types for statement in new_type_sql(type_)]
+        made += create_table_sql(relation, self.mapping, self.case.sid, {})
         for planned in renderer.plan(self.mapping.rule.create):
             reason = planned.reason
             made += planned.statements if reason is None else [f"-- {reason}"]
@@ -102,9 +111,13 @@ class Pair:
             present = read_definition(self.target, "w.t")
             facts = GeneratedFacts.of(names, present, there.server_version)
         translator = DefinitionTranslator(self.mapping, table, sid=self.case.sid, generated=facts)
-        found = translator.translate(difference(before, after))
+        changes = all_differences(before, after)
+        found = translator.translate([c for c in changes if isinstance(c, ColumnChange)])
+        types = TypeTranslator({each.full_name: each for each in before.types or ()})
+        typed = types.translate([c for c in changes if isinstance(c, TypeChange)])
         fills = zip(found.filled, found.reasons, strict=True)
-        return iter([*found.statements, *(f"fill {name}: {why}" for name, why in fills)])
+        filled = [f"fill {name}: {why}" for name, why in fills]
+        return iter([*typed.statements, *found.statements, *filled])
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.title for case in CASES])
@@ -128,3 +141,10 @@ async def test_a_target_table_is_made_and_changed_as_the_rule_says(
     is_shared = case.sid is not None
     assert table_difference(here, place, {T: place}.get, there, is_shared=is_shared) == []
     assert table_difference(there, as_it_is(there.name), as_it_is, there) == []
+    assert type_difference(used_types(source, "public.t"), used_types(target, "w.t")) == []
+
+
+def used_types(side: Database, table: str) -> list[DefinedType]:
+    used = USED_TYPES.replace("c.oid", f"'{table}'::regclass")
+    found: Any = side.value(f"select ({used})")
+    return [DefinedType.of(each) for each in found or ()]

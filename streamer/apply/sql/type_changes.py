@@ -14,6 +14,7 @@ uses it (`DefinedType.former_name`).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from streamer.definitions.create_type import NOT_VALID, create_type_sql
 from streamer.errors import SharedTargetError, TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
@@ -126,7 +127,7 @@ class TypeTranslator:
                 return
             self._make_room(there, found)
             self._replaced.add(new.quoted)
-        found.statements += create_statements(new)
+        found.statements += [_schema_sql(new), *create_type_sql(new)]
         found.created.add(new.quoted)
         self._there[new.full_name] = replace(new, oid=-new.oid)
 
@@ -330,27 +331,8 @@ class TypeTranslator:
             self._there[change.after.full_name] = replace(there, attributes=attributes)
 
 
-def create_statements(type_: DefinedType) -> list[str]:
-    """Return the statements that create a type, and its schema if need be."""
-    quoted = _quoted(type_)
-    later: list[str] = []  # CREATE DOMAIN takes no check that is NOT VALID
-    match type_.kind:
-        case "e":
-            labels = ", ".join(quote_literal(text) for _, text in type_.labels)
-            created = f"create type {quoted} as enum ({labels})"
-        case "d":
-            named = [f"constraint {quote_identifier(n)} {text}" for _, n, text in type_.checks]
-            checks = "".join(f" {each}" for each in named if each == _check(each))
-            later = [f"alter domain {quoted} add {e}" for e in named if e != _check(e)]
-            default = "" if type_.default is None else f" default {type_.default}"
-            not_null = " not null" if type_.not_null else ""
-            created = f"create domain {quoted} as {type_.base}{default}{not_null}{checks}"
-        case "c":
-            listed = ", ".join(f"{quote_identifier(n)} {t}" for _, n, t in type_.attributes)
-            created = f"create type {quoted} as ({listed})"
-        case _:
-            created = f"create type {quoted} as range (subtype = {type_.base})"
-    return [f"create schema if not exists {quote_identifier(type_.namespace)}", created, *later]
+def _schema_sql(type_: DefinedType) -> str:
+    return f"create schema if not exists {quote_identifier(type_.namespace)}"
 
 
 def columns_of(columns: Iterable[DefinedColumn], type_name: str) -> list[DefinedColumn]:
@@ -373,4 +355,4 @@ def _quoted(type_: DefinedType) -> str:
 
 
 def _check(text: str) -> str:
-    return text.removesuffix(" NOT VALID")
+    return text.removesuffix(NOT_VALID)

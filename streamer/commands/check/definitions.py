@@ -62,7 +62,9 @@ def check_calls(
         if mapping.target in target.tables:
             continue
         place = Place(facts.label, str(mapping.source))
-        types = {k.oid for k in facts.types.get(mapping.source, ()) if k.name not in target.types}
+        types = {
+            k.oid for k in facts.types.get(mapping.source, ()) if k.full_name not in target.types
+        }
         for call in facts.calls:
             stops = call.owner in types or (
                 call.owner == relation.oid and call.name in relation.identity.generated

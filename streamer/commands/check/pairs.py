@@ -8,10 +8,10 @@ from streamer.commands.check.target_facts import TargetFacts
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import DefinedType
 from streamer.mapping.options import TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.source.catalog import SourceRelation
-from streamer.source.user_defined_types import SourceType
 from streamer.sync.create_tables import table_columns, table_key
 from streamer.target.catalog import TargetColumn, TargetRelation
 
@@ -51,7 +51,7 @@ class Pair:
         return self.facts.expressions.get(self.mapping.source, ExpressionFacts({}, {}))
 
     @property
-    def types(self) -> list[SourceType]:
+    def types(self) -> list[DefinedType]:
         return self.facts.types.get(self.mapping.source, [])
 
 

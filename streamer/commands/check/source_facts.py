@@ -14,10 +14,11 @@ from streamer.definitions.read import definition_of, definitions_sql
 from streamer.errors import MappingError, SourceConnectionError, StreamerError
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import DefinedType
 from streamer.mapping.options import DdlCapture
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.mapping.sequences import SequencePlace, places
-from streamer.postgres.describing import NOT_NULL
+from streamer.postgres.describing import NOT_NULL, USER_OIDS_BEGIN
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.source.bytewise_columns import read_bytewise
 from streamer.source.catalog import (
@@ -41,7 +42,7 @@ from streamer.source.slot import Slot, read_slot
 from streamer.source.standbys import StandbyLook, look_at_standbys, read_replication_settings
 from streamer.source.synchronous import LISTED_SQL
 from streamer.source.timeline_branches import KnownPlace
-from streamer.source.user_defined_types import FIRST_USER_OID, SourceType, read_types
+from streamer.source.user_defined_types import read_types
 from streamer.target.foreign_functions import CALLS_SQL, ForeignCall, calls_parameters
 
 READ_SECONDS: Final = 60.0
@@ -153,7 +154,7 @@ class SourceFacts:
     capture: Capture | None = None
     sequences: list[SourceSequence] = field(default_factory=list)
     sequence_places: dict[RelationName, SequencePlace] = field(default_factory=dict)
-    types: dict[RelationName, list[SourceType]] = field(default_factory=dict)
+    types: dict[RelationName, list[DefinedType]] = field(default_factory=dict)
     definitions: dict[RelationName, TableDefinition] = field(default_factory=dict)
     """Of the tables whose rule has a `create` beyond columns."""
     calls: list[ForeignCall] = field(default_factory=list)
@@ -364,21 +365,20 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
                 facts.expressions[mapping.source] = described
             except MappingError as exc:
                 facts.expression_errors[mapping.source] = exc
-    types: dict[int, SourceType] = {}
+    types: dict[RelationName, DefinedType] = {}
     for name, relation in facts.relations.items():
-        used = {c.type_oid for c in relation.columns if c.type_oid >= FIRST_USER_OID}
+        used = {c.type_oid for c in relation.columns if c.type_oid >= USER_OIDS_BEGIN}
         if used:
-            facts.types[name] = await read_types(plain, used, facts.server.version)
-            types |= {kind.oid: kind for kind in facts.types[name]}
+            facts.types[name] = await read_types(plain, used)
+            types |= {kind.full_name: kind for kind in facts.types[name]}
     # The server resolves no name in a schema that the role may not use.
     usable = [name for name in facts.relations if name.namespace in facts.usable_namespaces]
     tables_of_rules = [quote_qualified(name.namespace, name.name) for name in usable]
-    parameters = calls_parameters(tables_of_rules, [kind.name for kind in types.values()])
+    parameters = calls_parameters(tables_of_rules, list(types))
     named = {f"p{number}": value for number, value in enumerate(parameters, 1)}
     cursor = await plain.execute(_CALLS_SQL, named)
     facts.calls = [ForeignCall(**row) for row in await cursor.fetchall()]
-    for row in await fetch_all(plain, _LABELS_SQL, list(types)):
-        facts.labels[types[row["oid"]].name] = row["labels"]
+    facts.labels = {n: [text for _, text in t.labels] for n, t in types.items() if t.labels}
 
 
 # A replica identity needs a unique, immediate and complete index over plain NOT NULL columns.
@@ -398,8 +398,3 @@ select i.indrelid::int8 as relid, x.relname as name, i.indisprimary as is_primar
 """.replace("{not_null}", NOT_NULL)
 _CALLS_SQL: Final = re.sub(r"\$(\d)", r"%(p\1)s", CALLS_SQL.replace("%", "%%")).encode()
 """The query with the parameters of psycopg."""
-_LABELS_SQL: Final = """
-select e.enumtypid::int8 as oid,
-       pg_catalog.array_agg(e.enumlabel::text order by e.enumsortorder) as labels
-from pg_catalog.pg_enum e where e.enumtypid = any (%s) group by 1
-"""

@@ -184,8 +184,8 @@ def _namespaces_of_types(facts: TargetFacts, sources: Iterable[SourceFacts]) -> 
         for mapping in source.mappings:
             if mapping.target not in facts.tables:
                 for kind in source.types.get(mapping.source, []):
-                    if kind.create_sql is not None and kind.name not in facts.types:
-                        yield kind.name.namespace
+                    if kind.can_be_created and kind.full_name not in facts.types:
+                        yield kind.namespace
 
 
 _Writer = tuple[SourceFacts, RelationMapping, SourceRelation]

@@ -310,7 +310,8 @@ async def read_tables(
     """Read all target tables, schemas and types that the sources need."""
     sources = list(sources)
     names = sorted({mapping.target for source in sources for mapping in source.mappings})
-    types = {kind.name for source in sources for kinds in source.types.values() for kind in kinds}
+    kinds = [each for source in sources for types in source.types.values() for each in types]
+    types = {kind.full_name for kind in kinds}
     namespaces = {name.namespace for name in (*names, *types)}
     for row in await connection.fetch(_NAMESPACES_SQL, list(namespaces)):
         facts.namespaces[row["name"]] = Namespace(row["may_use"], row["may_create"])

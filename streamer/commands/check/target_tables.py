@@ -44,6 +44,7 @@ from streamer.errors import MappingError, TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import Initial, OnColumnAdded, TableType
+from streamer.postgres.describing import USER_OIDS_BEGIN
 from streamer.postgres.quoting import (
     add_columns_clause,
     quote_columns,
@@ -52,11 +53,11 @@ from streamer.postgres.quoting import (
 )
 from streamer.progress.purges import left_rows_error
 from streamer.remedies import Remedy, Sql
-from streamer.source.user_defined_types import FIRST_USER_OID
 from streamer.sync.copy_obstacles import OCCUPIED_WORDS, occupied_error
 from streamer.sync.create_tables import (
     check_can_be_made,
     create_table_sql,
+    new_type_sql,
     published_relation,
 )
 from streamer.target.catalog import TargetColumn, TargetRelation
@@ -138,35 +139,35 @@ def check_collations(pair: Pair) -> Iterable[Finding]:
 def check_extensions(pair: Pair) -> Iterable[Finding]:
     """Types of extensions that the target lacks; streamer creates other types with the table."""
     for kind in pair.types:
-        if kind.name in pair.target.types or kind.create_sql is not None:
+        if kind.full_name in pair.target.types or kind.can_be_created:
             continue
         extension = kind.extension
         if extension is None:
-            yield from_error(pair.place, missing_type(kind.name, "create it there"))
+            yield from_error(pair.place, missing_type(kind.full_name, "create it there"))
         elif extension not in pair.target.available_extensions:
             words = f"install the package of extension {extension} on that server"
-            yield from_error(pair.place, missing_type(kind.name, words))
+            yield from_error(pair.place, missing_type(kind.full_name, words))
         else:
             sql = extension_sql(kind, pair.target.namespaces, pair.target.extensions)
             remedy = Remedy.of("run at the target: ", Sql("target", tuple(sql)))
-            yield from_error(pair.place, missing_type(kind.name, remedy))
+            yield from_error(pair.place, missing_type(kind.full_name, remedy))
 
 
 def missing_types_sql(pair: Pair) -> list[str]:
     """Return the statements that create the types which the target lacks."""
     statements = []
     for kind in pair.types:
-        if kind.name in pair.target.types:
+        if kind.full_name in pair.target.types:
             continue
-        if kind.create_sql is None:
+        if not kind.can_be_created:
             if kind.extension is not None:
                 target = pair.target
                 statements += extension_sql(kind, target.namespaces, target.extensions)
             continue
-        if kind.name.namespace not in pair.target.namespaces:
-            namespace = quote_identifier(kind.name.namespace)
+        if kind.namespace not in pair.target.namespaces:
+            namespace = quote_identifier(kind.namespace)
             statements.append(f"create schema if not exists {namespace}")
-        statements.append(kind.create_sql)
+        statements += new_type_sql(kind)
     return list(dict.fromkeys(statements))
 
 
@@ -250,7 +251,7 @@ def check_added_types(pair: Pair, added: list[tuple[str, str]]) -> Iterable[Find
     own = {
         column.name
         for column in pair.relation.columns
-        if column.type_oid >= FIRST_USER_OID and pair.mapping.target_column(column.name) in names
+        if column.type_oid >= USER_OIDS_BEGIN and pair.mapping.target_column(column.name) in names
     }
     if own and (statements := missing_types_sql(pair)):
         listed = ", ".join(f'"{name}"' for name in sorted(own))
