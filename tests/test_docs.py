@@ -305,9 +305,20 @@ def test_links_resolve(path: Path) -> None:
         assert not anchor or anchor in anchors(linked), link
 
 
-def test_each_of_the_twenty_behaviours_is_in_the_file_that_the_architecture_names() -> None:
-    _, _, section = page("internals/architecture").partition("## Twenty behaviours")
-    rows = [line.split(" | ") for line in section.splitlines() if "`streamer/" in line]
+def test_each_of_the_five_ways_names_a_file_once() -> None:
+    _, _, section = page("internals/architecture").partition("## The five ways\n")
+    section, _, _ = section.partition("\n## ")
+    ways = re.split(r"^### ", section, flags=re.MULTILINE)[1:]
+    assert len(ways) == 5
+    for way in ways:
+        names = re.findall(r"`(streamer/[\w/]+\.py)`", way)
+        assert len(names) > 5
+        assert len(names) == len(set(names)), way.splitlines()[0]
+
+
+def test_each_of_the_twenty_behaviours_is_in_the_file_that_the_page_names() -> None:
+    lines = page("internals/behaviours").splitlines()
+    rows = [line.split(" | ") for line in lines if "`streamer/" in line]
     assert len(rows) == 20
     for behaviour, guess, name in rows:
         path = guess.strip("`")
