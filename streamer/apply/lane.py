@@ -52,6 +52,7 @@ from streamer.decode.text_conversion import TextConversion
 from streamer.decode.transactions import Transaction
 from streamer.errors import StreamerError
 from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.definition_message import Part
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.names import RelationName
@@ -240,10 +241,12 @@ class MappedRelation:
             self.outlives = True
             self.plan = None
 
-    def handed_over(self, lsn: Lsn) -> None:
-        """A copy is complete: the target has everything up to *lsn*."""
-        self.plan = None  # the copy may have changed the target's indexes
+    def handed_over(self, chunks: ChunkedCopy | None, lsn: Lsn) -> None:
+        """The target has everything up to *lsn*: of all rows, or of those of *chunks*."""
         self.end_lsn = lsn
+        if chunks is not None:
+            return
+        self.plan = None  # the copy may have changed the target's indexes
         self.way_past_changes = None
         if self.state.need is not Need.PART:
             self.outlives = False

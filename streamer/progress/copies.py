@@ -3,10 +3,9 @@ that ends it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
-from streamer.error_reports import ErrorReport
 from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
 from streamer.mapping.chunks import GROWTH, ChunkedCopy
@@ -14,171 +13,63 @@ from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.names import parse_name
 from streamer.progress import definition_changes, quarantined_changes
 from streamer.progress.relation_columns import stored_storage
-from streamer.progress.relations import RELATIONS, STATE
-from streamer.progress.table import BookkeepingTable, Codec, Executor, Values, plain, to_json
+from streamer.progress.relation_states import (
+    CHANGED,
+    COPIES,
+    OF_RELATIONS,
+    CopyRecord,
+    change_states,
+    shown,
+)
+from streamer.progress.relations import RELATIONS
+from streamer.progress.table import Executor, Values
+from streamer.progress.table_state import CopyScope, Need, State
 from streamer.source.rewritten_tables import Storage
 from streamer.target.connection import TargetConnection, transaction
 
 
-@dataclass(frozen=True, slots=True)
-class BegunCopy:
-    """A relation whose copy begins, as a new ``attempt``.
-
-    ``is_filling``: the copy before filled the target directly and did not finish. ``owns_rows``:
-    streamer wrote this source's rows in the target. ``chunks``: those before the next one, of which
-    an earlier attempt may have left rows (``may_have_rows``).
-    """
-
-    relation_id: Annotated[int, Codec("r.id")]
-    attempt: int
-    is_filling: Annotated[bool, Codec("r.filling")]
-    owns_rows: Annotated[bool, Codec("r.target_created or r.owns_rows")]
-    chunks: ChunkedCopy | None
-    may_have_rows: Annotated[
-        bool, Codec("r.attempt > coalesce((r.chunks->>'attempt')::int8, 0) + 1")
-    ]
-
-
-COPIES: Final = BookkeepingTable("relation", "r", BegunCopy)
-
-
 async def read_filling(session: Executor, relation_ids: Sequence[int]) -> set[int]:
     """Return the relations whose last copy filled the target directly and did not finish."""
-    rest = "where r.id = any ($1::int8[]) and r.filling"
+    rest = f"{OF_RELATIONS} and r.filling"
     return {copy.relation_id for copy in await COPIES.read(session, rest, relation_ids)}
 
 
-async def begin_copies(session: Executor, relation_ids: Sequence[int]) -> dict[int, BegunCopy]:
-    """Store ``copying`` and a new attempt of relations.
+async def begin_copies(
+    connection: TargetConnection, relation_ids: Sequence[int], need: Need
+) -> dict[int, CopyRecord]:
+    """Store new attempts to copy relations, each in the scope *need*; return them by relation id.
 
-    Raises TargetFencedError if streamer found changes of a relation missing meanwhile. A copy that
-    began now would make the relation look in sync.
+    Raises TargetFencedError if a relation has another need by now. After a loss of changes, a copy
+    that began would make the relation look in sync. The caller has begun a transaction.
     """
-    values = dict.fromkeys(("snapshot_lsn", "chunks", "rows_total", "waiting_for"))
-    none = {"rows_copied": 0, "bytes_copied": 0}
-    begun = await _begin(session, relation_ids, values | none, "", also=_SAME_ERROR)
-    return {copy.relation_id: copy for copy in begun}
+    values: dict[str, Any] = {"waiting_for": None}
+    if need is Need.ROWS:
+        values |= dict.fromkeys(("snapshot_lsn", "chunks", "rows_total"))
+        values |= dict.fromkeys(("rows_copied", "bytes_copied"), 0)
 
+    def change(record: CopyRecord) -> Values | None:
+        if not record.table_state.lacks(need):
+            return None
+        begun = shown(record.table_state.copy_begins())
+        return {**begun, **values, "attempt": record.attempt + 1}
 
-async def begin_part(session: Executor, relation_id: int) -> BegunCopy:
-    """Store a new attempt to copy some rows of a relation in sync. Raises TargetFencedError."""
-    is_wanted = "and r.snapshot_lsn is not null and r.resync is not null"
-    (begun,) = await _begin(session, [relation_id], _WELL, is_wanted)
-    return begun
-
-
-async def begin_chunk(session: Executor, relation_id: int) -> BegunCopy:
-    """Store a new attempt to copy the next chunk of a relation. Raises TargetFencedError."""
-    (begun,) = await _begin(session, [relation_id], _WELL, "and r.chunks is not null")
-    return begun
-
-
-async def _begin(
-    session: Executor, relation_ids: Sequence[int], values: Values, rest: str, also: str = ""
-) -> list[BegunCopy]:
-    begun = await COPIES.change(
-        session,
-        values,
-        f"where r.id = any ($2::int8[]) and not r.needs_resync {rest}",
-        relation_ids,
-        also=f"attempt = attempt + 1, state = {STATE.format('copying')}, {_CHANGED}{also}",
-    )
+    begun = await change_states(connection, change, OF_RELATIONS, relation_ids)
     if len(begun) < len(relation_ids):
         raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy began")
-    return begun
-
-
-async def hand_over_chunk(
-    connection: TargetConnection,
-    relation_id: int,
-    lsn: Lsn,
-    chunks: ChunkedCopy,
-    *,
-    attempt: int,
-    rows: int,
-    size: int,
-    columns: Mapping[str, int],
-    definition: SourceDefinition,
-) -> None:
-    """A chunk is in the target, with the changes up to *lsn*: the stream brings later ones.
-
-    *chunks*: with this one; the first one begins a copy of all rows. *columns*, *definition*: as in
-    `HandedOver`. Raises TargetFencedError if the copy has begun again.
-    """
-    async with transaction(connection):
-        if chunks.count == 1:
-            await quarantined_changes.remove_copied(connection, [relation_id])
-        is_stored = await RELATIONS.set(
-            connection,
-            relation_id,
-            _WELL | {"end_lsn": lsn, "columns": dict(columns), "definition": definition},
-            "and attempt = $3 and not needs_resync and snapshot_lsn is null"
-            " and end_lsn <= $4::text::pg_lsn and (chunks is null) = $5",
-            attempt,
-            str(lsn),
-            chunks.count == 1,
-            to_json(plain(chunks)),
-            rows,
-            size,
-            also=_CHUNK,
-        )
-        if not is_stored:
-            raise TargetFencedError(_BEGUN_AGAIN)
-
-
-async def read_chunks(session: Executor, relation_id: int) -> ChunkedCopy | None:
-    """Return the chunks of a relation that the target has."""
-    copy = await COPIES.find(session, "where r.id = $1", relation_id)
-    return None if copy is None else copy.chunks
-
-
-async def hand_over_part(
-    session: Executor,
-    relation_id: int,
-    lsn: Lsn,
-    *,
-    attempt: int,
-    end_lsn: Lsn,
-    is_whole: bool,
-    columns: Mapping[str, int],
-    storage: Mapping[int, Storage],
-    filled: Sequence[str] = (),
-) -> None:
-    """Rows of a relation in sync were exchanged at *lsn*, where its stream goes on.
-
-    *end_lsn*: the relation's position before. *is_whole*: the exchange compared all its rows, so
-    none is in quarantine any more. *columns*, *storage*: as in `hand_over`. *filled*: the columns
-    that all rows have got, if not whole rows. Raises TargetFencedError if another process has moved
-    the position, or the copy has begun again. The caller has begun a transaction.
-    """
-    values = _WELL | {"snapshot_lsn": lsn, "end_lsn": lsn, "resync": None}
-    if is_whole:
-        await quarantined_changes.remove_copied(session, [relation_id])
-        values |= {"columns": dict(columns), "storage": stored_storage(storage), **_FILLED}
-    is_stored = await RELATIONS.set(
-        session,
-        relation_id,
-        values,
-        "and attempt = $3 and end_lsn = $4::text::pg_lsn and end_lsn <= $5::text::pg_lsn",
-        attempt,
-        str(end_lsn),
-        str(lsn),
-        *([] if is_whole else [filled]),
-        also=f"state = {STATE.format('catching_up')}, {_CHANGED}" + ("" if is_whole else _PARTLY),
-    )
-    if not is_stored:
-        raise TargetFencedError(_BEGUN_AGAIN)
+    return {copy.relation_id: replace(copy, attempt=copy.attempt + 1) for copy in begun}
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """A relation whose copy is in the target: the stream brings its changes from *lsn* on.
+    """A relation whose copy is in the target: the stream brings its changes from ``lsn`` on.
 
-    ``definition``, ``storage``: those of the source's table at *lsn*. Without ``attempt`` there was
-    no copy: `initial: none` declared the relation in sync.
+    ``definition``, ``storage``: those of the source's table at ``lsn``. Without ``attempt`` there
+    was no copy: `initial: none` declared the relation in sync. The ``chunks`` of ``scope`` are the
+    rows that the target has now; None for all rows.
     """
 
     relation_id: int
+    scope: CopyScope
     lsn: Lsn
     attempt: int | None
     rows: int
@@ -187,43 +78,111 @@ class HandedOver:
     columns: Mapping[str, int]
     definition: SourceDefinition
     storage: Mapping[int, Storage] | None = None
+    end_lsn: Lsn | None = None
+    """The position of a relation in sync before."""
+    leaves: Mapping[int, str] | None = None
+    """The partitions to know from now on."""
 
     @property
-    def stored(self) -> Values:
-        """The values of its columns."""
-        return {
-            **_WELL,
-            **_FILLED,
-            "id": self.relation_id,
-            "snapshot_lsn": self.lsn,
-            "end_lsn": self.lsn,
-            "rows_copied": self.rows,
-            "rows_total": self.rows,
-            "bytes_copied": self.size,
-            "owns_rows": self.owns_rows,
-            "columns": dict(self.columns),
-            "definition": self.definition,
+    def is_end(self) -> bool:
+        """Whether the copy has brought the last of all rows."""
+        return not self.scope.is_to_point and self.scope.chunks is None
+
+    @property
+    def leaves_quarantine(self) -> bool:
+        """Whether the copy leaves out rows that may be in quarantine."""
+        chunks = self.scope.chunks
+        is_partial = self.scope.is_to_point and self.scope.resync.is_partial
+        return is_partial or (chunks is not None and chunks.count > 1)
+
+    def is_stored(self, copy: CopyRecord) -> bool:
+        """Whether the bookkeeping has this hand-over."""
+        if self.scope.chunks is not None:
+            return copy.chunks == self.scope.chunks
+        is_over = copy.state != State.COPYING and copy.snapshot_lsn == self.lsn
+        return is_over and copy.attempt == self.attempt
+
+    def values(self, copy: CopyRecord) -> Values | None:
+        """Return the columns to store in *copy*; None if another attempt is the newest."""
+        if self.attempt not in (None, copy.attempt) or copy.needs_resync:
+            return None
+        moved: dict[str, Any] = {"waiting_for": None, "end_lsn": self.lsn}
+        if self.scope.chunks is not None:
+            values = self._chunk(copy, self.scope.chunks)
+            return values and {**moved, **values}
+        state = copy.table_state.handed_over(None, self.lsn)
+        moved |= {**shown(state), "snapshot_lsn": self.lsn, "resync": None, "chunks": None}
+        if not self.scope.is_to_point:
+            return moved | self._all_rows(copy)
+        if copy.end_lsn != self.end_lsn or copy.end_lsn > self.lsn:
+            return None  # another process has moved the position
+        return moved | self._part(copy)
+
+    def _chunk(self, copy: CopyRecord, chunks: ChunkedCopy) -> Values | None:
+        is_next = (copy.chunks is None) == (chunks.count == 1)
+        if not is_next or copy.snapshot_lsn is not None or copy.end_lsn > self.lsn:
+            return None
+        state = copy.table_state.handed_over(chunks, self.lsn)
+        return {**shown(state), **self._counts(copy), **self._definition, "chunks": chunks}
+
+    def _all_rows(self, copy: CopyRecord) -> dict[str, Any]:
+        counts = self._counts(copy)
+        values = {
+            "rows_total": counts["rows_copied"],
+            "owns_rows": copy.owns_rows or self.owns_rows,
             "storage": stored_storage(self.storage),
             "filling": False,
-            "chunks": None,
-            "resync": None,
-            **({"declared": True} if self.attempt is None else {"attempt": self.attempt}),
         }
+        if self.attempt is None:
+            values["declared"] = True
+        return {**counts, **self._definition, **values, **_FILLED}
+
+    def _part(self, copy: CopyRecord) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        if self.leaves is not None:
+            values |= {"leaves": [*self.leaves], "leaf_joins": [*self.leaves.values()]}
+        if self.scope.is_whole:
+            storage = stored_storage(self.storage)
+            return {**values, "columns": dict(self.columns), "storage": storage, **_FILLED}
+        filled = self.scope.resync.columns or ()
+        return {**values, "unfilled": [name for name in copy.unfilled if name not in filled]}
+
+    def _counts(self, copy: CopyRecord) -> dict[str, int]:
+        """With the rows of former chunks."""
+        before = (0, 0) if copy.chunks is None else (copy.rows_copied, copy.bytes_copied)
+        return {"rows_copied": before[0] + self.rows, "bytes_copied": before[1] + self.size}
+
+    @property
+    def _definition(self) -> dict[str, Any]:
+        return {"columns": dict(self.columns), "definition": self.definition}
 
 
-async def hand_over(connection: TargetConnection, relations: Sequence[HandedOver]) -> None:
-    """Hand *relations* over to the stream: those that were copied, or those that are declared.
+async def hand_over(connection: TargetConnection, copies: Sequence[HandedOver]) -> None:
+    """Hand the relations of *copies* over to the stream.
 
     Raises TargetFencedError if a copy has begun again meanwhile.
     """
-    ids = [each.relation_id for each in relations]
-    is_newest = "and r.attempt = v.attempt" if "attempt" in relations[0].stored else ""
+    by_id = {copy.relation_id: copy for copy in copies}
+    brought = [copy.relation_id for copy in copies if not copy.leaves_quarantine]
+    complete = [copy.relation_id for copy in copies if copy.is_end]
     async with transaction(connection):
-        await quarantined_changes.remove_copied(connection, ids)
-        await definition_changes.remove_copied(connection, ids)
-        rows = (each.stored for each in relations)
-        if await RELATIONS.update_each(connection, rows, is_newest, _COPIED) < len(relations):
-            raise TargetFencedError(_BEGUN_AGAIN)
+        await quarantined_changes.remove_copied(connection, brought)
+        await definition_changes.remove_copied(connection, complete)
+        stored = await change_states(
+            connection,
+            lambda record: by_id[record.relation_id].values(record),
+            OF_RELATIONS,
+            list(by_id),
+            computed=_CHUNKS,
+        )
+        if len(stored) < len(copies):
+            raise TargetFencedError("a request or another process has begun this copy again")
+
+
+async def is_handed_over(connection: TargetConnection, copy: HandedOver) -> bool:
+    """Whether a hand-over with an unknown outcome was committed."""
+    record = await COPIES.find(connection, "where r.id = $1", copy.relation_id)
+    return record is not None and copy.is_stored(record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,20 +283,6 @@ async def read_own_sessions(connection: TargetConnection) -> list[OwnSession]:
     return [OwnSession(**row) for row in await connection.fetch(_OWN_SESSIONS_SQL)]
 
 
-async def set_copy_error(
-    session: Executor, relation_ids: list[int], error: ErrorReport | None
-) -> None:
-    """Store why copies under way have to begin again; None when they go on."""
-    await RELATIONS.update(
-        session,
-        {"error": error},
-        "where id = any ($2::int8[]) and state in ('init', 'copying')"
-        " and error is distinct from $3",
-        relation_ids,
-        error and error.text,
-    )
-
-
 async def fill_directly(session: Executor, relation_ids: Sequence[int]) -> None:
     """Store that copies fill the target tables themselves, so all rows there are streamer's."""
     await RELATIONS.update(
@@ -360,51 +305,14 @@ async def read_leftover_stages(session: Executor, source_id: int | None) -> list
     return [row["name"] for row in await session.fetch(_LEFTOVERS_SQL, source_id)]
 
 
-async def is_handed_over(
-    connection: TargetConnection, relation_id: int, lsn: Lsn, *, attempt: int
-) -> bool:
-    """Whether a hand-over with an unknown outcome was committed."""
-    return bool(
-        await connection.fetch_value(
-            "select state <> 'copying' and snapshot_lsn = $2::text::pg_lsn and attempt = $3"
-            " from streamer.relation where id = $1",
-            relation_id,
-            str(lsn),
-            attempt,
-        )
-    )
-
-
-_BEGUN_AGAIN: Final = "a request or another process has begun this copy again"
-_CHANGED: Final = "changed_at = now()"
-_WELL: Final[dict[str, Any]] = {"error": None, "waiting_for": None}
 _FILLED: Final[Values] = {"unfilled": (), "copy_is_due": False}
 """Existing rows lack no value."""
-_PARTLY: Final = ", unfilled = array(select unnest(unfilled) except select unnest($6::text[]))"
-_SAME_ERROR: Final = "".join(
-    f", {name} = case when state in ('init', 'copying') then {name} end"
-    for name in ("error", "error_code", "error_remedy")
-)
-"""Of a copy that begins again: `set_copy_error`."""
-_CHUNK: Final = f"""
-rows_copied = rows_copied + $7, bytes_copied = bytes_copied + $8, {_CHANGED},
-chunks = jsonb_build_object(
-    'began_at', coalesce(chunks->'began_at', to_jsonb((
-        select min(started_at) from streamer.sync_partition where relation_id = r.id))),
-    'attempt', attempt) || $6::text::jsonb
-"""
-_COPIED: Final = {
-    "state": STATE.format("catching_up"),
-    "owns_rows": "r.owns_rows or v.owns_rows",
-    "changed_at": "now()",
-} | {
-    # With the rows of former chunks.
-    name: f"v.{name} + case when r.chunks is null then 0 else r.{counted} end"
-    for name, counted in (
-        ("rows_copied", "rows_copied"),
-        ("rows_total", "rows_copied"),
-        ("bytes_copied", "bytes_copied"),
-    )
+_CHUNKS: Final = {
+    **CHANGED,
+    "chunks": """
+jsonb_build_object('attempt', r.attempt, 'began_at', coalesce(r.chunks->'began_at', to_jsonb((
+    select min(started_at) from streamer.sync_partition where relation_id = r.id)))) || v.chunks
+""",
 }
 _LEFTOVERS_SQL: Final = """
 select c.relname as name

@@ -1,11 +1,14 @@
 """The states of streamer.relation that a running process stores: errors, waits and due copies.
 
 `streamer.progress.copies` stores those of a copy under way, and `taken_requests` those that an
-operator asks for. A table that an operator has paused stays paused.
+operator asks for. All of them lock the row, and store the state that `TableState` makes of the
+stored one. So no store undoes a later decision, such as a pause.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Annotated, Any, Final
 
 from streamer.error_reports import ErrorReport, TableWait
 from streamer.mapping.mass_delete import MassDelete
@@ -13,8 +16,10 @@ from streamer.mapping.resync import Resync
 from streamer.mapping.rules import RelationMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relation_columns import request_unfilled
-from streamer.progress.relations import RELATIONS, STATE
-from streamer.progress.table import Executor, plain, to_json
+from streamer.progress.relations import RELATIONS, StateRecord
+from streamer.progress.table import BookkeepingTable, Codec, Executor, Values
+from streamer.progress.table_state import Need, State, TableState
+from streamer.target.connection import TargetConnection
 
 _ATTACH_SQL: Final = """
 select r.snapshot_lsn::text as snapshot_lsn,
@@ -23,14 +28,6 @@ select r.snapshot_lsn::text as snapshot_lsn,
          as is_asked
 from streamer.relation r where r.id = $1
 """
-_IN_SYNC: Final = "and snapshot_lsn is not null and not needs_resync"
-_IS_STREAMING: Final = """
-and state in ('catching_up', 'ready', 'error') and snapshot_lsn is not null and resync is null
-"""
-_NEWEST: Final = "and ($3::int4 is null or attempt = $3)"
-_CHANGED: Final = "changed_at = now()"
-_STATE: Final = f"state = {STATE}, changed_at = now()"
-_AGAIN: Final = "attempt = attempt + 1"
 NO_COPY: Final = {
     "snapshot_lsn": None,
     "chunks": None,
@@ -39,32 +36,109 @@ NO_COPY: Final = {
     "outlives": False,
 }
 """No copy is under way, and none has ended; decisions about the rows before are void."""
+OF_RELATIONS: Final = "where r.id = any ($1::int8[])"
+CHANGED: Final = MappingProxyType({"changed_at": "now()"})
 
 
-async def require_resync_of_source(session: Executor, source_id: int, error: ErrorReport) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRecord(StateRecord):
+    """The columns of streamer.relation that a copy begins, moves and ends.
+
+    The start of a copy raises ``attempt``, and a task of a former attempt stores nothing more.
+    """
+
+    attempt: int
+    is_filling: Annotated[bool, Codec("r.filling")]
+    """The copy before filled the target directly and did not finish."""
+    target_created: bool
+    owns_rows: bool
+    rows_copied: int
+    bytes_copied: int
+    unfilled: tuple[str, ...]
+    chunk_attempt: Annotated[int, Codec("coalesce((r.chunks->>'attempt')::int4, 0)")]
+    """The attempt that brought the last chunk."""
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether streamer wrote this source's rows in the target."""
+        return self.target_created or self.owns_rows
+
+
+COPIES: Final = BookkeepingTable("relation", "r", CopyRecord)
+
+
+def shown(state: TableState) -> Values:
+    """Return the columns that users see as the state. Pure."""
+    return {"state": state.shown, "error": state.error}
+
+
+async def change_states(
+    connection: TargetConnection,
+    change: Callable[[CopyRecord], Values | None],
+    which: str,
+    *parameters: Any,
+    computed: Mapping[str, str] = CHANGED,
+) -> list[CopyRecord]:
+    """Store what *change* makes of the rows that *which* selects; return those as they were.
+
+    *change* returns None for a row to leave as it is. All rows stay locked until the caller's
+    transaction ends. *computed*: further columns, as expressions.
+    """
+    locked = f"{which} order by r.id for no key update of r"
+    changes = [(copy, change(copy)) for copy in await COPIES.read(connection, locked, *parameters)]
+    rows = [{"id": copy.relation_id, **values} for copy, values in changes if values is not None]
+    await RELATIONS.update_each(connection, rows, computed=computed)
+    return [copy for copy, values in changes if values is not None]
+
+
+async def _change(
+    bookkeeping: Bookkeeping, relation_id: int, change: Callable[[CopyRecord], Values | None]
+) -> bool:
+    """Change one row in a transaction of its own; return whether *change* had an effect."""
+    async with bookkeeping.transaction() as connection:
+        return bool(await change_states(connection, change, OF_RELATIONS, [relation_id]))
+
+
+def _unless_same(
+    event: Callable[[TableState], TableState], values: Values = MappingProxyType({})
+) -> Callable[[CopyRecord], Values | None]:
+    """Return the change by *event*, with *values*, of the states on which it has an effect."""
+
+    def change(record: CopyRecord) -> Values | None:
+        state = event(record.table_state)
+        return None if state == record.table_state else {**shown(state), **values}
+
+    return change
+
+
+async def require_resync_of_source(
+    bookkeeping: Bookkeeping, source_id: int, error: ErrorReport
+) -> None:
     """Changes of a source are lost for good: record it for every relation that awaits no copy."""
-    await RELATIONS.update(
-        session,
-        {"error": error},
-        "where source_id = $2 and snapshot_lsn is not null and error is distinct from $3",
-        source_id,
-        error.text,
-        also=_STATE.format("error"),
-    )
+    change = _unless_same(lambda state: state.cut_off(error))
+    which = "where r.source_id = $1 and r.snapshot_lsn is not null"
+    async with bookkeeping.transaction() as connection:
+        await change_states(connection, change, which, source_id)
 
 
-async def require_resync(session: Executor, relation_id: int, error: ErrorReport) -> None:
+async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
     """Changes of a relation are missing for good: it waits until an operator requests a copy."""
-    values = NO_COPY | {"error": error, "needs_resync": True}
-    also = f"{_STATE.format('error')}, {_AGAIN}, resync = coalesce(resync, $3::text::jsonb)"
-    await RELATIONS.set(session, relation_id, values, "", to_json(plain(Resync())), also=also)
+
+    def change(record: CopyRecord) -> Values:
+        values = {"needs_resync": True, "resync": record.resync, "attempt": record.attempt + 1}
+        return {**NO_COPY, **values, **shown(record.table_state.lost(error))}
+
+    await _change(bookkeeping, relation_id, change)
 
 
-async def demand_copy(session: Executor, relation_id: int, resync: Resync) -> None:
+async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync) -> None:
     """Require another copy of a relation that was in sync or in copy."""
-    values = NO_COPY | {"error": None, "needs_resync": False, "resync": resync}
-    also = f"{_STATE.format('init')}, {_AGAIN}"
-    await RELATIONS.set(session, relation_id, values, also=also)
+
+    def change(record: CopyRecord) -> Values:
+        values = {"needs_resync": False, "resync": resync, "attempt": record.attempt + 1}
+        return {**NO_COPY, **values, **shown(record.table_state.to_copy_again())}
+
+    await _change(bookkeeping, relation_id, change)
 
 
 async def forget_target(session: Executor, relation_id: int) -> None:
@@ -85,50 +159,63 @@ async def demand_copy_at_point(
             await request_unfilled(connection, relation_id, columns)
 
 
-async def demand_part(session: Executor, relation_id: int, resync: Resync) -> None:
-    """Require the rows of *resync* of a relation in sync, whose last copy has just failed."""
-    values = {"resync": resync, "error": None}
-    await RELATIONS.set(session, relation_id, values, _IN_SYNC, also=_STATE.format("copying"))
-
-
 async def fail_copy(
-    session: Executor, relation_id: int, error: ErrorReport, attempt: int | None = None
+    bookkeeping: Bookkeeping,
+    relation_id: int,
+    error: ErrorReport,
+    need: Need,
+    attempt: int | None,
 ) -> bool:
-    """Record why a relation cannot be copied.
+    """Record why streamer gives up a copy of the scope *need*.
 
-    *attempt*: that of the copy, if it had begun. Return False if the bookkeeping has a newer one.
+    The rows of former chunks stay, and follow the stream. A relation that was in sync stays in
+    sync. *attempt*: that of the copy, if it had begun. Return False if the bookkeeping has a newer
+    attempt, or another request.
     """
-    values = {"state": "error", "error": error, "waiting_for": None}
-    return await RELATIONS.set(session, relation_id, values, _NEWEST, attempt, also=_CHANGED)
+
+    def change(record: CopyRecord) -> Values | None:
+        state = record.table_state
+        if attempt not in (None, record.attempt):
+            return None
+        if not state.lacks(need) and state.need is not Need.NOTHING:
+            return None
+        # A hand-over whose outcome is unknown may have ended the need.
+        failed = replace(state, need=need).copy_failed(error)
+        resync = {"resync": None} if need is Need.PART else {}
+        return {**shown(failed), **resync, "waiting_for": None}
+
+    return await _change(bookkeeping, relation_id, change)
 
 
-async def fail_chunk(session: Executor, relation_id: int, error: ErrorReport) -> None:
-    """Record why a copy in chunks stops; the chunks before stay, and follow the stream.
+async def block_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
+    """Record why the copy of a relation cannot begin."""
 
-    A paused table continues when an operator resumes it, so it has no error. A newer request has
-    removed the chunks.
-    """
-    values = {"state": "error", "error": error, "waiting_for": None}
-    unless = "and chunks is not null and state <> 'paused'"
-    await RELATIONS.set(session, relation_id, values, unless, also=_CHANGED)
+    def change(record: CopyRecord) -> Values:
+        return {**shown(record.table_state.blocked(error)), "waiting_for": None}
+
+    await _change(bookkeeping, relation_id, change)
+
+
+async def demand_again(
+    bookkeeping: Bookkeeping, relation_id: int, need: Need, resync: Resync
+) -> None:
+    """An operator asked for a copy of the scope *need* before its failure was stored."""
+
+    def change(record: CopyRecord) -> Values | None:
+        state = record.table_state
+        is_failed_part = need is Need.PART and state.need is Need.NOTHING
+        if not state.lacks(need) and not is_failed_part:
+            return None
+        none = NO_COPY if need is Need.ROWS else {}
+        return {**none, **shown(state.copy_due_again(resync)), "resync": resync}
+
+    await _change(bookkeeping, relation_id, change)
 
 
 async def is_copy_due(session: Executor, relation_id: int) -> bool:
     """Whether rows of a relation in sync need a copy that streamer began by itself."""
     sql = "select copy_is_due from streamer.relation where id = $1"
     return bool(await session.fetch_value(sql, relation_id))
-
-
-async def fail_part(
-    session: Executor, relation_id: int, error: ErrorReport, attempt: int | None
-) -> bool:
-    """Record why a copy of some rows of a relation was given up; the relation is as it was.
-
-    Else as `fail_copy`.
-    """
-    values = {"error": error, "resync": None, "waiting_for": None}
-    rest, also = f"{_NEWEST} and snapshot_lsn is not null", _STATE.format("ready")
-    return await RELATIONS.set(session, relation_id, values, rest, attempt, also=also)
 
 
 async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWait | None) -> None:
@@ -143,18 +230,27 @@ async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWai
     )
 
 
-async def report_gap(session: Executor, relation_id: int, error: ErrorReport) -> bool:
+async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> bool:
     """Show the gap of a ready relation unless it shows another error; return whether it is new."""
-    rest = "and state = 'ready' and (error is null or error_code = $3 and error <> $4)"
-    return await RELATIONS.set(session, relation_id, {"error": error}, rest, error.code, error.text)
+    change = _unless_same(lambda state: state.lacks_rows(error))
+    return await _change(bookkeeping, relation_id, change)
 
 
 async def set_brake(
-    session: Executor, relation_id: int, found: MassDelete, error: ErrorReport
+    bookkeeping: Bookkeeping, relation_id: int, brake: MassDelete, error: ErrorReport
 ) -> None:
-    """Pause a relation before the source transaction *found*, unless a copy replaces it anyway."""
-    values = {"state": "paused", "brake": found, "error": error}
-    await RELATIONS.set(session, relation_id, values, _IN_SYNC, also=_CHANGED)
+    """Pause a relation before the source transaction *brake*, unless a copy replaces it anyway."""
+    change = _unless_same(lambda state: state.braked(error), {"brake": brake})
+    await _change(bookkeeping, relation_id, change)
+
+
+async def set_copy_error(
+    bookkeeping: Bookkeeping, relation_ids: Sequence[int], error: ErrorReport | None
+) -> None:
+    """Store why copies under way have to begin again; None when they go on."""
+    change = _unless_same(lambda state: state.delayed(error))
+    async with bookkeeping.transaction() as connection:
+        await change_states(connection, change, OF_RELATIONS, relation_ids, computed={})
 
 
 async def request_still_unfilled(bookkeeping: Bookkeeping, relation_id: int) -> None:
@@ -173,11 +269,10 @@ async def request_still_unfilled(bookkeeping: Bookkeeping, relation_id: int) -> 
 
 
 async def set_streaming_state(
-    session: Executor, relation_id: int, state: str, error: ErrorReport | None = None
+    bookkeeping: Bookkeeping, relation_id: int, state: State, error: ErrorReport | None = None
 ) -> None:
-    """Store how applying changes fares, unless an operator wants something else meanwhile."""
-    values = {"state": state, "error": error}
-    await RELATIONS.set(session, relation_id, values, _IS_STREAMING, also=_CHANGED)
+    """Store how applying changes fares, unless a copy or an operator has the say by now."""
+    await _change(bookkeeping, relation_id, _unless_same(lambda before: before.fares(state, error)))
 
 
 async def store_names(session: Executor, names: Mapping[int, RelationMapping]) -> None:

@@ -20,23 +20,46 @@ from streamer.progress.table_state import State, TableState
 _QUARANTINED_SQL: Final = "(select count(*) from streamer.quarantine q where q.relation_id = r.id)"
 
 
-@dataclass(frozen=True, slots=True)
-class RelationRecord:
-    """A row of streamer.relation. ``source`` and ``target``: as `RelationName` prints them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRecord:
+    """The columns of streamer.relation that make the state of a table."""
 
     relation_id: Annotated[int, Codec("r.id")]
+    state: str
+    snapshot_lsn: Lsn | None
+    end_lsn: Lsn
+    error: ErrorReport | None
+    resync: Annotated[Resync, Codec("coalesce({}, '{{}}')")]
+    needs_resync: bool
+    chunks: ChunkedCopy | None = None
+    """The rows that a copy in chunks has brought, while that is under way."""
+
+    @property
+    def table_state(self) -> TableState:
+        """The state with which a process begins that finds this row."""
+        return TableState.stored(
+            State(self.state),
+            end_lsn=self.end_lsn,
+            error=self.error,
+            has_snapshot=self.snapshot_lsn is not None,
+            needs_resync=self.needs_resync,
+            resync=self.resync,
+            chunks=self.chunks,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelationRecord(StateRecord):
+    """A row of streamer.relation. ``source`` and ``target``: as `RelationName` prints them."""
+
     source_id: int
     source: str
     target: str
     type: str
-    state: str
-    snapshot_lsn: Lsn | None
-    end_lsn: Lsn
     attempt: int
     rows_copied: int
     bytes_copied: int
     rows_total: int | None
-    error: ErrorReport | None
     wait: Annotated[TableWait | None, Codec("case when r.waiting_for is not null then {} end")]
     lag_seconds: Annotated[
         float | None, Codec("extract(epoch from clock_timestamp() - r.lag_since)::float8")
@@ -45,20 +68,16 @@ class RelationRecord:
     target_created: bool
     declared: bool
     owns_rows: bool
-    resync: Annotated[Resync, Codec("coalesce({}, '{{}}')")]
     publication_mark: str | None
     source_oid: int | None
     identity: str | None
     transport: str | None
     transport_reason: str | None
-    needs_resync: bool
     expressions: str | None
     truncates_skipped: int
     brake: MassDelete | None
     outlives: bool
     quarantined: Annotated[int, Codec(_QUARANTINED_SQL)]
-    chunks: ChunkedCopy | None = None
-    """The rows that a copy in chunks has brought, while that is under way."""
     has_returned: Annotated[bool, ELSEWHERE] = False
     """It was mapped before, not all the time, and is mapped again as of now."""
     changed_at: datetime | None = None
@@ -76,19 +95,6 @@ class RelationRecord:
         return self.snapshot_lsn is None and not self.attempt and not self.owns_rows
 
     @property
-    def table_state(self) -> TableState:
-        """The state with which a process begins that finds this row."""
-        return TableState.stored(
-            State(self.state),
-            end_lsn=self.end_lsn,
-            error=self.error,
-            has_snapshot=self.snapshot_lsn is not None,
-            needs_resync=self.needs_resync,
-            resync=self.resync,
-            chunks=self.chunks,
-        )
-
-    @property
     def waiting_brake(self) -> MassDelete | None:
         """The mass delete that waits for an operator's decision."""
         return None if self.brake is None or self.brake.is_decided else self.brake
@@ -98,8 +104,6 @@ UnreadyTables = dict[str, dict[str, tuple[str, ErrorReport | None]]]
 """State and error of tables that are not ready, by the label of their source and their name."""
 
 RELATIONS: Final = BookkeepingTable("relation", "r", RelationRecord)
-STATE: Final = "case r.state when 'paused' then r.state else '{}' end"
-"""A state, unless an operator has paused the table: such a table stays paused."""
 _OTHER_WRITERS_SQL: Final = """
 select r.target, s.database from streamer.relation r join streamer.source s on s.id = r.source_id
 where s.sid = $2 and s.database <> $1 and r.target = any ($3::text[]) order by 1, 2 limit 1

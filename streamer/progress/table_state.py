@@ -25,11 +25,12 @@ follows from that. A table without a need is in sync. `TableState` has both, and
 event:
 
 - of operators: `paused`, `resumed`, `asked_again`, `asked_for_rows`, `asked_for_part`
-- of losses: `lost`, `to_copy_again`, `blocked`, `unblocked`
-- of copies: `chunk_begins` to `copy_failed`
-- of the stream: `failing`, `recovered`, `drained`
+- of losses: `cut_off`, `lost`, `to_copy_again`, `blocked`, `unblocked`
+- of copies: `chunk_begins` to `copy_due_again`
+- of the stream: `braked`, `failing`, `recovered`, `drained`, `lacks_rows`
 
-`streamer.runtime.relations` holds and drains lanes as a state says.
+`streamer.runtime.relations` holds and drains lanes as a state says, and
+`streamer.progress.relation_states` stores the state that an event makes of the stored one.
 """
 
 import enum
@@ -75,6 +76,29 @@ class Need(enum.Enum):
 ALL_ROWS: Final = Resync()
 TO_POINT: Final = (Need.PART, Need.CHUNK)
 """A copy exchanges rows at a point of the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyScope:
+    """The rows and columns that a copy brings.
+
+    ``need`` is ``ROWS`` for all rows, ``PART`` for those of ``resync``, whose other rows follow the
+    stream meanwhile, and ``CHUNKS`` for those behind ``chunks``.
+    """
+
+    need: Need
+    resync: Resync = ALL_ROWS
+    chunks: ChunkedCopy | None = None
+
+    @property
+    def is_to_point(self) -> bool:
+        """Whether the table is in sync, and follows the stream up to the copy's point."""
+        return self.need is Need.PART
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the copy brings all rows and columns, or compares them."""
+        return self.need is not Need.CHUNKS and not self.resync.is_partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +186,20 @@ class TableState:
             return None if self.is_read else EVERYTHING
         return self.point
 
+    @property
+    def scope(self) -> CopyScope:
+        """What the copy brings that the table needs."""
+        need = Need.CHUNKS if self.need is Need.CHUNK else self.need
+        return CopyScope(need, self.resync, self.chunks)
+
+    def lacks(self, need: Need) -> bool:
+        """Whether a copy of the scope *need* can begin: one of all rows does for any other."""
+        if need is Need.ROWS:
+            return not self.is_lost
+        return need in (Need.PART, Need.CHUNKS) and self.scope.need is need
+
     def _unless_paused(self, shown: State, error: ErrorReport | None = None) -> Self:
-        return self if self.is_paused else replace(self, shown=shown, error=error)
+        return replace(self, shown=State.PAUSED if self.is_paused else shown, error=error)
 
     def _without_part(self) -> Self:
         """Only a copy of all rows helps now."""
@@ -208,9 +244,13 @@ class TableState:
 
     # ---- losses --------------------------------------------------------------------------------
 
+    def cut_off(self, error: ErrorReport) -> Self:
+        """Changes of all tables of the source are missing; its next start refuses to stream."""
+        return self._unless_paused(State.ERROR, error)
+
     def lost(self, error: ErrorReport) -> Self:
         """Changes are missing for good; later ones are of no use."""
-        return replace(self._without_part()._unless_paused(State.ERROR, error), need=Need.REQUEST)
+        return replace(self._without_part().cut_off(error), need=Need.REQUEST)
 
     def to_copy_again(self) -> Self:
         """Only a copy of all rows brings the table in sync, and streamer makes that by itself."""
@@ -238,11 +278,16 @@ class TableState:
         """The snapshot to come is behind *lsn*."""
         return replace(self, point=lsn) if self.need in TO_POINT else self
 
+    def copy_begins(self) -> Self:
+        """A new attempt begins. The reason why the last one ended stays until it makes progress."""
+        is_again = self.shown in (State.INIT, State.COPYING)
+        return self._unless_paused(State.COPYING, self.error if is_again else None)
+
     def copy_began(self, consistent_point: Lsn) -> Self:
         """The snapshot of the copy is at *consistent_point*."""
         if self.need in (Need.NOTHING, Need.REQUEST):
             return self  # a caller has given up the copy
-        return replace(self._unless_paused(State.COPYING), point=consistent_point)
+        return replace(self.copy_begins(), point=consistent_point)
 
     def reached_for(self, point: Lsn) -> Self:
         """A copy with a snapshot waits for all changes that commit before *point*."""
@@ -254,7 +299,7 @@ class TableState:
 
     def delayed(self, error: ErrorReport | None) -> Self:
         """The copy under way makes no progress, for now; with None it makes progress again."""
-        return replace(self, error=error) if self.shown is State.COPYING else self
+        return replace(self, error=error) if self.shown in (State.INIT, State.COPYING) else self
 
     def without_table(self) -> Self:
         """The source has no table of that name, so a round gives up the copy under way."""
@@ -264,16 +309,15 @@ class TableState:
         """streamer cannot tell whether a change is of a row in a former chunk."""
         return replace(self, chunks_obstacle=reason)
 
-    def chunk_copied(self, chunks: ChunkedCopy, consistent_point: Lsn) -> Self:
-        """The target has the rows of *chunks*, as of *consistent_point*."""
-        rest = replace(self, need=Need.CHUNKS, chunks=chunks, point=None)
-        return replace(rest, through_lsn=consistent_point)
-
-    def copy_finished(self, consistent_point: Lsn) -> Self:
-        """The target has all rows, as of *consistent_point*; the stream brings the rest."""
-        state = self._without_part()._unless_paused(State.CATCHING_UP)
-        state = replace(state, need=Need.NOTHING, resync=ALL_ROWS, is_to_declare=False)
-        return replace(state, through_lsn=consistent_point)
+    def handed_over(self, chunks: ChunkedCopy | None, consistent_point: Lsn) -> Self:
+        """The target has all rows, or those of *chunks*, as of *consistent_point*; the stream
+        brings the rest.
+        """
+        state = replace(self, error=None, point=None, through_lsn=consistent_point)
+        if chunks is not None:
+            return replace(state, need=Need.CHUNKS, chunks=chunks)
+        state = replace(state._without_part()._unless_paused(State.CATCHING_UP), resync=ALL_ROWS)
+        return replace(state, need=Need.NOTHING, is_to_declare=False)
 
     def copy_superseded(self, consistent_point: Lsn) -> Self:
         """The copy is complete as of *consistent_point*, and a later request wants another one."""
@@ -284,7 +328,8 @@ class TableState:
         match self.need:
             case Need.CHUNK | Need.CHUNKS:
                 state = replace(self, need=Need.CHUNKS, point=None)
-                return state._unless_paused(State.ERROR, error)
+                # A paused table continues when an operator resumes it.
+                return state if self.is_paused else replace(state, shown=State.ERROR, error=error)
             case Need.PART:
                 state = replace(self._without_part(), need=Need.NOTHING)
                 return state._unless_paused(State.READY, error)
@@ -293,6 +338,10 @@ class TableState:
             case _:
                 return replace(self, shown=State.ERROR, error=error, point=None)
 
+    def copy_due_again(self, resync: Resync) -> Self:
+        """The copy has failed, but an operator asked for it, with *resync*, before that."""
+        return replace(self._unless_paused(State.COPYING), resync=resync)
+
     # ---- the stream ----------------------------------------------------------------------------
 
     @property
@@ -300,9 +349,23 @@ class TableState:
         """Whether the stream has the say about the shown state, and no copy and no operator."""
         return self.need is Need.NOTHING and not self.is_paused
 
+    def braked(self, error: ErrorReport) -> Self:
+        """The next change is a mass delete, which a copy of all rows would make up for."""
+        is_replaced = self.need in (Need.ROWS, Need.REQUEST)
+        return self if is_replaced else self.paused(error)
+
+    def fares(self, shown: State, error: ErrorReport | None) -> Self:
+        """The stream makes the state *shown*."""
+        return replace(self, shown=shown, error=error) if self.is_of_stream else self
+
     def failing(self, error: ErrorReport) -> Self:
         """The target refuses a change."""
-        return replace(self, shown=State.ERROR, error=error) if self.is_of_stream else self
+        return self.fares(State.ERROR, error)
+
+    def lacks_rows(self, gap: ErrorReport) -> Self:
+        """Rows of a table in sync are missing; another error is more urgent."""
+        is_well = self.error is None or self.error.code == gap.code
+        return replace(self, error=gap) if self.shown is State.READY and is_well else self
 
     def recovered(self) -> Self:
         """The target takes the change that it refused."""

@@ -20,7 +20,7 @@ from streamer.mapping.options import OnTableDropped
 from streamer.mapping.renames import Following, Obstacle, Renamed, rename_error
 from streamer.mapping.resync import Resync
 from streamer.progress.dropped_tables import forget_dropped
-from streamer.progress.relation_states import demand_copy, fail_copy, require_resync
+from streamer.progress.relation_states import block_copy, demand_copy, require_resync
 from streamer.progress.relations import read_bare
 from streamer.runtime.obstacles import Obstacles
 from streamer.runtime.publications import Publishing, Settled
@@ -335,7 +335,7 @@ class TableCases:
                 error=case.error.text,
                 **case.error.log_fields,
             )
-            await fail_copy(self._bookkeeping, mapped.relation_id, case.error)
+            await block_copy(self._bookkeeping, mapped.relation_id, case.error)
             self._relations.become(mapped, mapped.state.blocked(case.error))
         for mapped in blocked:
             if mapped not in self._relations or self._coordinator is None:

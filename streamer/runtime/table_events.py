@@ -363,24 +363,18 @@ class TableEvents:
         if mapped in self.relations:
             self.relations.become(mapped, mapped.state.snapshot_ended())
 
-    def chunk_copied(
-        self, mapped: MappedRelation, chunks: ChunkedCopy, consistent_point: Lsn
-    ) -> bool:
-        mapped.end_lsn = consistent_point
-        self.relations.become(mapped, mapped.state.chunk_copied(chunks, consistent_point))
+    def handed_over(
+        self, mapped: MappedRelation, chunks: ChunkedCopy | None, consistent_point: Lsn
+    ) -> None:
+        mapped.handed_over(chunks, consistent_point)
+        self.relations.become(mapped, mapped.state.handed_over(chunks, consistent_point))
         self.relations.quarantine_changed(mapped)
         self.has_progress = True
         self.advanced.set()
-        return not mapped.state.is_paused
 
     async def copy_begins_again(self, mapped: MappedRelation) -> None:
         await self.relations.settle(mapped, mapped.state.to_copy_again())
         self.relations.lane(mapped).release(Hold.ERROR)
-
-    def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
-        mapped.handed_over(consistent_point)
-        self.relations.become(mapped, mapped.state.copy_finished(consistent_point))
-        self.relations.quarantine_changed(mapped)
 
     def copy_superseded(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         mapped.end_lsn = consistent_point

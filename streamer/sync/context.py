@@ -66,7 +66,7 @@ class SyncEvents(Protocol):
         """Apply the changes of *mapped* that commit before *point*.
 
         Returns when all of them are durable. Behind `snapshot_begins`, *point* is the consistent
-        point, and the lane keeps the other changes until `copy_finished` or `copy_failed`. *mapped*
+        point, and the lane keeps the other changes until `handed_over` or `copy_failed`. *mapped*
         is held to a point. Raises SyncError if it cannot be reached.
         """
         ...
@@ -100,7 +100,12 @@ class SyncEvents(Protocol):
         """No copy of *mapped* under way has a snapshot any more, or is to get one."""
         ...
 
-    def copy_finished(self, mapped: MappedRelation, consistent_point: Lsn) -> None: ...
+    def handed_over(
+        self, mapped: MappedRelation, chunks: ChunkedCopy | None, consistent_point: Lsn
+    ) -> None:
+        """The target has all rows of *mapped*, or those of *chunks*: apply later changes of them."""
+        ...
+
     def copy_superseded(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         """The copy is complete, but a later request wants another one."""
         ...
@@ -111,14 +116,6 @@ class SyncEvents(Protocol):
 
     def chunk_begins(self, mapped: MappedRelation) -> None:
         """Hold *mapped* to the point of its next chunk."""
-        ...
-
-    def chunk_copied(
-        self, mapped: MappedRelation, chunks: ChunkedCopy, consistent_point: Lsn
-    ) -> bool:
-        """Apply changes of the rows that *mapped* has now; return whether to copy the
-        next chunk.
-        """
         ...
 
     async def copy_begins_again(self, mapped: MappedRelation) -> None:

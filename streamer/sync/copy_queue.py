@@ -183,18 +183,14 @@ class CopyQueue:
         """A rewrite of *mapped* ended the round. *in_vain*: its chunks are of no use, too."""
         (self._rewrites_in_vain if in_vain else self._rewrites)[mapped] += 1
 
-    def copied(self, mapped: "MappedRelation") -> None:
+    def copied(self, mapped: "MappedRelation", *, has_more: bool = False) -> None:
+        """*mapped* is copied. *has_more*: up to a chunk, and the next may be in another round."""
         self.remove(mapped)
         self._let_go(mapped)
         self._rewrites.pop(mapped, None)
-        self._rewrites_in_vain.pop(mapped, None)
-        self._in_one_piece.discard(mapped)
-
-    def chunk_copied(self, mapped: "MappedRelation") -> None:
-        """A chunk of *mapped* is there; its next one may belong to another round."""
-        self.remove(mapped)
-        self._let_go(mapped)
-        self._rewrites.pop(mapped, None)
+        if not has_more:
+            self._rewrites_in_vain.pop(mapped, None)
+            self._in_one_piece.discard(mapped)
 
     def copy_in_one_piece(self, mapped: "MappedRelation") -> None:
         """Do not copy *mapped* in chunks."""

@@ -27,29 +27,23 @@ from streamer.errors import (
     TargetFencedError,
 )
 from streamer.failpoints import failpoint
-from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.resync import KeySet, RowScope
 from streamer.progress.copied_parts import add_parts
 from streamer.progress.copies import (
     HandedOver,
     hand_over,
-    hand_over_chunk,
-    hand_over_part,
     is_handed_over,
-    read_chunks,
 )
 from streamer.progress.deferred_indexes import restore_indexes
-from streamer.progress.relation_columns import set_leaves
 from streamer.progress.relation_definitions import read_users
 from streamer.progress.relation_states import (
+    demand_again,
     demand_copy,
-    demand_part,
-    fail_chunk,
     fail_copy,
-    fail_part,
     forget_target,
     is_copy_due,
 )
+from streamer.progress.table_state import CopyScope
 from streamer.remedies import Remedy, run
 from streamer.source.catalog import read_relations
 from streamer.sync.changed_definitions import alters_values
@@ -119,36 +113,50 @@ class Finisher:
             log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
             text = f"{error.text}; its target is not cleared up: {exc.message}"
             error = replace(error, text=text)
-        if mapped.state.follows and mapped.state.chunks is None:
-            await self._fail_part(mapped, error)
-            return
-        if error.remedy is None or not (error.remedy.has("resume") or error.remedy.has("resync")):
-            error = _with_resume(mapped, error, "once the cause is gone, run: ")
-        if mapped.state.chunks is not None:
-            await self._fail_chunk(mapped, error)
-            return
-        books, attempt = self._context.bookkeeping, self._queue.attempt(mapped)
-        is_stored = await fail_copy(books, mapped.relation_id, error, attempt)
-        if self._queue.failed(mapped):
-            await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.state.resync)
-            log.warning(
-                "a copy failed and begins again, because an operator asked for it meanwhile",
-                source=self._context.source.label,
-                table=str(mapped.mapping.source),
-                error=error.text,
-            )
-            return
-        if is_stored:
-            self._context.events.copy_failed(mapped, error)
+        await self._store_failure(mapped, error)
 
-    async def _fail_chunk(self, mapped: MappedRelation, error: ErrorReport) -> None:
-        if mapped.state.chunks_obstacle is not None:
+    async def _store_failure(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        """Record the failure, unless the bookkeeping has a newer request for a copy."""
+        if (obstacle := mapped.state.chunks_obstacle) is not None:
             self._queue.copy_in_one_piece(mapped)
-            await self.begin_again(mapped, mapped.state.chunks_obstacle)
+            await self.begin_again(mapped, obstacle)
             return
-        await fail_chunk(self._context.bookkeeping, mapped.relation_id, error)
-        if not self._queue.failed(mapped):
+        scope, books = mapped.state.scope, self._context.bookkeeping
+        error = await self._with_remedy(mapped, scope, error)
+        attempt = self._queue.attempt(mapped)
+        is_stored = await fail_copy(books, mapped.relation_id, error, scope.need, attempt)
+        is_asked_again = self._queue.failed(mapped)
+        if not is_stored:
+            return
+        if not is_asked_again:
             self._context.events.copy_failed(mapped, error)
+            return
+        await demand_again(books, mapped.relation_id, scope.need, mapped.state.resync)
+        log.warning(
+            "a copy failed and begins again, because an operator asked for it meanwhile",
+            source=self._context.source.label,
+            table=str(mapped.mapping.source),
+            error=error.text,
+        )
+
+    async def _with_remedy(
+        self, mapped: MappedRelation, scope: CopyScope, error: ErrorReport
+    ) -> ErrorReport:
+        """Return *error* with the way to another copy of *scope*, if that does not come anyway."""
+        if not scope.is_to_point:
+            if error.remedy and (error.remedy.has("resume") or error.remedy.has("resync")):
+                return error
+            return _with_resume(mapped, error, "once the cause is gone, run: ")
+        if scope.resync.columns is not None:
+            columns = ", ".join(scope.resync.columns)
+            lack = f"the values of {columns} in existing rows are still missing"
+        elif await is_copy_due(self._context.bookkeeping, mapped.relation_id):
+            lack = "existing rows are still those from before"
+        else:
+            return error
+        return _with_resume(
+            mapped, error, f"{lack}: streamer tries again at its next start, or run: "
+        )
 
     async def begin_again(
         self, mapped: MappedRelation, reason: str, *, forgets: bool = False
@@ -170,52 +178,31 @@ class Finisher:
         self._queue.remove(mapped)
         self._request(mapped)
 
-    async def _fail_part(self, mapped: MappedRelation, error: ErrorReport) -> None:
-        lack = None
-        if (columns := mapped.state.resync.columns) is not None:
-            lack = f"the values of {', '.join(columns)} in existing rows are still missing"
-        elif await is_copy_due(self._context.bookkeeping, mapped.relation_id):
-            lack = "existing rows are still those from before"
-        if lack is not None:
-            error = _with_resume(
-                mapped, error, f"{lack}: streamer tries again at its next start, or run: "
-            )
-        books, attempt = self._context.bookkeeping, self._queue.attempt(mapped)
-        is_stored = await fail_part(books, mapped.relation_id, error, attempt)
-        is_asked_again = self._queue.failed(mapped)
-        if not is_stored:
-            return  # the bookkeeping has a request for another copy already
-        if is_asked_again:  # a request arrived meanwhile: the next round tries again
-            await demand_part(books, mapped.relation_id, mapped.state.resync)
-            return
-        self._context.events.copy_failed(mapped, error)
-
     async def declare(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
         """Declare relations to be in sync, without a copy."""
         for copy in copies:
             copy.reads(copy.relation)
         async with transaction(target):
-            await hand_over(
-                target,
-                [
-                    HandedOver(
-                        copy.mapped.relation_id,
-                        copy.mapped.end_lsn,
-                        attempt=None,
-                        rows=0,
-                        size=0,
-                        owns_rows=copy.was_created,
-                        columns=copy.column_numbers,
-                        definition=copy.relation.definition,
-                    )
-                    for copy in copies
-                ],
-            )
+            handed = [
+                HandedOver(
+                    copy.mapped.relation_id,
+                    copy.scope,
+                    copy.mapped.end_lsn,
+                    attempt=None,
+                    rows=0,
+                    size=0,
+                    owns_rows=copy.was_created,
+                    columns=copy.column_numbers,
+                    definition=copy.relation.definition,
+                )
+                for copy in copies
+            ]
+            await hand_over(target, handed)
         failpoint("sync.catching_up")
         for copy in copies:
             copy.mapped.quarantine.forget(0)
             self._queue.remove(copy.mapped)
-            self._context.events.copy_finished(copy.mapped, copy.mapped.end_lsn)
+            self._context.events.handed_over(copy.mapped, None, copy.mapped.end_lsn)
 
     async def finish(self, copy: TableCopy, rows: int, size: int, kept: KeptConnection) -> None:
         """A relation's parts are all there: make it whole and hand it over to the stream.
@@ -239,18 +226,10 @@ class Finisher:
                     return
                 if copy.is_to_point and await self._plan_strays(target, copy):
                     return  # their parts come first
-                if copy.chunk is not None and copy.chunk.after is not None:
-                    await self._store_chunk(target, copy, copy.chunk.after, rows, size)
-                    return
-                if copy.is_staged:
-                    await target.set_up_origin()
-                    await self._exchange(target, copy, rows, size)
-                elif not await self._is_last_chunk_stored(target, copy):
-                    await restore_indexes(target, copy.target.name, copy.mapped.relation_id)
-                    await make_before_hand_over(target, copy.mapped.relation_id)
-                    await _analyze(target, copy)
-                    await _hand_over(target, copy, rows, size)
-                self._handed_over(copy, rows, size)
+                handed = _hand_over_of(copy, rows, size)
+                if not await is_handed_over(target, handed):  # else a commit was interrupted
+                    await self._hand_over(target, copy, handed)
+                self._handed_over(copy, handed)
                 if copy.is_staged:
                     await _analyze(target, copy)
         except SyncAgainError as exc:
@@ -313,87 +292,54 @@ class Finisher:
                 return f'table "{name}", which has a column of the same type, is behind'
         return None
 
-    async def _is_last_chunk_stored(self, target: TargetConnection, copy: TableCopy) -> bool:
-        """Whether the connection was lost in the commit of the last chunk."""
-        return copy.chunk is not None and await is_handed_over(
-            target, copy.mapped.relation_id, copy.consistent_point, attempt=copy.attempt
-        )
-
-    async def _store_chunk(
-        self, target: TargetConnection, copy: TableCopy, after: ChunkedCopy, rows: int, size: int
+    async def _hand_over(
+        self, target: TargetConnection, copy: TableCopy, handed: HandedOver
     ) -> None:
-        """A chunk is there, and others follow: let the stream change its rows, too."""
-        mapped = copy.mapped
-        if await read_chunks(target, mapped.relation_id) != after:  # else the commit was made
-            await hand_over_chunk(
-                target,
-                mapped.relation_id,
-                copy.consistent_point,
-                after,
-                attempt=copy.attempt,
-                rows=rows,
-                size=size,
-                columns=copy.column_numbers,
-                definition=copy.relation.definition,
-            )
-        failpoint("sync.chunk_stored")
-        copy.is_done = True
-        self._context.metrics.count_copied(table_labels(mapped), rows, size)
-        log.info(
-            "chunk of a table copied",
-            source=self._context.label,
-            table=copy.name,
-            chunk=after.count,
-            chunks=f"about {after.total}",
-            lsn=str(copy.consistent_point),
-            rows=rows,
-        )
-        if not self._queue.is_copying(mapped):
-            return  # an operator has asked for another copy
-        if after.count == 1:
-            mapped.quarantine.forget(0)
-        self._queue.chunk_copied(mapped)
-        if self._context.events.chunk_copied(mapped, after, copy.consistent_point):
-            self._request(mapped)
-
-    def _handed_over(self, copy: TableCopy, rows: int, size: int) -> None:
-        failpoint("sync.catching_up")
-        if copy.is_to_point and not self._queue.is_copying(copy.mapped):
-            # Another request came after the commit: the lane stays held for that.
-            copy.is_done = True
-            self._context.events.copy_superseded(copy.mapped, copy.consistent_point)
+        """Hand over. The staged rows take the place of the old ones in the same transaction."""
+        if copy.is_staged:
+            await target.set_up_origin()
+            async with transaction(target):
+                await exchange_rows(
+                    target, exchange_of(copy), copy.mode, is_referenced=copy.target.is_referenced
+                )
+                failpoint("sync.exchanged")
+                await hand_over(target, [handed])
+                await drop_stages(target, [copy.mapped.relation_id])
             return
-        if not copy.resync.is_partial and copy.mapped.state.chunks is None:
-            copy.mapped.quarantine.forget(0)
+        if handed.is_end:
+            await restore_indexes(target, copy.target.name, copy.mapped.relation_id)
+            await make_before_hand_over(target, copy.mapped.relation_id)
+            await _analyze(target, copy)
+        await hand_over(target, [handed])
+
+    def _handed_over(self, copy: TableCopy, handed: HandedOver) -> None:
+        """Let the stream change the rows, too."""
+        mapped, after = copy.mapped, handed.scope.chunks
+        failpoint("sync.catching_up" if after is None else "sync.chunk_stored")
         copy.is_done = True
-        self._queue.copied(copy.mapped)
-        self._context.metrics.count_copied(table_labels(copy.mapped), rows, size)
+        is_wanted = self._queue.is_copying(mapped)
+        if copy.is_to_point and not is_wanted:
+            # Another request came after the commit: the lane stays held for that.
+            self._context.events.copy_superseded(mapped, handed.lsn)
+            return
+        self._context.metrics.count_copied(table_labels(mapped), handed.rows, handed.size)
+        chunk = {} if after is None else {"chunk": after.count, "chunks": f"about {after.total}"}
         log.info(
-            "table copied",
+            "table copied" if after is None else "chunk of a table copied",
             source=self._context.label,
             table=copy.name,
-            lsn=str(copy.consistent_point),
-            rows=rows,
+            **chunk,
+            lsn=str(handed.lsn),
+            rows=handed.rows,
         )
-        self._context.events.copy_finished(copy.mapped, copy.consistent_point)
-
-    async def _exchange(
-        self, target: TargetConnection, copy: TableCopy, rows: int, size: int
-    ) -> None:
-        """Put the staged rows in the place of the old ones, and hand over, all at once."""
-        relation_id = copy.mapped.relation_id
-        if await is_handed_over(target, relation_id, copy.consistent_point, attempt=copy.attempt):
-            return  # the connection was lost in the commit
-        async with transaction(target):
-            await exchange_rows(
-                target, exchange_of(copy), copy.mode, is_referenced=copy.target.is_referenced
-            )
-            failpoint("sync.exchanged")
-            if copy.is_to_point:
-                await _hand_over_part(target, copy)
-            else:
-                await _hand_over(target, copy, rows, size)
-            await drop_stages(target, [relation_id])
+        if after is not None and not is_wanted:
+            return  # an operator has asked for another copy
+        if not handed.leaves_quarantine and copy.scope.chunks is None:
+            mapped.quarantine.forget(0)
+        self._queue.copied(mapped, has_more=after is not None)
+        self._context.events.handed_over(mapped, after, handed.lsn)
+        if after is not None and not mapped.state.is_paused:
+            self._request(mapped)
 
     async def _plan_strays(self, target: TargetConnection, copy: TableCopy) -> bool:
         """Add parts for rows of the target that moved out of the scope at the source, if any."""
@@ -446,9 +392,12 @@ async def _using(kept: KeptConnection) -> AsyncIterator[TargetConnection]:
         raise
 
 
-async def _hand_over(target: TargetConnection, copy: TableCopy, rows: int, size: int) -> None:
-    handed_over = HandedOver(
+def _hand_over_of(copy: TableCopy, rows: int, size: int) -> HandedOver:
+    """Return the hand-over of *copy*, whose parts brought *rows* and *size* bytes. Pure."""
+    after = None if copy.chunk is None else copy.chunk.after
+    return HandedOver(
         copy.mapped.relation_id,
+        replace(copy.scope, chunks=after),
         copy.consistent_point,
         attempt=copy.attempt,
         rows=rows,
@@ -457,25 +406,9 @@ async def _hand_over(target: TargetConnection, copy: TableCopy, rows: int, size:
         columns=copy.column_numbers,
         definition=copy.relation.definition,
         storage=copy.storage,
+        end_lsn=copy.mapped.end_lsn,
+        leaves=copy.leaves,
     )
-    await hand_over(target, [handed_over])
-
-
-async def _hand_over_part(target: TargetConnection, copy: TableCopy) -> None:
-    mapped = copy.mapped
-    await hand_over_part(
-        target,
-        mapped.relation_id,
-        copy.consistent_point,
-        attempt=copy.attempt,
-        end_lsn=mapped.end_lsn,
-        is_whole=not copy.resync.is_partial,
-        columns=copy.column_numbers,
-        storage=copy.storage,
-        filled=copy.resync.columns or (),
-    )
-    if copy.leaves is not None:
-        await set_leaves(target, mapped.relation_id, copy.leaves)
 
 
 async def _analyze(target: TargetConnection, copy: TableCopy) -> None:

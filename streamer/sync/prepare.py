@@ -40,13 +40,13 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.progress.copied_parts import add_parts, remove_parts
 from streamer.progress.copies import (
-    begin_chunk,
     begin_copies,
-    begin_part,
     fill_directly,
     read_filling,
     set_row_estimates,
 )
+from streamer.progress.relation_states import CopyRecord
+from streamer.progress.table_state import CopyScope, Need
 from streamer.remedies import Remedy, run
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
@@ -96,8 +96,8 @@ class TableCopy:
     relation: SourceRelation
     target: TargetRelation
     was_created: bool
+    scope: CopyScope
     plan: ApplyPlan | None = None
-    resync: Resync = field(default_factory=Resync)
     mode: WriteMode = WriteMode.DIRECT
     owns_rows: bool = True
     """Once it is done, all rows of this source in the target are ours."""
@@ -115,8 +115,6 @@ class TableCopy:
     backoff: Backoff = field(default_factory=Backoff)
     not_before: float = 0.0
     """When to try again to exchange the rows."""
-    is_to_point: bool = False
-    """The relation is in sync, and follows the stream up to the copy's consistent point."""
     chunk: "TableChunk | None" = None
     """The rows that it brings, in a copy in chunks."""
     found: RowScope | None = None
@@ -159,7 +157,7 @@ class TableCopy:
     @property
     def order(self) -> CopyOrder:
         """The input of the copy's query."""
-        scope = self.scope
+        rows = self.rows
         return CopyOrder(
             self.mapped.relation_id,
             self.attempt,
@@ -169,22 +167,29 @@ class TableCopy:
             self.sid,
             self.destination,
             self.heaps,
-            self.can_split and (scope is None or scope.reads_all),
-            None if scope is None else source_condition(scope, self.mapped.mapping, self.names),
+            self.can_split and (rows is None or rows.reads_all),
+            None if rows is None else source_condition(rows, self.mapped.mapping, self.names),
             self.only,
             (self.source_time, str(self.consistent_point)),
         )
 
     @property
-    def scope(self) -> RowScope | None:
+    def resync(self) -> Resync:
+        return self.scope.resync
+
+    @property
+    def is_to_point(self) -> bool:
+        return self.scope.is_to_point
+
+    @property
+    def rows(self) -> RowScope | None:
         """The rows that it brings; None for all."""
         return self.found if self.resync.scope is None else self.resync.scope
 
     @property
     def awaits_strays(self) -> bool:
         """Whether it may get parts for rows that only the target finds by the conditions."""
-        scope = self.scope
-        has_conditions = scope is not None and bool(scope.conditions)
+        has_conditions = self.rows is not None and bool(self.rows.conditions)
         return self.is_to_point and has_conditions and not self.has_strays
 
     @property
@@ -318,13 +323,12 @@ class Preparation:
                 relation,
                 found,
                 was_created,
-                resync=mapped.state.resync,
-                is_to_point=mapped.state.follows and mapped.state.chunks is None,
+                mapped.state.scope,
             )
             await _check_scope(source, copy)
             if not mapped.state.is_to_declare:
                 await self._check_fits(source, target, copy, facts[mapped])
-            copy.resync = _findable(copy)
+            copy.scope = replace(copy.scope, resync=_findable(copy))
             copies.append(copy)
         if self._changed is not None and not pairs[0][0].state.is_to_declare:
             await self._changed.know(target, pairs)
@@ -426,38 +430,19 @@ class Preparation:
         if copy.plan.has_expressions:
             await confirm_expressions(target, copy.plan, facts.types)
 
-    async def _begin_part(self, target: TargetConnection, copy: TableCopy) -> None:
-        """Store a new attempt to copy some rows of a relation in sync.
-
-        Raises SyncError where rows are in the way that we did not write.
-        """
-        relation_id = copy.mapped.relation_id
-        async with transaction(target):
-            await remove_parts(target, [relation_id])
-            begun = await begin_part(target, relation_id)
-            copy.attempt = begun.attempt
-            await drop_stages(target, [relation_id])
-            copy.mode = _choose_mode(copy, owns_rows=begun.owns_rows)
-            if copy.mode is WriteMode.REPLACE:
-                is_append = copy.mapped.mapping.type is TableType.APPEND
-                copy.mode = WriteMode.KEEP if is_append else WriteMode.DIFFERENCE
-
-    async def _begin_chunk(self, target: TargetConnection, copy: TableCopy) -> None:
-        """Store a new attempt to copy the next chunk, and remove the rows of an earlier one."""
-        mapped = copy.mapped
-        async with transaction(target):
-            await remove_parts(target, [mapped.relation_id])
-            begun = await begin_chunk(target, mapped.relation_id)
-            copy.attempt = begun.attempt
-            if mapped.state.chunks != begun.chunks:  # the outcome of a commit was unknown
-                raise TargetFencedError(f'the target has another chunk of "{copy.name}" by now')
-            assert begun.chunks is not None
-            await rest_triggers(target)
-            names = _border_columns(copy, begun.chunks)
-            if names is None or not begun.may_have_rows:
-                return  # with another definition, the copy begins again, and removes all rows
-            rest = beyond(names, begun.chunks.types, begun.chunks.border)
-            await target.execute(f"delete from {copy.target.rows} where {copy.own_rows} and {rest}")
+    async def _clear_behind(
+        self, target: TargetConnection, copy: TableCopy, begun: CopyRecord
+    ) -> None:
+        """Remove the rows of an earlier attempt that are behind those of former chunks."""
+        if copy.scope.chunks != begun.chunks:  # the outcome of a commit was unknown
+            raise TargetFencedError(f'the target has another chunk of "{copy.name}" by now')
+        assert begun.chunks is not None
+        await rest_triggers(target)
+        names = _border_columns(copy, begun.chunks)
+        if names is None or begun.attempt <= begun.chunk_attempt + 1:
+            return  # with another definition, the copy begins again, and removes all rows
+        rest = beyond(names, begun.chunks.types, begun.chunks.border)
+        await target.execute(f"delete from {copy.target.rows} where {copy.own_rows} and {rest}")
 
     async def begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> list[TableCopy]:
         """Store ``copying`` and a new attempt, and decide which way each copy goes.
@@ -467,13 +452,10 @@ class Preparation:
         Raises SyncError where rows are in the way that we did not write, and TargetContentionError.
         """
         is_alone = len(copies) == 1
-        if is_alone and copies[0].is_to_point:
-            await self._begin_part(target, copies[0])
-            return []
-        if is_alone and copies[0].mapped.state.chunks is not None:
-            await self._begin_chunk(target, copies[0])
-            return []
         async with transaction(target):
+            if is_alone and copies[0].scope.need is not Need.ROWS:
+                await self._begin(target, copies)
+                return []
             # All waits come before the locks on the relations' rows, because their reasons go
             # there.
             filling = await read_filling(target, [copy.mapped.relation_id for copy in copies])
@@ -488,8 +470,8 @@ class Preparation:
                     copy
                     for copy in copies
                     if copy.mapped.relation_id not in filling
-                    and not (copy.target.is_partitioned or copy.is_to_point)
-                    and copy.mapped.state.chunks is None
+                    and not copy.target.is_partitioned
+                    and copy.scope.need is Need.ROWS
                 ]
                 chosen = await _choose_empty(target, chosen)
             if chosen:
@@ -502,19 +484,35 @@ class Preparation:
         # commits or ends, and the statements below see the rows that it committed. From here on no
         # task finds its row, and so none copies.
         await remove_parts(target, ids)
-        begun = await begin_copies(target, [c.mapped.relation_id for c in copies])
+        need = copies[0].scope.need
+        begun = await begin_copies(target, ids, need)
         await drop_stages(target, ids)
+        for copy in copies:
+            copy.attempt = begun[copy.mapped.relation_id].attempt
+        match need:
+            case Need.PART:
+                for copy in copies:
+                    owns_rows = begun[copy.mapped.relation_id].is_owner
+                    copy.mode = _choose_part_mode(copy, owns_rows=owns_rows)
+            case Need.CHUNKS:
+                for copy in copies:
+                    await self._clear_behind(target, copy, begun[copy.mapped.relation_id])
+            case _:
+                await self._begin_all_rows(target, copies, begun)
+
+    async def _begin_all_rows(
+        self, target: TargetConnection, copies: Sequence[TableCopy], begun: dict[int, CopyRecord]
+    ) -> None:
         occupied = await read_occupied(target, copies)
         for copy in copies:
-            its = begun[copy.mapped.relation_id]
-            copy.attempt, copy.mode = its.attempt, WriteMode.DIRECT
+            record = begun[copy.mapped.relation_id]
             if copy not in occupied:
                 continue
-            if its.is_filling:
+            if record.is_filling:
                 await _clear(target, copy)
             else:
-                copy.mode = _choose_mode(copy, owns_rows=its.owns_rows)
-                copy.owns_rows = its.owns_rows or _may_remove(copy)
+                copy.mode = _choose_mode(copy, owns_rows=record.is_owner)
+                copy.owns_rows = record.is_owner or _may_remove(copy)
         await fill_directly(
             target, [copy.mapped.relation_id for copy in copies if not copy.is_staged]
         )
@@ -589,6 +587,15 @@ def _choose_mode(copy: TableCopy, *, owns_rows: bool) -> WriteMode:
             return WriteMode.DIFFERENCE if owns_rows else WriteMode.REPLACE
 
 
+def _choose_part_mode(copy: TableCopy, *, owns_rows: bool) -> WriteMode:
+    """Return how rows get into a table whose other rows stay."""
+    mode = _choose_mode(copy, owns_rows=owns_rows)
+    if mode is not WriteMode.REPLACE:
+        return mode
+    is_append = copy.mapped.mapping.type is TableType.APPEND
+    return WriteMode.KEEP if is_append else WriteMode.DIFFERENCE
+
+
 def exchange_of(copy: TableCopy) -> Exchange:
     """Return how the staged rows of *copy* get into the target table."""
     plan = copy.plan
@@ -599,11 +606,10 @@ def exchange_of(copy: TableCopy) -> Exchange:
     is_keyed = plan.key_is_indexed or is_history or copy.mode is WriteMode.KEEP
     is_keyed = is_keyed or copy.filled is not None or plan.marks
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
-    scope = copy.scope
     within = "true"
-    if scope is not None:
-        conditions = check_conditions(scope, copy.unchanged, copy.mapped.mapping)
-        within = target_condition(scope, conditions, copy.unchanged)
+    if copy.rows is not None:
+        conditions = check_conditions(copy.rows, copy.unchanged, copy.mapped.mapping)
+        within = target_condition(copy.rows, conditions, copy.unchanged)
         if not key and plan.identity is Identity.KEY:
             within = f"({within} or {_is_staged(copy, plan)})"
     return Exchange(

@@ -433,8 +433,7 @@ class Round:
         found = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
         # A copy of some rows may leave out those of a partition that came with rows. A chunk has
         # those behind its border only, so partitions are known as of the first chunk.
-        is_whole = not copy.resync.is_partial and copy.mapped.state.chunks is None
-        if found is not None and found.relation.is_partitioned and is_whole:
+        if found is not None and found.relation.is_partitioned and copy.scope.is_whole:
             if copy.is_to_point:  # if it fails, the rows of a later partition are still missing
                 copy.leaves = (await read_present(plain, [copy.mapped])).get(copy.mapped)
             else:
@@ -532,7 +531,7 @@ class Round:
             failpoint("sync.at_point")
         else:
             limit = self._context.settings.resumable_above
-            is_possible = not copy.is_staged and not copy.is_to_point and copy.scope is None
+            is_possible = not copy.is_staged and not copy.is_to_point and copy.rows is None
             is_possible = is_possible and copy.filled is None and copy.can_split
             if not is_possible or sum(heap.size_bytes for heap in copy.heaps) <= limit:
                 return False

@@ -7,7 +7,7 @@ import structlog
 
 from streamer.apply.lane import MappedRelation
 from streamer.error_reports import ErrorReport, TableWait
-from streamer.progress.copies import set_copy_error
+from streamer.progress.relation_states import set_copy_error
 from streamer.source.wait_limits import Reported
 from streamer.sync.context import CopyContext
 
@@ -44,8 +44,8 @@ class CopyReports:
     ) -> None:
         """Show why copies under way make no progress; with None they make progress again."""
         relations = list(relations)
-        async with self._context.bookkeeping.connection() as bookkeeping:
-            await set_copy_error(bookkeeping, [mapped.relation_id for mapped in relations], error)
+        ids = [mapped.relation_id for mapped in relations]
+        await set_copy_error(self._context.bookkeeping, ids, error)
         for mapped in relations:
             self._context.events.copy_delayed(mapped, error)
             if error is not None:

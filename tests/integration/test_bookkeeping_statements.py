@@ -3,11 +3,13 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
 from streamer.definitions.planned import ObjectKind, Planned
 from streamer.error_reports import ErrorReport, TableWait
+from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
 from streamer.mapping.chunks import ChunkedCopy
 from streamer.mapping.definition import SourceDefinition
@@ -43,6 +45,7 @@ from streamer.progress import (
     verifications,
 )
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.table_state import CopyScope, Need, State
 from streamer.remedies import Remedy, run
 from streamer.source.rewritten_tables import Storage
 from streamer.sync.ctid_ranges import CopyPart
@@ -154,27 +157,30 @@ async def test_states_of_a_relation(books: Bookkeeping) -> None:
         (record,) = await relations.read_relation_records(books, source_id)
         return record
 
-    await relation_states.set_streaming_state(books, relation_id, "error", ERROR)
+    await relation_states.set_streaming_state(books, relation_id, State.ERROR, ERROR)
     assert (await now()).state == "error"
-    await relation_states.set_streaming_state(books, relation_id, "ready")
+    await relation_states.set_streaming_state(books, relation_id, State.READY)
     assert await relation_states.report_gap(books, relation_id, ERROR)
     assert not await relation_states.report_gap(books, relation_id, ERROR)
-    await relation_states.demand_part(books, relation_id, Resync(Mode.DIFF, columns=("v",)))
+    columns = Resync(Mode.DIFF, columns=("v",))
+    await relation_states.demand_again(books, relation_id, Need.PART, columns)
     assert ((await now()).state, (await now()).resync.columns) == ("copying", ("v",))
     first = (await now()).attempt
     await requests.make_request(books, relation_id, "resync", Resync(Mode.DIFF).to_json())
     assert len(await taken_requests.take_requests(books, source_id, SOURCE)) == 1
-    assert not await relation_states.fail_part(books, relation_id, ERROR, first)
+    fail = partial(relation_states.fail_copy, books, relation_id, ERROR)
+    assert not await fail(Need.PART, first)
     newer = await now()
     assert (newer.state, newer.resync, newer.error) == ("copying", Resync(Mode.DIFF), None)
-    assert await relation_states.fail_part(books, relation_id, ERROR, newer.attempt)
+    assert await fail(Need.PART, newer.attempt)
     assert ((await now()).state, (await now()).resync) == ("ready", Resync())
-    await relation_states.fail_chunk(books, relation_id, ERROR)
-    assert (await now()).state == "ready"
     attempt = (await now()).attempt
-    assert not await relation_states.fail_copy(books, relation_id, ERROR, attempt - 1)
+    assert not await fail(Need.ROWS, attempt - 1)
     assert (await now()).state == "ready"
-    assert await relation_states.fail_copy(books, relation_id, ERROR, attempt)
+    await relation_states.demand_copy(books, relation_id, Resync())
+    assert not await fail(Need.CHUNKS, None), "a newer request has removed the chunks"
+    assert (await now()).state == "init"
+    assert await fail(Need.ROWS, attempt + 1)
     assert (await now()).state == "error"
     await relation_states.require_resync_of_source(books, source_id, ERROR)
     await relation_states.require_resync(books, relation_id, ERROR)
@@ -193,7 +199,7 @@ async def test_states_of_a_relation(books: Bookkeeping) -> None:
         },
     )
     assert (await now()).source == "s.a"
-    await copies.set_copy_error(books, [relation_id], ERROR)
+    await relation_states.set_copy_error(books, [relation_id], ERROR)
     await copies.fill_directly(books, [relation_id])
     await copies.set_row_estimates(books, {relation_id: 5})
     assert ((await now()).owns_rows, (await now()).rows_total) == (True, 5)
@@ -249,7 +255,7 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
             target, place, query="q", changes=["c"], statements=["s"], reason="r", state="waiting"
         )
         assert await copies.read_filling(target, [relation_id]) == set()
-        begun = (await copies.begin_copies(target, [relation_id]))[relation_id]
+        begun = (await copies.begin_copies(target, [relation_id], Need.ROWS))[relation_id]
         await copied_parts.add_parts(target, [part])
         assert await copies.read_progress(target)
         assert await copied_parts.read_ended_parts(target, [relation_id]) == []
@@ -258,6 +264,7 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
         await copied_parts.remove_parts(target, [relation_id])
         handed = copies.HandedOver(
             relation_id,
+            CopyScope(Need.ROWS),
             Lsn(64),
             begun.attempt,
             5,
@@ -267,63 +274,101 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
             DEFINITION,
             {9: Storage(0, 7, None)},
         )
+        assert not await copies.is_handed_over(target, handed)
         await copies.hand_over(target, [handed])
-        assert await copies.is_handed_over(target, relation_id, Lsn(64), attempt=begun.attempt)
+        assert await copies.is_handed_over(target, handed)
         assert await copies.read_leftover_stages(target, source_id) == []
     (record,) = await relations.read_relation_records(books)
     assert (record.state, record.rows_copied, record.quarantined) == ("catching_up", 5, 0)
     assert await definition_changes.read_ddl(books, with_done=True) == []
 
+    storage = {9: Storage(0, 8, None)}
+    columns, different = Resync(Mode.DIFF, columns=("v",)), Resync(Mode.DIFF)
     async with books.transaction() as target:
         await quarantined_changes.add_quarantined(target, relation_id, [change])
-        await relation_states.demand_part(target, relation_id, Resync(Mode.DIFF))
-        attempt = (await copies.begin_part(target, relation_id)).attempt
-        storage = {9: Storage(0, 8, None)}
-        await copies.hand_over_part(
-            target,
-            relation_id,
-            Lsn(80),
-            attempt=attempt,
-            end_lsn=Lsn(64),
-            is_whole=False,
-            columns={"v": 2},
-            storage=storage,
-            filled=["v"],
-        )
-        assert await quarantined_changes.count_quarantined(target, relation_id) == 1
-        await relation_states.demand_part(target, relation_id, Resync(Mode.DIFF))
-        attempt = (await copies.begin_part(target, relation_id)).attempt
-        await copies.hand_over_part(
-            target,
-            relation_id,
-            Lsn(96),
-            attempt=attempt,
-            end_lsn=Lsn(80),
-            is_whole=True,
-            columns={"v": 2},
-            storage=storage,
-        )
-        assert await quarantined_changes.count_quarantined(target, relation_id) == 0
-        assert await relation_columns.read_storage(target, [relation_id]) == {relation_id: storage}
-        await relation_states.demand_copy(target, relation_id, Resync())
-        attempt = (await copies.begin_copies(target, [relation_id]))[relation_id].attempt
-        await copies.hand_over_chunk(
-            target,
-            relation_id,
-            Lsn(112),
-            CHUNKS,
-            attempt=attempt,
-            rows=1,
-            size=2,
-            columns={"v": 2},
-            definition=DEFINITION,
-        )
-        assert await copies.read_chunks(target, relation_id) == CHUNKS
-        assert (await copies.begin_chunk(target, relation_id)).chunks == CHUNKS
+    for resync, before, lsn, left in ((columns, 64, 80, 1), (different, 80, 96, 0)):
+        await relation_states.demand_again(books, relation_id, Need.PART, resync)
+        async with books.transaction() as target:
+            begun = (await copies.begin_copies(target, [relation_id], Need.PART))[relation_id]
+            handed = replace(
+                handed,
+                scope=CopyScope(Need.PART, resync),
+                attempt=begun.attempt,
+                lsn=Lsn(lsn),
+                end_lsn=Lsn(before),
+                columns={"v": 2},
+                storage=storage,
+            )
+            with pytest.raises(TargetFencedError):
+                await copies.hand_over(target, [replace(handed, end_lsn=Lsn(before - 1))])
+            await copies.hand_over(target, [handed])
+            assert await quarantined_changes.count_quarantined(target, relation_id) == left
+    assert await relation_columns.read_storage(books, [relation_id]) == {relation_id: storage}
+
+    await relation_states.demand_copy(books, relation_id, Resync())
+    async with books.transaction() as target:
+        begun = (await copies.begin_copies(target, [relation_id], Need.ROWS))[relation_id]
+        scope = CopyScope(Need.ROWS, chunks=CHUNKS)
+        chunk = replace(handed, scope=scope, attempt=begun.attempt, lsn=Lsn(112))
+        await copies.hand_over(target, [chunk])
+        assert await copies.is_handed_over(target, chunk)
+        with pytest.raises(TargetFencedError):
+            await copies.hand_over(target, [chunk])
+        begun = (await copies.begin_copies(target, [relation_id], Need.CHUNKS))[relation_id]
+        assert (begun.chunks, begun.chunk_attempt) == (CHUNKS, begun.attempt - 1)
         await quarantined_changes.add_quarantined(target, relation_id, [change])
-        handed = copies.HandedOver(relation_id, Lsn(128), None, 5, 50, True, {"v": 1}, DEFINITION)
-        await copies.hand_over(target, [handed])
+        last = replace(handed, scope=CopyScope(Need.CHUNKS), attempt=begun.attempt, lsn=Lsn(128))
+        await copies.hand_over(target, [last])
         assert await quarantined_changes.count_quarantined(target, relation_id) == 1
+    (record,) = await relations.read_relation_records(books, source_id)
+    assert (record.chunks, record.rows_copied, record.rows_total) == (None, 10, 10)
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_a_late_store_leaves_a_pause_and_a_newer_request(
+    books: Bookkeeping, is_paused: bool
+) -> None:
+    """The state is decided from the row as it is when it is stored."""
+    source_id, relation_id = await add_relation(books)
+    if is_paused:
+        await requests.make_request(books, relation_id, "pause")
+    else:
+        await requests.make_request(books, relation_id, "resync", {"skip_changes": True})
+    await taken_requests.take_requests(books, source_id, SOURCE)
+    (before,) = await relations.read_relation_records(books, source_id)
+    for state, error in ((State.ERROR, ERROR), (State.READY, None)):
+        await relation_states.set_streaming_state(books, relation_id, state, error)
+    assert not await relation_states.report_gap(books, relation_id, ERROR)
+    former = before.attempt - 1
+    assert not await relation_states.fail_copy(books, relation_id, ERROR, Need.ROWS, former)
+    (after,) = await relations.read_relation_records(books, source_id)
+    assert (after.state, after.error) == ("paused" if is_paused else "init", None)
+    assert after == before
+    await relation_states.require_resync(books, relation_id, ERROR)
+    (lost,) = await relations.read_relation_records(books, source_id)
+    assert (lost.state, lost.error) == ("paused" if is_paused else "error", ERROR)
+
+
+async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
+    books: Bookkeeping,
+) -> None:
+    """The stream changes the rows of former chunks, so a copy of the others does not help."""
+    source_id, relation_id = await add_relation(books)
+    await relation_states.demand_copy(books, relation_id, Resync())
+    brake = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)
+    await relation_states.set_brake(books, relation_id, brake, ERROR)
+    (record,) = await relations.read_relation_records(books, source_id)
+    assert (record.state, record.brake) == ("init", None), "the copy brings all rows"
+    async with books.transaction() as target:
+        begun = (await copies.begin_copies(target, [relation_id], Need.ROWS))[relation_id]
+        scope = CopyScope(Need.ROWS, chunks=CHUNKS)
+        chunk = copies.HandedOver(
+            relation_id, scope, Lsn(32), begun.attempt, 1, 2, True, {"v": 1}, DEFINITION
+        )
+        await copies.hand_over(target, [chunk])
+    await relation_states.set_brake(books, relation_id, brake, ERROR)
+    (record,) = await relations.read_relation_records(books, source_id)
+    assert (record.state, record.brake, record.error) == ("paused", brake, ERROR)
 
 
 async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:

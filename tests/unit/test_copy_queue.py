@@ -7,7 +7,7 @@ import pytest
 
 from streamer.error_reports import ErrorReport
 from streamer.mapping.resync import Resync
-from streamer.progress.table_state import State, TableState
+from streamer.progress.table_state import Need, State, TableState
 from streamer.sync import hand_over
 from streamer.sync.copy_queue import LOCK_AFTER_ROUNDS, CopyQueue
 from streamer.sync.hand_over import Finisher
@@ -123,11 +123,11 @@ def test_a_chunk_that_is_copied_needed_no_lock_but_chunks_in_vain_do() -> None:
     queue, mapped = CopyQueue(), mapped_relation()
     for _ in range(LOCK_AFTER_ROUNDS):  # a partition came or went, now and then
         queue.rewritten(mapped)
-        queue.chunk_copied(mapped)
+        queue.copied(mapped, has_more=True)
     assert not queue.needs_lock(mapped)
     for _ in range(LOCK_AFTER_ROUNDS):  # the table was rewritten between two chunks
         queue.rewritten(mapped, in_vain=True)
-        queue.chunk_copied(mapped)
+        queue.copied(mapped, has_more=True)
     assert queue.needs_lock(mapped)
     queue.copied(mapped)
     assert not queue.needs_lock(mapped)
@@ -153,7 +153,7 @@ def test_the_next_chunk_of_a_relation_does_not_wait_for_the_round_of_the_one_bef
     queue.request(mapped)
     queue.request(other)
     first = queue.take()
-    queue.chunk_copied(mapped)
+    queue.copied(mapped, has_more=True)
     queue.request(mapped)
     second = queue.take()
     assert second == [mapped]
@@ -209,30 +209,31 @@ async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_
     stored: list[str] = []
     failed: list[object] = []
 
-    async def fail_part(*arguments: object) -> bool:
-        assert arguments[-1] == 7
+    async def fail_copy(*arguments: object) -> bool:
+        assert arguments[-2:] == (Need.PART, 7)
         stored.append("failure")
         queue.give_up(part)  # as a request does
         queue.request(part)
         return is_stored
 
-    async def demand_part(*_: object) -> None:
+    async def demand_again(*_: object) -> None:
         stored.append("request")
 
     async def is_copy_due(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr(hand_over, "fail_part", fail_part)
-    monkeypatch.setattr(hand_over, "demand_part", demand_part)
+    monkeypatch.setattr(hand_over, "fail_copy", fail_copy)
+    monkeypatch.setattr(hand_over, "demand_again", demand_again)
     monkeypatch.setattr(hand_over, "is_copy_due", is_copy_due)
     events = SimpleNamespace(copy_failed=lambda mapped, _: failed.append(mapped))
-    context: Any = SimpleNamespace(bookkeeping=None, events=events, target=None)
+    source = SimpleNamespace(label="shop")
+    context: Any = SimpleNamespace(bookkeeping=None, events=events, target=None, source=source)
     finisher = Finisher(context, queue, queue.request, lambda *_: None)
     part.become(part.state.asked_for_part(SOME_COLUMNS))
     queue.request(part)
     batch = queue.take()
     queue.began(part, 7)
-    await finisher._fail_part(part, ErrorReport("the target refuses a change", "sync"))
+    await finisher._store_failure(part, ErrorReport("the target refuses a change", "sync"))
     queue.end(batch)
     assert (stored, failed) == (["failure", "request"] if is_stored else ["failure"], [])
     assert queue.take() == [part]

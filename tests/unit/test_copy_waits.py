@@ -13,7 +13,8 @@ from tests.unit.build import mapped_relation, source_relation, target_relation
 def copy_of(number: int) -> TableCopy:
     name = f"public.t{number}"
     mapped = mapped_relation(number, source=name)
-    copy = TableCopy(mapped, source_relation(name), target_relation(["id"], name=name), False)
+    target = target_relation(["id"], name=name)
+    copy = TableCopy(mapped, source_relation(name), target, False, mapped.state.scope)
     copy.parts = parts_of(number)
     return copy
 

@@ -34,6 +34,7 @@ PART: Final[dict[str, Event]] = {
 LOSS: Final[dict[str, Event]] = {
     "lose changes": lambda state: state.lost(ERROR),
     "copy again": lambda state: state.to_copy_again(),
+    "be cut off": lambda state: state.cut_off(ERROR),
 }
 COPY: Final[dict[str, Event]] = {
     "begin a snapshot": lambda state: state.snapshot_begins(),
@@ -47,7 +48,8 @@ COPY: Final[dict[str, Event]] = {
 }
 STREAM: Final[dict[str, Event]] = {
     "refuse": lambda state: state.failing(ERROR),
-    "brake": lambda state: state.paused(ERROR),
+    "brake": lambda state: state.braked(ERROR),
+    "lack rows": lambda state: state.lacks_rows(ERROR),
     "recover": lambda state: state.recovered(),
     "drain": lambda state: state.drained(),
 }
@@ -60,16 +62,19 @@ def events(state: TableState) -> Iterator[tuple[str, TableState]]:
         possible |= PART
     if state.need not in (Need.NOTHING, Need.REQUEST):
         possible["ask again"] = lambda before: before.asked_again(DIFFERENT)
+    if state.lacks(state.scope.need):
+        possible["begin an attempt"] = lambda before: before.copy_begins()
+        possible["ask for a failed copy"] = lambda before: before.copy_due_again(state.resync)
     if state.need is Need.ROWS:
         possible["block"] = lambda before: before.blocked(ERROR)
         possible["unblock"] = lambda before: before.unblocked()
     if (state.point is not None and state.need is Need.ROWS) or state.need is Need.CHUNK:
-        possible["copy a chunk"] = lambda before: before.chunk_copied(CHUNKS, POINT)
+        possible["copy a chunk"] = lambda before: before.handed_over(CHUNKS, POINT)
     if state.need is Need.CHUNKS:
         possible["begin a chunk"] = lambda before: before.chunk_begins()
         possible["meet an unknown row"] = lambda before: before.unfit_for_chunks("a reason")
     if state.point is not None and state.need in (Need.ROWS, *TO_POINT):
-        possible["finish the copy"] = lambda before: before.copy_finished(POINT)
+        possible["finish the copy"] = lambda before: before.handed_over(None, POINT)
     for name, event in possible.items():
         yield name, event(state)
 
@@ -189,7 +194,7 @@ def test_from_each_state_an_operator_gets_a_table_in_sync(states: frozenset[Tabl
         if after.need is Need.CHUNKS:
             after = after.chunk_begins()
         if after.need is not Need.NOTHING:
-            after = after.snapshot_begins().copy_began(LATER).copy_finished(LATER)
+            after = after.snapshot_begins().copy_began(LATER).handed_over(None, LATER)
             after = after.snapshot_ended().drained()
         assert (after.shown, after.need, after.error) == (State.READY, Need.NOTHING, None), state
         assert holds(after) is Hold.NONE
@@ -202,3 +207,32 @@ def test_a_second_equal_event_changes_nothing(states: frozenset[TableState]) -> 
             again = dict(events(after)).get(name)
             if name in once and name != "recover" and again is not None:
                 assert again == after, (name, state)
+
+
+def test_a_store_decided_by_a_process_that_knows_less_undoes_no_pause(
+    states: frozenset[TableState],
+) -> None:
+    """The bookkeeping decides from the stored state, which may be later than that of the process."""
+    for stored in filter(lambda state: state.is_paused, map(after_a_crash, states)):
+        for after in (
+            stored.fares(State.READY, None),
+            stored.fares(State.ERROR, ERROR),
+            stored.cut_off(ERROR),
+            stored.lost(ERROR),
+            stored.to_copy_again(),
+            stored.copy_begins(),
+            stored.copy_due_again(stored.resync),
+            stored.handed_over(None, POINT),
+            stored.delayed(ERROR),
+            stored.lacks_rows(ERROR),
+        ):
+            assert after.is_paused, stored
+
+
+def test_a_copy_begins_only_in_a_scope_that_the_table_lacks(states: frozenset[TableState]) -> None:
+    for state in states:
+        assert state.lacks(Need.ROWS) is not state.is_lost
+        assert state.lacks(Need.PART) is (state.need is Need.PART)
+        assert state.lacks(Need.CHUNKS) is (state.need in (Need.CHUNK, Need.CHUNKS))
+        assert not state.lacks(Need.NOTHING)
+        assert not state.lacks(Need.REQUEST)
