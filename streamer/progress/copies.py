@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from streamer.errors import TargetFencedError
 from streamer.lsn import Lsn
-from streamer.mapping.chunks import GROWTH, ChunkedCopy
+from streamer.mapping.chunks import GROWTH
 from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.names import parse_name
 from streamer.progress import definition_changes, quarantined_changes
@@ -106,24 +106,19 @@ class HandedOver:
         """Return the columns to store in *copy*; None if another attempt is the newest."""
         if self.attempt not in (None, copy.attempt) or copy.needs_resync:
             return None
-        moved: dict[str, Any] = {"waiting_for": None, "end_lsn": self.lsn}
-        if self.scope.chunks is not None:
-            values = self._chunk(copy, self.scope.chunks)
-            return values and {**moved, **values}
-        state = copy.table_state.handed_over(None, self.lsn)
-        moved |= {**shown(state), "snapshot_lsn": self.lsn, "resync": None, "chunks": None}
+        state = copy.table_state.handed_over(self.scope.chunks, self.lsn)
+        moved = {**shown(state), "waiting_for": None, "end_lsn": self.lsn}
+        if (chunks := self.scope.chunks) is not None:
+            is_next = (copy.chunks is None) == (chunks.count == 1)
+            if not is_next or copy.snapshot_lsn is not None or copy.end_lsn > self.lsn:
+                return None
+            return {**moved, **self._counts(copy), **self._definition, "chunks": chunks}
+        moved |= {"snapshot_lsn": self.lsn, "resync": None, "chunks": None}
         if not self.scope.is_to_point:
             return moved | self._all_rows(copy)
         if copy.end_lsn != self.end_lsn or copy.end_lsn > self.lsn:
             return None  # another process has moved the position
         return moved | self._part(copy)
-
-    def _chunk(self, copy: CopyRecord, chunks: ChunkedCopy) -> Values | None:
-        is_next = (copy.chunks is None) == (chunks.count == 1)
-        if not is_next or copy.snapshot_lsn is not None or copy.end_lsn > self.lsn:
-            return None
-        state = copy.table_state.handed_over(chunks, self.lsn)
-        return {**shown(state), **self._counts(copy), **self._definition, "chunks": chunks}
 
     def _all_rows(self, copy: CopyRecord) -> dict[str, Any]:
         counts = self._counts(copy)

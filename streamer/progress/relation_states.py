@@ -92,11 +92,14 @@ async def change_states(
 
 
 async def _change(
-    bookkeeping: Bookkeeping, relation_id: int, change: Callable[[CopyRecord], Values | None]
+    bookkeeping: Bookkeeping,
+    change: Callable[[CopyRecord], Values | None],
+    *relation_ids: int,
+    which: str = OF_RELATIONS,
 ) -> bool:
-    """Change one row in a transaction of its own; return whether *change* had an effect."""
+    """Change rows in a transaction of its own; return whether *change* had an effect."""
     async with bookkeeping.transaction() as connection:
-        return bool(await change_states(connection, change, OF_RELATIONS, [relation_id]))
+        return bool(await change_states(connection, change, which, relation_ids))
 
 
 def _unless_same(
@@ -116,9 +119,8 @@ async def require_resync_of_source(
 ) -> None:
     """Changes of a source are lost for good: record it for every relation that awaits no copy."""
     change = _unless_same(lambda state: state.cut_off(error))
-    which = "where r.source_id = $1 and r.snapshot_lsn is not null"
-    async with bookkeeping.transaction() as connection:
-        await change_states(connection, change, which, source_id)
+    which = "where r.source_id = any ($1::int8[]) and r.snapshot_lsn is not null"
+    await _change(bookkeeping, change, source_id, which=which)
 
 
 async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
@@ -128,7 +130,7 @@ async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: Erro
         values = {"needs_resync": True, "resync": record.resync, "attempt": record.attempt + 1}
         return {**NO_COPY, **values, **shown(record.table_state.lost(error))}
 
-    await _change(bookkeeping, relation_id, change)
+    await _change(bookkeeping, change, relation_id)
 
 
 async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync) -> None:
@@ -138,7 +140,7 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
         values = {"needs_resync": False, "resync": resync, "attempt": record.attempt + 1}
         return {**NO_COPY, **values, **shown(record.table_state.to_copy_again())}
 
-    await _change(bookkeeping, relation_id, change)
+    await _change(bookkeeping, change, relation_id)
 
 
 async def forget_target(session: Executor, relation_id: int) -> None:
@@ -184,7 +186,7 @@ async def fail_copy(
         resync = {"resync": None} if need is Need.PART else {}
         return {**shown(failed), **resync, "waiting_for": None}
 
-    return await _change(bookkeeping, relation_id, change)
+    return await _change(bookkeeping, change, relation_id)
 
 
 async def block_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
@@ -193,7 +195,7 @@ async def block_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
     def change(record: CopyRecord) -> Values:
         return {**shown(record.table_state.blocked(error)), "waiting_for": None}
 
-    await _change(bookkeeping, relation_id, change)
+    await _change(bookkeeping, change, relation_id)
 
 
 async def demand_again(
@@ -204,12 +206,13 @@ async def demand_again(
     def change(record: CopyRecord) -> Values | None:
         state = record.table_state
         is_failed_part = need is Need.PART and state.need is Need.NOTHING
-        if not state.lacks(need) and not is_failed_part:
+        if not (state.lacks(need) or is_failed_part):
             return None
         none = NO_COPY if need is Need.ROWS else {}
-        return {**none, **shown(state.copy_due_again(resync)), "resync": resync}
+        again = state if state.is_paused else state.asked_again()
+        return {**none, **shown(again), "resync": resync}
 
-    await _change(bookkeeping, relation_id, change)
+    await _change(bookkeeping, change, relation_id)
 
 
 async def is_copy_due(session: Executor, relation_id: int) -> bool:
@@ -233,7 +236,7 @@ async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWai
 async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> bool:
     """Show the gap of a ready relation unless it shows another error; return whether it is new."""
     change = _unless_same(lambda state: state.lacks_rows(error))
-    return await _change(bookkeeping, relation_id, change)
+    return await _change(bookkeeping, change, relation_id)
 
 
 async def set_brake(
@@ -241,7 +244,7 @@ async def set_brake(
 ) -> None:
     """Pause a relation before the source transaction *brake*, unless a copy replaces it anyway."""
     change = _unless_same(lambda state: state.braked(error), {"brake": brake})
-    await _change(bookkeeping, relation_id, change)
+    await _change(bookkeeping, change, relation_id)
 
 
 async def set_copy_error(
@@ -249,8 +252,7 @@ async def set_copy_error(
 ) -> None:
     """Store why copies under way have to begin again; None when they go on."""
     change = _unless_same(lambda state: state.delayed(error))
-    async with bookkeeping.transaction() as connection:
-        await change_states(connection, change, OF_RELATIONS, relation_ids, computed={})
+    await _change(bookkeeping, change, *relation_ids)
 
 
 async def request_still_unfilled(bookkeeping: Bookkeeping, relation_id: int) -> None:
@@ -272,7 +274,7 @@ async def set_streaming_state(
     bookkeeping: Bookkeeping, relation_id: int, state: State, error: ErrorReport | None = None
 ) -> None:
     """Store how applying changes fares, unless a copy or an operator has the say by now."""
-    await _change(bookkeeping, relation_id, _unless_same(lambda before: before.fares(state, error)))
+    await _change(bookkeeping, _unless_same(lambda now: now.fares(state, error)), relation_id)
 
 
 async def store_names(session: Executor, names: Mapping[int, RelationMapping]) -> None:

@@ -232,26 +232,15 @@ class BookkeepingTable(Generic[R]):
 
         *also*: assignments that the server computes. Returns how many rows were set.
         """
-        sql, stored = self._update_sql(values, rest, also)
-        return await session.execute(sql, stored, *parameters)
-
-    async def change(
-        self, session: Executor, values: Values, rest: str, *parameters: Any, also: str = ""
-    ) -> list[R]:
-        """Do the same; return the records of the rows as they are then."""
-        sql, stored = self._update_sql(values, rest, also)
-        rows = await session.fetch(f"{sql} returning {self.listed}", stored, *parameters)
-        return [self.record(row) for row in rows]
-
-    def _update_sql(self, values: Values, rest: str, also: str) -> tuple[str, str]:
         stored = self._stored(values)
         names = ", ".join(stored)
-        sql = (
+        return await session.execute(
             f"update {self.name} {self.alias} set ({names}) = (select {names}"
             f" from pg_catalog.json_populate_record(null::{self.name}, $1::text::json))"
-            f"{also and ', '}{also} {rest}"
+            f"{also and ', '}{also} {rest}",
+            to_json(stored),
+            *parameters,
         )
-        return sql, to_json(stored)
 
     async def set(
         self,

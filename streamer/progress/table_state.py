@@ -26,7 +26,7 @@ event:
 
 - of operators: `paused`, `resumed`, `asked_again`, `asked_for_rows`, `asked_for_part`
 - of losses: `cut_off`, `lost`, `to_copy_again`, `blocked`, `unblocked`
-- of copies: `chunk_begins` to `copy_due_again`
+- of copies: `chunk_begins` to `copy_failed`
 - of the stream: `braked`, `failing`, `recovered`, `drained`, `lacks_rows`
 
 `streamer.runtime.relations` holds and drains lanes as a state says, and
@@ -337,10 +337,6 @@ class TableState:
                 return self
             case _:
                 return replace(self, shown=State.ERROR, error=error, point=None)
-
-    def copy_due_again(self, resync: Resync) -> Self:
-        """The copy has failed, but an operator asked for it, with *resync*, before that."""
-        return replace(self._unless_paused(State.COPYING), resync=resync)
 
     # ---- the stream ----------------------------------------------------------------------------
 

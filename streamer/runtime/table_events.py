@@ -342,11 +342,9 @@ class TableEvents:
     def may_copy_in_chunks(self, mapped: MappedRelation) -> bool:
         return self.relations.may_follow_chunks(mapped)
 
-    def chunk_begins(self, mapped: MappedRelation) -> None:
-        self.relations.become(mapped, mapped.state.chunk_begins())
-
-    def snapshot_begins(self, mapped: MappedRelation) -> None:
-        self.relations.become(mapped, mapped.state.snapshot_begins())
+    def step(self, mapped: MappedRelation, event: Callable[[TableState], TableState]) -> None:
+        if mapped in self.relations:
+            self.relations.become(mapped, event(mapped.state))
 
     def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
         for mapped in relations:
@@ -358,10 +356,6 @@ class TableEvents:
                 self.tracker.durable(self.relations.lane(mapped).pending, lsn)
         self.has_progress = True
         self.advanced.set()
-
-    def snapshot_ends(self, mapped: MappedRelation) -> None:
-        if mapped in self.relations:
-            self.relations.become(mapped, mapped.state.snapshot_ended())
 
     def handed_over(
         self, mapped: MappedRelation, chunks: ChunkedCopy | None, consistent_point: Lsn
@@ -375,13 +369,6 @@ class TableEvents:
     async def copy_begins_again(self, mapped: MappedRelation) -> None:
         await self.relations.settle(mapped, mapped.state.to_copy_again())
         self.relations.lane(mapped).release(Hold.ERROR)
-
-    def copy_superseded(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
-        mapped.end_lsn = consistent_point
-        self.relations.become(mapped, mapped.state.copy_superseded(consistent_point))
-
-    def copy_delayed(self, mapped: MappedRelation, error: ErrorReport | None) -> None:
-        self.relations.become(mapped, mapped.state.delayed(error))
 
     async def copies_wait(
         self, relations: Iterable[MappedRelation], wait: TableWait | None

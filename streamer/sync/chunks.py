@@ -81,17 +81,17 @@ def chunk_bytes(limit: int) -> int:
 
 def size_of_chunk(copy: TableCopy, bytes_max: int, part_bytes: int) -> ChunkSize:
     """Return how to cut chunks of *bytes_max*, with parts of about *part_bytes*."""
-    known = [heap for heap in copy.heaps if heap.row_count]
+    known = [heap for heap in copy.seen.heaps if heap.row_count]
     rows = sum(heap.row_count for heap in known)
     row_bytes = sum(heap.size_bytes for heap in known) // rows if rows else ASSUMED_ROW_BYTES
     parts = max(1, min(PARTS_MAX, -(-bytes_max // part_bytes)))
     rows = max(1, bytes_max // max(1, row_bytes) // parts)
-    step = max(1, rows // min(PARTS_MAX, len(copy.heaps)))
+    step = max(1, rows // min(PARTS_MAX, len(copy.seen.heaps)))
     return ChunkSize(rows, parts, bytes_max // parts, step)
 
 
 def _stores(copy: TableCopy) -> tuple[tuple[int, int], ...]:
-    return tuple(store for heap in copy.heaps for store in heap.stores)
+    return tuple(store for heap in copy.seen.heaps for store in heap.stores)
 
 
 def fingerprint(copy: TableCopy) -> str:
@@ -116,7 +116,7 @@ def find_change(copy: TableCopy, before: ChunkedCopy) -> str | None:
     stores = dict(before.stores)
     is_same = (
         before.definition == fingerprint(copy)
-        and copy.can_split
+        and copy.seen.can_split
         and all(stores.get(oid, filenode) == filenode for oid, filenode in _stores(copy))
     )
     return None if is_same else "its storage, its columns or their mapping changed"
@@ -125,9 +125,10 @@ def find_change(copy: TableCopy, before: ChunkedCopy) -> str | None:
 def begin_chunks(copy: TableCopy, columns: tuple[tuple[str, str], ...], limit: int) -> ChunkedCopy:
     """Return the state in front of the first chunk. *columns*: those of the borders."""
     names, types = zip(*columns, strict=True)
-    size = sum(heap.size_bytes for heap in copy.heaps)
     first = chunk_bytes(limit)
-    return ChunkedCopy(names, types, (), fingerprint(copy), 0, first, size, copy.target.oid)
+    return ChunkedCopy(
+        names, types, (), fingerprint(copy), 0, first, copy.seen.size_bytes, copy.target.oid
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ async def find_chunk(
     partition has statements and a lock of its own, because there may be thousands. Those that begin
     behind the chunk are not read. Raises RewrittenError, psycopg.Error.
     """
-    firsts = {heap: await _read_first(plain, heap, before) for heap in copy.heaps}
+    firsts = {heap: await _read_first(plain, heap, before) for heap in copy.seen.heaps}
     begun = [(key_values(key, before.types), heap) for heap, key in firsts.items() if key]
     search = ChunkSearch(replace(before, stores=_stores(copy)), size)
     for first, heap in sorted(begun, key=lambda each: each[0]):
@@ -229,7 +230,7 @@ async def find_chunk(
             break
         search.add(heap, await _read_keys(plain, heap, before, search.last, size))
     if not begun:
-        search.add(copy.heaps[0], ())  # its part finds no row
+        search.add(copy.seen.heaps[0], ())  # its part finds no row
     return search.cut()
 
 

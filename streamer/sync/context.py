@@ -17,6 +17,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.table_state import TableState
 from streamer.source.catalog import SourceServer
 from streamer.source.kept_connections import KeptConnections
 from streamer.sync.copy_parts import CopyEnds
@@ -58,6 +59,10 @@ class SyncSettings:
 class SyncEvents(Protocol):
     """The pipeline, which hears how copies fare."""
 
+    def step(self, mapped: MappedRelation, event: Callable[[TableState], TableState]) -> None:
+        """Give *mapped* the state that *event* makes, if it is still mapped."""
+        ...
+
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         """Changes up to *consistent_point* need not be held any more: the copy will have them."""
         ...
@@ -65,7 +70,7 @@ class SyncEvents(Protocol):
     async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
         """Apply the changes of *mapped* that commit before *point*.
 
-        Returns when all of them are durable. Behind `snapshot_begins`, *point* is the consistent
+        Returns when all of them are durable. Once a snapshot has begun, *point* is the consistent
         point, and the lane keeps the other changes until `handed_over` or `copy_failed`. *mapped*
         is held to a point. Raises SyncError if it cannot be reached.
         """
@@ -83,10 +88,6 @@ class SyncEvents(Protocol):
         """Whether the stream has brought everything that committed before *lsn*."""
         ...
 
-    def snapshot_begins(self, mapped: MappedRelation) -> None:
-        """A snapshot of *mapped* is about to be taken: its point is not known until then."""
-        ...
-
     def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
         """The snapshot of *relations*, which waits for sessions of the source, and all later ones
         will be behind *lsn*.
@@ -96,26 +97,14 @@ class SyncEvents(Protocol):
         """
         ...
 
-    def snapshot_ends(self, mapped: MappedRelation) -> None:
-        """No copy of *mapped* under way has a snapshot any more, or is to get one."""
-        ...
-
     def handed_over(
         self, mapped: MappedRelation, chunks: ChunkedCopy | None, consistent_point: Lsn
     ) -> None:
-        """The target has all rows of *mapped*, or those of *chunks*: apply later changes of them."""
-        ...
-
-    def copy_superseded(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
-        """The copy is complete, but a later request wants another one."""
+        """Apply later changes of the rows of *mapped*, or of those in *chunks*: a copy has them."""
         ...
 
     def may_copy_in_chunks(self, mapped: MappedRelation) -> bool:
         """Whether the drainer can apply changes of some rows of *mapped*, without the others."""
-        ...
-
-    def chunk_begins(self, mapped: MappedRelation) -> None:
-        """Hold *mapped* to the point of its next chunk."""
         ...
 
     async def copy_begins_again(self, mapped: MappedRelation) -> None:
@@ -131,10 +120,6 @@ class SyncEvents(Protocol):
         """The source has no table of that name. A caller can request its copy once the source has
         it.
         """
-        ...
-
-    def copy_delayed(self, mapped: MappedRelation, error: ErrorReport | None) -> None:
-        """A copy under way makes no progress, for now; with None it makes progress again."""
         ...
 
     async def copies_wait(

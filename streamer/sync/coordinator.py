@@ -15,6 +15,7 @@ Dying anywhere leaves a state that tells where to begin again (`streamer.progres
 import asyncio
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -26,6 +27,7 @@ from streamer.errors import Retry, StreamerError, TargetError, TargetMovedError
 from streamer.mapping.names import parse_name
 from streamer.progress.deferred_indexes import read_deferred_targets, restore_indexes
 from streamer.progress.sources import set_source
+from streamer.progress.table_state import TableState
 from streamer.source.slot import ExportedSnapshot
 from streamer.sync.context import CopyContext
 from streamer.sync.copy_queue import CopyQueue
@@ -51,11 +53,11 @@ class SyncCoordinator:
 
     def __init__(self, context: CopyContext) -> None:
         self._context = context
-        self._queue = CopyQueue(context.events.snapshot_ends)
+        self._queue = CopyQueue(partial(context.events.step, event=TableState.snapshot_ended))
         self._reports = CopyReports(context)
         self._wanted = asyncio.Event()
         self._leaving = Leaving(context, self._queue, self._reports, self._wanted.set)
-        self._finisher = Finisher(context, self._queue, self.request, self._leaving.leave)
+        self._finisher = Finisher(context, self._queue, self.request, self._leaving)
         self._snapshot: ExportedSnapshot | None = None
         self._turn: CopyTurn | None = None
         self._first: set[MappedRelation] = set()
@@ -167,7 +169,7 @@ class SyncCoordinator:
                     await self._close_snapshot()
                 exported, self._snapshot = self._snapshot, None
             context = replace(self._context, round_number=number)
-            copying = Round(context, self._queue, self._reports, self._finisher, self._leaving)
+            copying = Round(context, self._queue, self._reports, self._finisher)
             await copying.run(batch, exported, self._rounds)
         finally:
             if turn is not None:

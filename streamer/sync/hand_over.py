@@ -52,6 +52,7 @@ from streamer.sync.context import CopyContext
 from streamer.sync.copy_query import copy_source
 from streamer.sync.copy_queue import CopyQueue
 from streamer.sync.ctid_ranges import CopyPart, cut
+from streamer.sync.leave_round import Leaving
 from streamer.sync.point import reach_with_snapshot
 from streamer.sync.prepare import TableCopy, exchange_of
 from streamer.sync.resync_scope import cut_keys, source_condition
@@ -71,15 +72,32 @@ class Finisher:
         context: CopyContext,
         queue: CopyQueue,
         request: Callable[[MappedRelation], None],
-        leave: Callable[[MappedRelation, str | None], None],
+        leaving: Leaving,
     ) -> None:
-        """*request* asks for another copy, or for the next chunk. *leave* has a relation leave its
-        round, with the reason why its copy begins again, if it does.
-        """
-        self._leave = leave
+        """*request* asks for another copy, or for the next chunk."""
+        self.leaving = leaving
         self._context = context
         self._queue = queue
         self._request = request
+
+    async def leave(self, copy: TableCopy, reason: str) -> None:
+        """Have the next round copy the table of *copy*, for *reason*."""
+        await self._end(copy)
+        self.leaving.leave(copy.mapped, reason)
+
+    async def leave_changed(self, copy: TableCopy, when: str) -> None:
+        self._queue.rewritten(copy.mapped)
+        await self.leave(copy, f'"{copy.name}" was altered or rewritten {when}')
+
+    async def refuse_copy(self, copy: TableCopy, error: StreamerError) -> None:
+        await self._end(copy)
+        await self.refuse(copy.mapped, error)
+
+    async def _end(self, copy: TableCopy) -> None:
+        copy.is_done = True
+        lock, copy.lock = copy.lock, None
+        if lock is not None:
+            await lock.close()
 
     async def refuse(
         self, mapped: MappedRelation, error: StreamerError, when: str | None = None
@@ -99,11 +117,12 @@ class Finisher:
         them. If an operator asked for the copy after it began, the next round tries again.
         """
         try:
-            await self._fail(mapped, error)
+            error = await self._clear_up(mapped, error)
+            await self._store_failure(mapped, error)
         finally:
-            self._leave(mapped, None)
+            self.leaving.leave(mapped)
 
-    async def _fail(self, mapped: MappedRelation, error: ErrorReport) -> None:
+    async def _clear_up(self, mapped: MappedRelation, error: ErrorReport) -> ErrorReport:
         try:
             async with self._context.target() as target:
                 await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
@@ -112,8 +131,8 @@ class Finisher:
         except StreamerError as exc:  # the next copy clears up as it begins
             log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
             text = f"{error.text}; its target is not cleared up: {exc.message}"
-            error = replace(error, text=text)
-        await self._store_failure(mapped, error)
+            return replace(error, text=text)
+        return error
 
     async def _store_failure(self, mapped: MappedRelation, error: ErrorReport) -> None:
         """Record the failure, unless the bookkeeping has a newer request for a copy."""
@@ -212,10 +231,9 @@ class Finisher:
         failpoint("sync.copied")
         try:
             if await self.has_other_types(copy):
-                copy.is_done = True
-                self._leave(copy.mapped, f'a type of "{copy.name}" was altered during its copy')
+                await self.leave(copy, f'a type of "{copy.name}" was altered during its copy')
                 return
-            if copy.is_to_point:
+            if copy.scope.is_to_point:
                 if copy.awaits_strays:
                     await reach_with_snapshot(self._context.events, copy)
                 else:
@@ -224,7 +242,7 @@ class Finisher:
             async with _using(kept) as target:
                 if await self._is_elsewhere(target, copy):
                     return
-                if copy.is_to_point and await self._plan_strays(target, copy):
+                if copy.scope.is_to_point and await self._plan_strays(target, copy):
                     return  # their parts come first
                 handed = _hand_over_of(copy, rows, size)
                 if not await is_handed_over(target, handed):  # else a commit was interrupted
@@ -233,8 +251,7 @@ class Finisher:
                 if copy.is_staged:
                     await _analyze(target, copy)
         except SyncAgainError as exc:
-            copy.is_done = True
-            self._leave(copy.mapped, exc.message)
+            await self.leave(copy, exc.message)
         except StreamerError as exc:
             if copy.is_done:
                 return  # the target was lost after all was done, and others will notice
@@ -262,7 +279,7 @@ class Finisher:
             await self.begin_again(copy.mapped, OTHER_TARGET, forgets=True)
             return True
         await forget_target(self._context.bookkeeping, copy.mapped.relation_id)
-        self._leave(copy.mapped, f'copying "{copy.name}": {OTHER_TARGET}')
+        await self.leave(copy, f'copying "{copy.name}": {OTHER_TARGET}')
         return True
 
     async def has_other_types(self, copy: TableCopy) -> bool:
@@ -300,7 +317,10 @@ class Finisher:
             await target.set_up_origin()
             async with transaction(target):
                 await exchange_rows(
-                    target, exchange_of(copy), copy.mode, is_referenced=copy.target.is_referenced
+                    target,
+                    exchange_of(copy),
+                    copy.way.mode,
+                    is_referenced=copy.target.is_referenced,
                 )
                 failpoint("sync.exchanged")
                 await hand_over(target, [handed])
@@ -318,9 +338,10 @@ class Finisher:
         failpoint("sync.catching_up" if after is None else "sync.chunk_stored")
         copy.is_done = True
         is_wanted = self._queue.is_copying(mapped)
-        if copy.is_to_point and not is_wanted:
+        if copy.scope.is_to_point and not is_wanted:
             # Another request came after the commit: the lane stays held for that.
-            self._context.events.copy_superseded(mapped, handed.lsn)
+            mapped.end_lsn = handed.lsn
+            self._context.events.step(mapped, lambda state: state.copy_superseded(handed.lsn))
             return
         self._context.metrics.count_copied(table_labels(mapped), handed.rows, handed.size)
         chunk = {} if after is None else {"chunk": after.count, "chunks": f"about {after.total}"}
@@ -344,7 +365,7 @@ class Finisher:
     async def _plan_strays(self, target: TargetConnection, copy: TableCopy) -> bool:
         """Add parts for rows of the target that moved out of the scope at the source, if any."""
         exchange = exchange_of(copy)
-        if copy.resync.is_partial and copy.mapped.quarantine.count:
+        if copy.scope.resync.is_partial and copy.mapped.quarantine.count:
             raise SyncError(
                 f'rows of "{copy.name}" are in quarantine, and may be among those to bring',
                 hint="retry or drop them with `streamer quarantine`, or resync the whole table",
@@ -399,15 +420,15 @@ def _hand_over_of(copy: TableCopy, rows: int, size: int) -> HandedOver:
         copy.mapped.relation_id,
         replace(copy.scope, chunks=after),
         copy.consistent_point,
-        attempt=copy.attempt,
+        attempt=copy.way.attempt,
         rows=rows,
         size=size,
-        owns_rows=copy.owns_rows,
+        owns_rows=copy.way.owns_rows,
         columns=copy.column_numbers,
         definition=copy.relation.definition,
-        storage=copy.storage,
+        storage=copy.seen.storage,
         end_lsn=copy.mapped.end_lsn,
-        leaves=copy.leaves,
+        leaves=copy.seen.leaves,
     )
 
 

@@ -105,14 +105,11 @@ class Leaving:
 
         If the round of *batch* ends meanwhile, all its tasks have ended.
         """
+        books = self._context.bookkeeping
         while self._queue.is_taken(mapped, batch):
-            if await _persist(partial(self._withdraw, mapped)):
+            if await _persist(partial(withdraw_parts, books, mapped.relation_id)):
                 return
             await asyncio.sleep(LOOK_SECONDS)
-
-    async def _withdraw(self, mapped: MappedRelation) -> bool:
-        """Withdraw the parts that no task writes; return whether those were all."""
-        return await withdraw_parts(self._context.bookkeeping, mapped.relation_id)
 
 
 async def _persist(action: Callable[[], Awaitable[T]]) -> T:

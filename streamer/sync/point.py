@@ -23,7 +23,7 @@ async def reach_with_snapshot(events: SyncEvents, copy: TableCopy) -> None:
 
     Raises SyncAgainError, and SyncError if the point cannot be reached.
     """
-    seconds = copy.snapshot_taken_at + SNAPSHOT_SECONDS - time.monotonic()
+    seconds = copy.snapshot.taken_at + SNAPSHOT_SECONDS - time.monotonic()
     try:
         async with asyncio.timeout(max(LOOK_SECONDS, seconds)):
             await events.reach(copy.mapped, copy.consistent_point)

@@ -14,10 +14,10 @@ take longer than the rows of a small table. Together they wait for no lock on a 
 that are in the way, or a failure, concern one table. So the caller then prepares tables alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -30,7 +30,7 @@ from streamer.apply.refuse_same_rows import refuse_same_rows
 from streamer.backoff import Backoff
 from streamer.errors import TargetFencedError
 from streamer.failpoints import failpoint
-from streamer.lsn import NOTHING, Lsn
+from streamer.lsn import Lsn
 from streamer.mapping.chunks import ChunkedCopy, beyond, in_bytes
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.objects import base_type
@@ -51,7 +51,6 @@ from streamer.remedies import Remedy, run
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
 from streamer.source.expressions import describe_condition, describe_expressions
-from streamer.source.rewritten_tables import Storage
 from streamer.source.user_defined_types import read_named_types, read_types
 from streamer.sync.changed_definitions import ChangedDefinitions
 from streamer.sync.copy_obstacles import (
@@ -64,7 +63,7 @@ from streamer.sync.copy_obstacles import (
 )
 from streamer.sync.copy_query import CopyOrder
 from streamer.sync.create_tables import NewTable, create_tables, published_relation
-from streamer.sync.ctid_ranges import CopyPart, Heap
+from streamer.sync.ctid_ranges import CopyPart
 from streamer.sync.exchange_rows import Exchange, WriteMode
 from streamer.sync.resync_scope import (
     check_conditions,
@@ -73,6 +72,7 @@ from streamer.sync.resync_scope import (
     unchanged_columns,
 )
 from streamer.sync.shared_tables import widen_shared_table
+from streamer.sync.snapshot import HeldSnapshot, TableSeen
 from streamer.sync.staging_tables import drop_stages, rest_triggers, stage_name, stage_place
 from streamer.target.add_columns import add_columns
 from streamer.target.catalog import TargetRelation, read_kind, read_relation, read_relations
@@ -80,17 +80,32 @@ from streamer.target.connection import TargetAddress, TargetConnection, transact
 
 if TYPE_CHECKING:
     from streamer.sync.chunks import TableChunk
+    from streamer.sync.copy_under_lock import LockedTable
 
 log = structlog.get_logger()
 
+TOGETHER: Final = 50
+"""How many tables are locked at a time while they are prepared, or their definitions read."""
 
 Pair = tuple[MappedRelation, SourceRelation]
 """A relation to copy, and its table at the source."""
 
 
+@dataclass(frozen=True, slots=True)
+class CopyWay:
+    """How the rows of an attempt get into the target table.
+
+    ``owns_rows``: once it is done, all rows of this source in the target are streamer's.
+    """
+
+    attempt: int
+    mode: WriteMode = WriteMode.DIRECT
+    owns_rows: bool = True
+
+
 @dataclass(eq=False, slots=True)
 class TableCopy:
-    """One relation in a round of copies."""
+    """One relation in a round of copies. The fields without a value get one in this order."""
 
     mapped: MappedRelation
     relation: SourceRelation
@@ -98,33 +113,26 @@ class TableCopy:
     was_created: bool
     scope: CopyScope
     plan: ApplyPlan | None = None
-    mode: WriteMode = WriteMode.DIRECT
-    owns_rows: bool = True
-    """Once it is done, all rows of this source in the target are ours."""
-    attempt: int = 0
-    consistent_point: Lsn = NOTHING
-    source_time: str = ""
-    snapshot_taken_at: float = 0.0
-    """On the clock of `time.monotonic`."""
+    way: CopyWay = field(init=False, repr=False)
+    """Exists once the bookkeeping has the attempt."""
+    lock: "LockedTable | None" = None
+    """The session that keeps the table as it is until it is copied, where nothing else does."""
+    snapshot: HeldSnapshot = field(init=False, repr=False)
+    seen: TableSeen = field(init=False, repr=False)
+    """The table in the snapshot."""
+    found: RowScope | None = None
+    """The rows that a comparison at the consistent point found to differ."""
+    chunk: "TableChunk | None" = None
+    """The rows that it brings, in a copy in chunks."""
     columns: tuple[str, ...] = ()
-    heaps: tuple[Heap, ...] = ()
-    can_split: bool = False
     parts: list[CopyPart] = field(default_factory=list)
     has_copied_parts: bool = False
+    has_strays: bool = False
+    """The copy has the rows too that only the target finds by the conditions of the scope."""
     is_done: bool = False
     backoff: Backoff = field(default_factory=Backoff)
     not_before: float = 0.0
     """When to try again to exchange the rows."""
-    chunk: "TableChunk | None" = None
-    """The rows that it brings, in a copy in chunks."""
-    found: RowScope | None = None
-    """The rows that a comparison at the consistent point found to differ."""
-    has_strays: bool = False
-    """The copy has the rows too that only the target finds by the conditions of the scope."""
-    leaves: dict[int, str] | None = None
-    """The partitions to know once it has brought their rows, if the relation is in sync."""
-    storage: Mapping[int, Storage] = field(default_factory=dict)
-    """The storage of the table, or of each partition, in the snapshot."""
 
     @property
     def name(self) -> str:
@@ -133,7 +141,7 @@ class TableCopy:
     @property
     def rank(self) -> tuple[int, int]:
         """The place in the order of copies: a higher priority first, then a smaller table."""
-        return -self.mapped.mapping.rule.priority, sum(heap.size_bytes for heap in self.heaps)
+        return -self.mapped.mapping.rule.priority, self.seen.size_bytes
 
     def reads(self, relation: SourceRelation) -> None:
         """*relation* is the definition that the copy is made by, and the stream after it."""
@@ -151,8 +159,17 @@ class TableCopy:
         return {name: number if name in written else -number for name, number in numbers.items()}
 
     @property
+    def consistent_point(self) -> Lsn:
+        return self.snapshot.consistent_point
+
+    @property
+    def plain(self) -> Connection:
+        """The session at the source that reads the table in the snapshot."""
+        return self.snapshot.plain if self.lock is None else self.lock.plain
+
+    @property
     def is_staged(self) -> bool:
-        return self.mode is not WriteMode.DIRECT
+        return self.way.mode is not WriteMode.DIRECT
 
     @property
     def order(self) -> CopyOrder:
@@ -160,47 +177,39 @@ class TableCopy:
         rows = self.rows
         return CopyOrder(
             self.mapped.relation_id,
-            self.attempt,
+            self.way.attempt,
             self.mapped.mapping,
             self.relation.columns,
             self.target,
             self.sid,
             self.destination,
-            self.heaps,
-            self.can_split and (rows is None or rows.reads_all),
+            self.seen.heaps,
+            self.seen.can_split and (rows is None or rows.reads_all),
             None if rows is None else source_condition(rows, self.mapped.mapping, self.names),
             self.only,
-            (self.source_time, str(self.consistent_point)),
+            (self.snapshot.source_time, str(self.consistent_point)),
         )
-
-    @property
-    def resync(self) -> Resync:
-        return self.scope.resync
-
-    @property
-    def is_to_point(self) -> bool:
-        return self.scope.is_to_point
 
     @property
     def rows(self) -> RowScope | None:
         """The rows that it brings; None for all."""
-        return self.found if self.resync.scope is None else self.resync.scope
+        return self.found if self.scope.resync.scope is None else self.scope.resync.scope
 
     @property
     def awaits_strays(self) -> bool:
         """Whether it may get parts for rows that only the target finds by the conditions."""
         has_conditions = self.rows is not None and bool(self.rows.conditions)
-        return self.is_to_point and has_conditions and not self.has_strays
+        return self.scope.is_to_point and has_conditions and not self.has_strays
 
     @property
     def filled(self) -> tuple[str, ...] | None:
         """The columns of the target to bring, if not all."""
-        if self.resync.columns is None or self.plan is None:
+        if self.scope.resync.columns is None or self.plan is None:
             return None
         present = {column.name: column for column in self.plan.columns}
         return tuple(
             name
-            for name in self.resync.columns
+            for name in self.scope.resync.columns
             if name in present and not present[name].target.identity_always
         )
 
@@ -405,7 +414,7 @@ class Preparation:
             await refuse_types_of_extensions(target, needed, ask)
             await add_columns(self._address, mapping.target, columns)
             copy.target = await read_relation(target, mapping.target) or copy.target
-        elif missing and copy.resync.force:
+        elif missing and copy.scope.resync.force:
             log.warning(
                 "this copy leaves out columns that the target lacks; the table stops at its next "
                 "change unless you add, exclude or ignore them (on_column_added)",
@@ -488,17 +497,14 @@ class Preparation:
         begun = await begin_copies(target, ids, need)
         await drop_stages(target, ids)
         for copy in copies:
-            copy.attempt = begun[copy.mapped.relation_id].attempt
-        match need:
-            case Need.PART:
-                for copy in copies:
-                    owns_rows = begun[copy.mapped.relation_id].is_owner
-                    copy.mode = _choose_part_mode(copy, owns_rows=owns_rows)
-            case Need.CHUNKS:
-                for copy in copies:
-                    await self._clear_behind(target, copy, begun[copy.mapped.relation_id])
-            case _:
-                await self._begin_all_rows(target, copies, begun)
+            record = begun[copy.mapped.relation_id]
+            copy.way = CopyWay(record.attempt)
+            if need is Need.PART:
+                copy.way = replace(copy.way, mode=_choose_part_mode(copy, record.is_owner))
+            elif need is Need.CHUNKS:
+                await self._clear_behind(target, copy, record)
+        if need is Need.ROWS:
+            await self._begin_all_rows(target, copies, begun)
 
     async def _begin_all_rows(
         self, target: TargetConnection, copies: Sequence[TableCopy], begun: dict[int, CopyRecord]
@@ -511,8 +517,8 @@ class Preparation:
             if record.is_filling:
                 await _clear(target, copy)
             else:
-                copy.mode = _choose_mode(copy, owns_rows=record.is_owner)
-                copy.owns_rows = record.is_owner or _may_remove(copy)
+                mode, owns_rows = _choose_mode(copy, record.is_owner), record.is_owner
+                copy.way = CopyWay(record.attempt, mode, owns_rows or _may_remove(copy))
         await fill_directly(
             target, [copy.mapped.relation_id for copy in copies if not copy.is_staged]
         )
@@ -520,13 +526,13 @@ class Preparation:
 
 def _findable(copy: TableCopy) -> Resync:
     """Return the resync of *copy*; one of all columns if its rows cannot be found by a key."""
-    columns, plan = copy.resync.columns, copy.plan
+    columns, plan = copy.scope.resync.columns, copy.plan
     if columns is None or plan is None:
-        return copy.resync
+        return copy.scope.resync
     key = {column.name for column in plan.key}
     if plan.identity is Identity.KEY and key.isdisjoint(columns):
-        return copy.resync
-    return replace(copy.resync, columns=None)
+        return copy.scope.resync
+    return replace(copy.scope.resync, columns=None)
 
 
 def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
@@ -549,7 +555,7 @@ def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
 
 async def _check_scope(source: Connection, copy: TableCopy) -> None:
     """Check the conditions of a resync as those of `filter`. Raises MappingError."""
-    scope, mapping = copy.resync.scope, copy.mapped.mapping
+    scope, mapping = copy.scope.resync.scope, copy.mapped.mapping
     if scope is None:
         return
     for condition in check_conditions(scope, copy.unchanged, mapping):
@@ -565,7 +571,7 @@ def _may_remove(copy: TableCopy) -> bool:
     return copy.mapped.mapping.rule.truncate_target
 
 
-def _choose_mode(copy: TableCopy, *, owns_rows: bool) -> WriteMode:
+def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
     mapping = copy.mapped.mapping
     if copy.filled is not None:
         return WriteMode.DIFFERENCE  # of columns, and no row comes or goes
@@ -580,16 +586,17 @@ def _choose_mode(copy: TableCopy, *, owns_rows: bool) -> WriteMode:
         raise occupied_error(mapping.target, hint)
     match mapping.type:
         case TableType.CLONE:
-            return WriteMode.DIFFERENCE if copy.resync.mode is Mode.DIFF else WriteMode.REPLACE
+            is_diff = copy.scope.resync.mode is Mode.DIFF
+            return WriteMode.DIFFERENCE if is_diff else WriteMode.REPLACE
         case TableType.APPEND:
             return WriteMode.KEEP if owns_rows else WriteMode.REPLACE
         case TableType.HISTORY:
             return WriteMode.DIFFERENCE if owns_rows else WriteMode.REPLACE
 
 
-def _choose_part_mode(copy: TableCopy, *, owns_rows: bool) -> WriteMode:
+def _choose_part_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
     """Return how rows get into a table whose other rows stay."""
-    mode = _choose_mode(copy, owns_rows=owns_rows)
+    mode = _choose_mode(copy, owns_rows)
     if mode is not WriteMode.REPLACE:
         return mode
     is_append = copy.mapped.mapping.type is TableType.APPEND
@@ -603,7 +610,7 @@ def exchange_of(copy: TableCopy) -> Exchange:
     is_history = copy.mapped.mapping.type is TableType.HISTORY
     # Where keys are not unique, rows that are too many must go, and a key does not tell which. A
     # history has one open version of each.
-    is_keyed = plan.key_is_indexed or is_history or copy.mode is WriteMode.KEEP
+    is_keyed = plan.key_is_indexed or is_history or copy.way.mode is WriteMode.KEEP
     is_keyed = is_keyed or copy.filled is not None or plan.marks
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
     within = "true"
@@ -621,7 +628,7 @@ def exchange_of(copy: TableCopy) -> Exchange:
         fixed=frozenset(c.name for c in copy.target.columns.values() if c.identity_always),
         sid=copy.sid,
         is_history=is_history,
-        at=copy.source_time,
+        at=copy.snapshot.source_time,
         scope=within,
         fills=copy.filled,
         stamps=frozenset(name for _, name in copy.mapped.mapping.rule.metadata),
@@ -634,7 +641,7 @@ def _mark_of(copy: TableCopy) -> tuple[str, str] | None:
     rule = copy.mapped.mapping.rule
     if rule.deleted_at is None:
         return None
-    at = f"{quote_literal(copy.source_time)}::timestamptz"
+    at = f"{quote_literal(copy.snapshot.source_time)}::timestamptz"
     values = {
         MetadataKind.COMMITTED_AT: at,
         MetadataKind.SYNCED_AT: "pg_catalog.clock_timestamp()",
@@ -698,7 +705,7 @@ async def _clear(target: TargetConnection, copy: TableCopy) -> None:
 async def store_parts(target: TargetConnection, copies: list[TableCopy]) -> None:
     """Store the parts of *copies* in the ledger."""
     parts = [part for copy in copies for part in copy.parts]
-    whole = [copy for copy in copies if not copy.is_to_point]
+    whole = [copy for copy in copies if not copy.scope.is_to_point]
     async with transaction(target):
         await set_row_estimates(
             target, {copy.mapped.relation_id: copy.relation.row_count_estimate for copy in whole}

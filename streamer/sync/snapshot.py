@@ -137,6 +137,12 @@ class TableSeen:
     heaps: tuple[Heap, ...]
     can_split: bool
     storage: dict[int, Storage]
+    leaves: dict[int, str] | None = None
+    """The partitions to know once a copy of a table in sync has brought their rows."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(heap.size_bytes for heap in self.heaps)
 
 
 def is_same(one: SourceRelation, other: SourceRelation) -> bool:

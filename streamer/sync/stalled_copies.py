@@ -47,7 +47,7 @@ class CopyReports:
         ids = [mapped.relation_id for mapped in relations]
         await set_copy_error(self._context.bookkeeping, ids, error)
         for mapped in relations:
-            self._context.events.copy_delayed(mapped, error)
+            self._context.events.step(mapped, lambda state: state.delayed(error))
             if error is not None:
                 self._delayed[mapped] = self._done[mapped.relation_id]
             else:

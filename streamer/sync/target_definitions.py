@@ -124,7 +124,7 @@ async def plan_definitions(
     asking = [
         copy
         for copy in copies
-        if copy.mapped.mapping.rule.asks_for_definitions and not copy.resync.is_partial
+        if copy.mapped.mapping.rule.asks_for_definitions and not copy.scope.resync.is_partial
     ]
     if not asking:
         return

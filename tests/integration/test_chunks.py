@@ -157,7 +157,7 @@ async def test_a_key_that_gets_another_type_as_its_chunk_begins_begins_the_copy_
             await asyncio.to_thread(source.execute, altered[0])
         return await find_chunk(plain, copy, before, size)
 
-    monkeypatch.setattr("streamer.sync.round.find_chunk", found)
+    monkeypatch.setattr("streamer.sync.plan_copies.find_chunk", found)
     async with stream("retyped: {create: columns}\nother:", settings=SETTINGS) as streamer:
         await until_it_has(streamer, "public.retyped", 1)
         await asyncio.to_thread(target.execute, "alter table retyped alter g type text")
@@ -365,8 +365,8 @@ async def test_a_target_that_is_renamed_during_its_copy_costs_no_row(
     copy_parts = Round._copy_parts
     renamed = asyncio.Event()
 
-    async def rename_after(self: Round, parts: list[Any]) -> Any:
-        failures = await copy_parts(self, parts)
+    async def rename_after(self: Round, *arguments: Any) -> Any:
+        failures = await copy_parts(self, *arguments)
         if not renamed.is_set():
             renamed.set()
             target.execute("alter table t rename to former; create table t (like former)")

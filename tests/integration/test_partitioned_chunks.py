@@ -127,7 +127,7 @@ async def test_a_partition_that_was_rewritten_behind_the_snapshot_is_not_taken_f
         seen = await look(plain, name, is_partitioned=True)
         await plain.execute("rollback to savepoint look")
         assert seen is not None
-        copy: Any = SimpleNamespace(heaps=seen.heaps)
+        copy: Any = SimpleNamespace(seen=seen)
         chunk = await find_chunk(plain, copy, nothing, size)
         assert {part.heap for part in chunk.parts} == set(seen.heaps) - {high_of(seen.heaps)}
         assert chunk.after is not None

@@ -147,10 +147,10 @@ async def test_a_table_that_cannot_be_locked_fails_alone(
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
     copy = Round._copy
 
-    async def drop_first(self: Round) -> None:
+    async def drop_first(self: Round, snapshot: Any) -> None:
         monkeypatch.setattr(Round, "_copy", copy)
         source.execute("drop table gone")
-        await copy(self)
+        await copy(self, snapshot)
 
     monkeypatch.setattr(Round, "_copy", drop_first)
     async with stream("gone:\nhere:") as streamer:

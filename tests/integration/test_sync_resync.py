@@ -552,7 +552,7 @@ async def test_killed_meanwhile_the_old_rows_stay(
             killed.set()
             raise asyncio.CancelledError
 
-    for module in ("hand_over", "round", "prepare", "staging_tables"):
+    for module in ("hand_over", "plan_copies", "round", "prepare", "staging_tables"):
         monkeypatch.setattr(f"streamer.sync.{module}.failpoint", fail, raising=False)
     async with stream("t:") as streamer:
         await streamer.caught_up()

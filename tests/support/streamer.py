@@ -31,7 +31,7 @@ from streamer.progress.schema import is_installed
 from streamer.runtime.engine import Engine, StopCondition
 from streamer.source.kept_connections import KeptConnections
 from streamer.source.primary import flush_source
-from streamer.sync import round as round_module
+from streamer.sync import plan_copies
 from streamer.sync.copy_parts import CopyEnds, PassingError, copy_parts
 from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
@@ -295,7 +295,7 @@ def copy_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def deferred_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let copies of small tables drop the indexes and make them again, as those of large ones do."""
-    monkeypatch.setattr(round_module, "DEFER_BYTES_MIN", 0)
+    monkeypatch.setattr(plan_copies, "DEFER_BYTES_MIN", 0)
 
 
 @pytest.fixture

@@ -6,11 +6,13 @@ from streamer.mapping.options import TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.sync.copy_query import PART_BYTES_MIN, CopyOrder, copy_source, part_bytes
 from streamer.sync.ctid_ranges import PART_BYTES, Heap
-from streamer.sync.round import DEFER_BYTES_MIN, is_large
+from streamer.sync.plan_copies import DEFER_BYTES_MIN, is_large
+from streamer.sync.snapshot import TableSeen
 from streamer.target.catalog import TargetRelation
 from tests.unit.build import (
     relation_mapping,
     source_column,
+    source_relation,
     target_column,
     target_relation,
 )
@@ -83,5 +85,5 @@ def test_a_limit_on_the_rate_makes_parts_smaller() -> None:
 
 def test_indexes_are_put_off_for_all_leaves_of_a_large_table_and_for_no_small_one() -> None:
     leaf = Heap("only t", DEFER_BYTES_MIN // 2, 1)
-    assert not is_large([leaf])
-    assert is_large([leaf, leaf])
+    assert not is_large(TableSeen(source_relation(), (leaf,), True, {}))
+    assert is_large(TableSeen(source_relation(), (leaf, leaf), True, {}))

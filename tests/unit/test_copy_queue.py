@@ -228,7 +228,8 @@ async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_
     events = SimpleNamespace(copy_failed=lambda mapped, _: failed.append(mapped))
     source = SimpleNamespace(label="shop")
     context: Any = SimpleNamespace(bookkeeping=None, events=events, target=None, source=source)
-    finisher = Finisher(context, queue, queue.request, lambda *_: None)
+    leaving: Any = None
+    finisher = Finisher(context, queue, queue.request, leaving)
     part.become(part.state.asked_for_part(SOME_COLUMNS))
     queue.request(part)
     batch = queue.take()

@@ -6,7 +6,7 @@ from streamer.apply.lane import MappedRelation
 from streamer.postgres.sessions import Blockers
 from streamer.sync.copy_waits import WaitFacts, find_reasons
 from streamer.sync.ctid_ranges import CopyPart, CopySource, Heap, cut
-from streamer.sync.prepare import TableCopy
+from streamer.sync.prepare import CopyWay, TableCopy
 from tests.unit.build import mapped_relation, source_relation, target_relation
 
 
@@ -15,7 +15,7 @@ def copy_of(number: int) -> TableCopy:
     mapped = mapped_relation(number, source=name)
     target = target_relation(["id"], name=name)
     copy = TableCopy(mapped, source_relation(name), target, False, mapped.state.scope)
-    copy.parts = parts_of(number)
+    copy.way, copy.parts = CopyWay(1), parts_of(number)
     return copy
 
 

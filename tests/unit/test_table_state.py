@@ -64,7 +64,6 @@ def events(state: TableState) -> Iterator[tuple[str, TableState]]:
         possible["ask again"] = lambda before: before.asked_again(DIFFERENT)
     if state.lacks(state.scope.need):
         possible["begin an attempt"] = lambda before: before.copy_begins()
-        possible["ask for a failed copy"] = lambda before: before.copy_due_again(state.resync)
     if state.need is Need.ROWS:
         possible["block"] = lambda before: before.blocked(ERROR)
         possible["unblock"] = lambda before: before.unblocked()
@@ -221,7 +220,6 @@ def test_a_store_decided_by_a_process_that_knows_less_undoes_no_pause(
             stored.lost(ERROR),
             stored.to_copy_again(),
             stored.copy_begins(),
-            stored.copy_due_again(stored.resync),
             stored.handed_over(None, POINT),
             stored.delayed(ERROR),
             stored.lacks_rows(ERROR),
