@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from streamer.commands.requests import request
-from streamer.compare import ranges, tables
+from streamer.compare import at_point, ranges, tables
+from streamer.compare.local_launcher import LocalProcess
 from streamer.compare.tables import ALL_PAGES, ComparedTable, Pages
+from streamer.errors import ComparisonError
 from streamer.postgres.secret import Secret
 from streamer.sync import hand_over
 from streamer.sync.snapshot import HeldSnapshot
@@ -223,6 +226,37 @@ async def test_several_sessions_read_the_pages_of_a_table_without_ranges(
         assert len({pages for of_source, pages in read if of_source is side} - {ALL_PAGES}) > 2
     after = set(target.execute("select id, xmin::text, ctid::text from t"))
     assert len(after - before) < 100
+
+
+@streams(
+    "t:",
+    source="create table t (id int primary key, v text);"
+    " insert into t select g, 'v' from generate_series(1, 100) g",
+)
+async def test_a_process_compares_at_the_point_and_one_that_ends_makes_the_copy_wait(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = shared.target
+    await shared.caught_up()
+    ended: list[str] = []
+
+    class EndsOnce(LocalProcess):
+        async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+            if not ended:
+                ended.append(job["ends"]["copy"]["snapshot_name"])
+                raise ComparisonError("the comparison stopped: its process ended")
+            return await super().submit(job)
+
+    monkeypatch.setattr(at_point, "LocalProcess", EndsOnce)
+    target.execute("update t set v = 'x' where id = 7; delete from t where id = 8")
+    before = rows(target)
+    with capture_logs() as logs:
+        await resync(shared, mode="diff")
+    assert_same(shared.source, target, "t")
+    (compared,) = [entry for entry in logs if entry["event"].startswith("table compared at")]
+    assert (compared["ranges"], compared["differing"]) == (1, 1)
+    assert len(ended) == 1
+    assert {n for n, version in rows(target).items() if version != before.get(n)} == {7, 8}
 
 
 @streams(
