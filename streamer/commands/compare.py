@@ -28,7 +28,6 @@ from streamer.mapping.rules import Mapping, SourceLabel
 from streamer.owned_directory import OwnedDirectory
 from streamer.sync.resync_scope import parse_condition
 from streamer.sync.spark.launcher import SparkLauncher
-from streamer.target.connection import TargetAddress
 
 REPORT_SUFFIXES: Final = (".parquet", ".jsonl", ".ndjson", ".json")
 PROGRESS_SECONDS: Final = 0.5
@@ -124,7 +123,6 @@ async def compare(
         raise MappingError(f"--sql {options.sql}: the directory does not exist")
     async with comparing(settings) as runner:
         comparison = Comparison(
-            TargetAddress.parse(settings.target.url),
             settings.target.url,
             mapping,
             runner,

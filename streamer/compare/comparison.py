@@ -203,13 +203,12 @@ class Comparison:
 
     def __init__(
         self,
-        address: TargetAddress,
         target_url: Secret,
         mapping: Mapping,
         runner: JobRunner,
         options: Options,
     ) -> None:
-        self._bookkeeping = Bookkeeping(address, "streamer compare")
+        self._bookkeeping = Bookkeeping(TargetAddress.parse(target_url), "streamer compare")
         self._target_url = target_url
         self._mapping = mapping
         self._runner = runner

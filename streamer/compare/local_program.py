@@ -16,13 +16,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import chain
 from typing import Any, Final, NoReturn
 
 from streamer.compare.files import VerdictFile, write_files
-from streamer.compare.readings import ComparisonEnds, Unit
+from streamer.compare.readings import ComparisonEnds, Shared, Unit
 from streamer.compare.results import Findings, TableFinding
 from streamer.compare.tables import ComparedTable
 from streamer.compare.unit_reader import UnitReader
@@ -47,12 +46,13 @@ def run(job: dict[str, Any]) -> list[dict[str, Any]]:
     """
     ends = ComparisonEnds.read(job["ends"])
     tables = {row["relation_id"]: ComparedTable.from_json(row) for row in job["tables"]}
-    units = _Units(job)
+    units = Shared(map(Unit.from_row, job["units"]))
+    parts: list[Unit] = []
     count = max(1, min(job["jobs"], len(job["units"])))
     readers = [UnitReader(tables, ends, job, ATTEMPTS) for _ in range(count)]
     pool = ThreadPoolExecutor(count)
     with VerdictFile() as verdicts:
-        running = [pool.submit(_read, reader, units, verdicts) for reader in readers]
+        running = [pool.submit(_read, job, reader, units, parts, verdicts) for reader in readers]
         try:
             for done in as_completed(running):
                 done.result()
@@ -67,22 +67,35 @@ def run(job: dict[str, Any]) -> list[dict[str, Any]]:
     for reader in readers:
         findings.merge(reader.findings.by_table)
     results = findings.results()
-    if units.finds_only:
-        return [row | {"parts": units.parts.get(row["relation_id"], [])} for row in results]
+    for row in results if job["finds_only"] else ():
+        row["parts"] = [part.to_row() for part in parts if part.relation_id == row["relation_id"]]
     return results
 
 
-def _read(reader: UnitReader, units: "_Units", verdicts: VerdictFile) -> None:
+def _read(
+    job: dict[str, Any],
+    reader: UnitReader,
+    units: Shared[Unit],
+    parts: list[Unit],
+    verdicts: VerdictFile,
+) -> None:
     """Read ranges until none is left: the work of a thread."""
+    is_background, of = bool(job.get("is_background")), reader.findings.of
+    left = (u for u in units if not (is_background and _is_enough(of(u.relation_id))))
     with reader:
-        parts = chain.from_iterable(map(reader.find, units.take(reader.findings)))
-        if units.finds_only:
-            for part in parts:
-                units.parts.setdefault(part.relation_id, []).append(part.to_row())
+        differing = chain.from_iterable(map(reader.find, left))
+        if job["finds_only"]:
+            parts.extend(differing)
             return
-        for verdict in reader.judge(parts):
-            if units.has_files:
+        for verdict in reader.judge(differing):
+            if job["report"] or job["sql"]:
                 verdicts.add(verdict)
+
+
+def _is_enough(finding: TableFinding) -> bool:
+    """Return whether a verification need not read the rest of a table."""
+    differing = finding.missing + finding.extra + finding.different
+    return finding.error is not None or differing >= DIFFERING_MAX
 
 
 def _end(readers: list[UnitReader], running: list[Future[None]]) -> None:
@@ -92,40 +105,6 @@ def _end(readers: list[UnitReader], running: list[Future[None]]) -> None:
         for reader in readers:
             reader.cancel()
         time.sleep(0.05)
-
-
-class _Units:
-    """The ranges that no thread has taken yet, and the parts of a job that only finds them."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        self._left = map(Unit.from_row, job["units"])
-        self._is_background = bool(job.get("is_background"))
-        self._lock = threading.Lock()
-        self._is_stopped = False
-        self.finds_only = bool(job["finds_only"])
-        self.has_files = bool(job["report"] or job["sql"])
-        self.parts: dict[int, list[tuple[Any, ...]]] = {}
-
-    def take(self, findings: Findings) -> Iterator[Unit]:
-        """Yield the ranges for one thread. A verification leaves out the rest of a table that
-        differs too much.
-        """
-        while not self._is_stopped:
-            with self._lock:
-                unit = next(self._left, None)
-            if unit is None:
-                return
-            if not self._is_background or not _is_enough(findings.of(unit.relation_id)):
-                yield unit
-
-    def stop(self) -> None:
-        self._is_stopped = True
-
-
-def _is_enough(finding: TableFinding) -> bool:
-    """Return whether a verification need not read the rest of a table."""
-    differing = finding.missing + finding.extra + finding.different
-    return finding.error is not None or differing >= DIFFERING_MAX
 
 
 # ---- the process -------------------------------------------------------------------------------

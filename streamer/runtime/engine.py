@@ -417,7 +417,6 @@ class Engine:
                 min(rate for rate in rates if rate is not None),
                 self._settings.target.url,
             ),
-            self._address,
             bookkeeping,
             lambda: self._mapping,
             self.supervisors,

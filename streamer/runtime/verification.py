@@ -29,7 +29,6 @@ from streamer.progress.relations import RelationRecord, read_relation_records
 from streamer.progress.sources import read_source_records
 from streamer.progress.verifications import VerificationRecord, read_verifications
 from streamer.runtime.supervisor import Supervisor
-from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
 
@@ -94,13 +93,11 @@ class Verification:
     def __init__(
         self,
         settings: VerificationSettings,
-        address: TargetAddress,
         bookkeeping: Bookkeeping,
         mapping: Callable[[], Mapping],
         supervisors: Sequence[Supervisor],
     ) -> None:
         self._settings = settings
-        self._address = address
         self._mapping = mapping
         self._supervisors = supervisors
         self._bookkeeping = bookkeeping
@@ -188,7 +185,6 @@ class Verification:
     async def _verify(self, table: DueTable) -> None:
         """Verify one table, or stop once it is no longer quiet."""
         comparison = Comparison(
-            self._address,
             self._settings.target_url,
             self._mapping(),
             LocalProcess(is_background=True),

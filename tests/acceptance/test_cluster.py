@@ -313,7 +313,6 @@ async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a
             blocker.execute("begin")
             blocker.execute(f"lock table {', '.join(COMPARED)} in access exclusive mode")
             comparison = Comparison(
-                TargetAddress.parse(streamer.settings.target.url),
                 streamer.settings.target.url,
                 streamer.mapping,
                 made[0],

@@ -20,7 +20,6 @@ from streamer.errors import SparkJobError
 from streamer.failpoints import NAMES, VARIABLE
 from streamer.sync.spark import launcher
 from streamer.sync.spark.launcher import SparkLauncher
-from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database
@@ -157,7 +156,6 @@ class Case:
     async def compare_on(self, runner: ComparisonRunner) -> None:
         settings = self.streamer.settings
         comparison = Comparison(
-            TargetAddress.parse(settings.target.url),
             settings.target.url,
             self.streamer.mapping,
             runner,

@@ -85,7 +85,6 @@ async def test_rows_tell_their_last_change(shared: Shared, transport: str) -> No
 async def _equal(streamer: Shared, *tables: str) -> None:
     """Compare *tables*, or all of the test."""
     comparison = Comparison(
-        TargetAddress.parse(streamer.settings.target.url),
         streamer.settings.target.url,
         streamer.mapping,
         LocalProcess(),

@@ -11,7 +11,6 @@ from streamer.admin.events import SeenState, changes_between
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.compare.local_launcher import LocalProcess
 from streamer.errors import ComparisonError
-from streamer.target.connection import TargetAddress
 from tests.support.comparing import compare_in_thread
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up
@@ -120,7 +119,6 @@ async def test_a_table_that_is_read_as_a_whole_keeps_to_the_rate_within_its_stat
     async with stream("words:") as streamer:
         await streamer.caught_up()
         comparison = Comparison(
-            TargetAddress.parse(streamer.settings.target.url),
             streamer.settings.target.url,
             streamer.mapping,
             LocalProcess(is_background=True),

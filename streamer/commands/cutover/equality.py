@@ -32,7 +32,6 @@ from streamer.progress.relations import read_relation_records
 from streamer.progress.server_of_run import connection_of_run
 from streamer.source.catalog import read_relation_names
 from streamer.source.connection import Connection, fetch_all, fetch_one
-from streamer.target.connection import TargetAddress
 
 if TYPE_CHECKING:
     from streamer.compare.runner import ComparisonRunner
@@ -151,7 +150,6 @@ class Equality:
         if self._runner is None:
             self._runner = await self._stack.enter_async_context(comparing(self._settings))
         comparison = Comparison(
-            TargetAddress.parse(self._settings.target.url),
             self._settings.target.url,
             self._mapping,
             self._runner,
