@@ -21,7 +21,7 @@ from itertools import chain
 from typing import Any, Final, NoReturn
 
 from streamer.compare.files import VerdictFile, write_files
-from streamer.compare.readings import ComparisonEnds, Shared, Unit
+from streamer.compare.readings import ComparisonEnds, SharedItems, Unit
 from streamer.compare.results import Findings, TableFinding
 from streamer.compare.tables import ComparedTable
 from streamer.compare.unit_reader import UnitReader
@@ -46,7 +46,7 @@ def run(job: dict[str, Any]) -> list[dict[str, Any]]:
     """
     ends = ComparisonEnds.read(job["ends"])
     tables = {row["relation_id"]: ComparedTable.from_json(row) for row in job["tables"]}
-    units = Shared(map(Unit.from_row, job["units"]))
+    units = SharedItems(map(Unit.from_row, job["units"]))
     parts: list[Unit] = []
     count = max(1, min(job["jobs"], len(job["units"])))
     readers = [UnitReader(tables, ends, job, ATTEMPTS) for _ in range(count)]
@@ -75,7 +75,7 @@ def run(job: dict[str, Any]) -> list[dict[str, Any]]:
 def _read(
     job: dict[str, Any],
     reader: UnitReader,
-    units: Shared[Unit],
+    units: SharedItems[Unit],
     parts: list[Unit],
     verdicts: VerdictFile,
 ) -> None:

@@ -263,7 +263,7 @@ def _page_parts(
         pages = now
 
 
-class Shared(Iterator[T]):
+class SharedItems(Iterator[T]):
     """Items that several threads take, each item once."""
 
     def __init__(self, items: Iterator[T]) -> None:
@@ -321,13 +321,13 @@ class RangeReader:
         if first == ALL_PAGES:
             return self._add_up(table, unit, side, iter([first]))
         files = _read_size(table, side, connection)[-1]
-        sums = self._add_up_pages(table, unit, side, Shared(itertools.chain([first], parts)))
+        sums = self._add_up_pages(table, unit, side, SharedItems(itertools.chain([first], parts)))
         if _read_size(table, side, connection)[-1] != files:
             raise PassingError(f'the pages of "{table.source_name}" were written anew meanwhile')
         return sums
 
     def _add_up_pages(
-        self, table: ComparedTable, unit: Unit, side: int, parts: "Shared[Pages]"
+        self, table: ComparedTable, unit: Unit, side: int, parts: "SharedItems[Pages]"
     ) -> Sums:
         """Let several threads read *parts*, each with connections of its own."""
         others = self._servers.more(self._page_readers - 1)
