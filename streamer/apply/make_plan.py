@@ -11,15 +11,14 @@ from typing import Final
 from streamer.apply.hashed_columns import check_hashes
 from streamer.apply.plan import ApplyPlan, Identity, PlanColumn, PlanInput
 from streamer.decode.pgoutput import Relation
-from streamer.definitions.columns import HISTORY, column_clause
+from streamer.definitions.columns import HISTORY, add_clause, missing_column
 from streamer.errors import TargetSchemaError
+from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import METADATA_TYPES, OnColumnAdded, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import (
-    add_columns_clause,
     quote_identifier,
-    quote_literal,
     quote_qualified,
 )
 from streamer.remedies import Remedy, at_target
@@ -162,7 +161,7 @@ def _with_computed(
         there = target.columns.get(name)
         if there is None:
             quoted = quote_qualified(target.name.namespace, target.name.name)
-            addition = add_columns_clause([(name, types.get(name, "<its type>"))])
+            addition = add_clause([DefinedColumn(0, name, types.get(name, "<its type>"))])
             raise TargetSchemaError(
                 f'target table "{mapping.target}" has no column "{name}", which `set` computes',
                 hint=Remedy.of("run there: ", at_target(f"alter table {quoted} {addition}")),
@@ -197,7 +196,7 @@ def _with_metadata(
         wanted = METADATA_TYPES[kind]
         table = quote_qualified(target.name.namespace, target.name.name)
         if there is None:
-            addition = add_columns_clause([(name, wanted)])
+            addition = add_clause([DefinedColumn(0, name, wanted)])
             raise TargetSchemaError(
                 f'target table "{mapping.target}" has no column "{name}", which `metadata` writes',
                 hint=Remedy.of("run there: ", at_target(f"alter table {table} {addition}")),
@@ -294,12 +293,10 @@ def missing_remedy(
             renaming = f"{quote_identifier(before)} to {quote_identifier(name)}"
             statements.append(f"{alter} rename column {renaming}")
             continue
-        kind = mapping.type_of(name, types.get(source, "<its type>"))
-        if column.fill is not None and not mapping.is_computed(name):
-            kind += f" default {quote_literal(column.fill)}"
-        additions.append((name, kind))
+        kind = types.get(source, "<its type>")
+        additions.append(missing_column(mapping, name, kind, column.fill))
     if additions:
-        statements.append(f"{alter} {add_columns_clause(additions)}")
+        statements.append(f"{alter} {add_clause(additions)}")
     words = (
         "or exclude the column in the mapping; with the capture of definitions (`ddl: capture`) "
         "streamer makes such changes itself"
@@ -339,9 +336,7 @@ def match_columns(
 def _check_history_columns(mapping: RelationMapping, target: TargetRelation) -> None:
     absent = [name for name in HISTORY_COLUMNS if name not in target.columns]
     if absent:
-        additions = ", ".join(
-            f"add column {column_clause(column)}" for column in HISTORY if column.name in absent
-        )
+        additions = add_clause(column for column in HISTORY if column.name in absent)
         table = quote_qualified(target.name.namespace, target.name.name)
         raise TargetSchemaError(
             f'history table "{mapping.target}" has no column "{absent[0]}"',

@@ -27,6 +27,13 @@ from streamer.batched import Batched
 from streamer.containment import apart, contained
 from streamer.decode.former_labels import FormerLabels, Labels
 from streamer.decode.pgoutput import Relation, next_number
+from streamer.definitions.add_columns import (
+    AskSource,
+    add_columns,
+    read_own_type_names,
+    type_keys,
+)
+from streamer.definitions.columns import missing_column
 from streamer.errors import (
     ColumnsRenamedError,
     StreamerError,
@@ -50,12 +57,6 @@ from streamer.progress.relations import read_targets
 from streamer.remedies import Remedy, at_target, run
 from streamer.source.catalog import SourceRelation
 from streamer.source.columns import ColumnNow
-from streamer.target.add_columns import (
-    AskSource,
-    add_columns,
-    read_own_type_names,
-    type_keys,
-)
 from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
@@ -287,24 +288,17 @@ class Planner:
                         {base_type(types[name]) for name in names},
                         partial(self.describe_types, mapped),
                     )
-                fills = {
-                    there: column.fill
+                columns = [
+                    missing_column(
+                        *(mapped.mapping, there, types[name]),
+                        fill=added[name].fill if name in added else None,
+                    )
                     for name, there in missing
-                    if (column := added.get(name)) is not None
-                    and column.fill is not None
-                    and not mapped.mapping.is_computed(there)
-                }
-                await add_columns(
-                    replace(self._address, claim=mapped.source.claim),
-                    target.name,
-                    [
-                        (there, mapped.mapping.type_of(there, types[name]))
-                        for name, there in missing
-                    ],
-                    fills,
-                )
+                ]
+                address = replace(self._address, claim=mapped.source.claim)
+                await add_columns(address, target.name, columns)
                 target = await self._read(mapped)
-                added_now = {there: fills.get(there) for _, there in missing}
+                added_now = {column.name: column.fill for column in columns}
         binary = bool(mapped.source.binary_types)
         facts = await self._describe(mapped)
         plan = await self._plan(mapped, relation, target, types, facts, binary=binary)

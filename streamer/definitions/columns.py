@@ -137,6 +137,24 @@ def generation_expression(
         raise TargetSchemaError(problem, hint=hint) from None
 
 
+def missing_column(
+    mapping: RelationMapping, name: str, source_type: str, fill: str | None = None
+) -> DefinedColumn:
+    """Return column *name*, which the target lacks, as a source without the capture shows it.
+
+    *fill*: the text of the value that rows from before have.
+    """
+    kind = mapping.type_of(name, source_type)
+    return DefinedColumn(0, name, kind, fill=None if mapping.is_computed(name) else fill)
+
+
+def add_clause(columns: Iterable[DefinedColumn], *, if_not_exists: bool = False) -> str:
+    """Return the clause of ALTER TABLE that adds columns, with their values in existing rows."""
+    add = "add column if not exists" if if_not_exists else "add column"
+    filled = (c if c.fill is None else replace(c, default=c.constant) for c in columns)
+    return ", ".join(f"{add} {column_clause(column)}" for column in filled)
+
+
 def type_clause(column: DefinedColumn) -> str:
     """Return the type of a column with its collation."""
     return column.type + (f" collate {column.collation}" if column.collation else "")

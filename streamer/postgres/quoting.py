@@ -80,12 +80,6 @@ def grants_on_sequence(
     return f"grant usage on schema {quote_identifier(namespace)} {to}", grant
 
 
-def add_columns_clause(columns: Iterable[tuple[str, str]], *, if_not_exists: bool = False) -> str:
-    """Return the clause of ALTER TABLE that adds columns, given by name and type."""
-    add = "add column if not exists" if if_not_exists else "add column"
-    return ", ".join(f"{add} {quote_identifier(name)} {kind}" for name, kind in columns)
-
-
 def do_block(body: str) -> str:
     """Return a DO statement with *body*, which may have names and literals of any kind."""
     tag = "$streamer$"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from streamer.definitions.add_columns import TypeKey
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
@@ -15,7 +16,6 @@ from streamer.source.expressions import read_expressions
 from streamer.source.kept_connections import KeptConnections
 from streamer.source.user_defined_types import read_named_types, read_type_names
 from streamer.source.wait_limits import set_lock_timeout
-from streamer.target.add_columns import TypeKey
 
 PATIENCE_SECONDS: Final = 1.0
 """How long the description of a table waits for its lock; the lane tries again later."""

@@ -28,6 +28,8 @@ from streamer.apply.missing_types import refuse_types_of_extensions
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.refuse_same_rows import refuse_same_rows
 from streamer.backoff import Backoff
+from streamer.definitions.add_columns import add_columns
+from streamer.definitions.columns import missing_column
 from streamer.errors import TargetFencedError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
@@ -74,7 +76,6 @@ from streamer.sync.resync_scope import (
 from streamer.sync.shared_tables import widen_shared_table
 from streamer.sync.snapshot import HeldSnapshot, TableSeen
 from streamer.sync.staging_tables import drop_stages, rest_triggers, stage_name, stage_place
-from streamer.target.add_columns import add_columns
 from streamer.target.catalog import TargetRelation, read_kind, read_relation, read_relations
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
 
@@ -408,7 +409,7 @@ class Preparation:
         types = {column.name: column.type for column in relation.columns}
         missing = missing_columns(published, mapping, copy.target)
         if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
-            columns = [(there, mapping.type_of(there, types[name])) for name, there in missing]
+            columns = [missing_column(mapping, there, types[name]) for name, there in missing]
             needed = {base_type(types[name]) for name, _ in missing}
             ask = partial(read_named_types, source)
             await refuse_types_of_extensions(target, needed, ask)

@@ -11,13 +11,13 @@ With the capture, `streamer.sync.changed_definitions` makes these changes, and `
 import structlog
 
 from streamer.apply.sql.joining_source import widening_statements
+from streamer.definitions.add_columns import LOCK_SECONDS
 from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.progress.relations import read_created
 from streamer.remedies import Remedy, at_target
 from streamer.source.catalog import SourceRelation
-from streamer.target.add_columns import LOCK_SECONDS
 from streamer.target.catalog import TargetRelation, read_relation
 from streamer.target.connection import (
     TargetAddress,

@@ -120,7 +120,7 @@ async def test_a_new_column_waits_for_the_extension_of_its_type(
 @pytest.mark.follows("apply.missing_types:refuse_missing")
 @pytest.mark.follows("sync.hand_over:_with_resume")
 @pytest.mark.follows("sync.create_tables:create_tables")
-@pytest.mark.follows("target.add_columns:add_columns")
+@pytest.mark.follows("definitions.add_columns:add_columns")
 async def test_rights_at_the_target_let_each_table_go_on(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -39,14 +39,19 @@ from streamer.commands.check.shared_tables import (
 )
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
-from streamer.definitions.columns import column_clause, generation_expression, names_at_target
+from streamer.definitions.columns import (
+    add_clause,
+    column_clause,
+    generation_expression,
+    missing_column,
+    names_at_target,
+)
 from streamer.errors import MappingError, TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import Initial, OnColumnAdded, TableType
 from streamer.postgres.describing import USER_OIDS_BEGIN
 from streamer.postgres.quoting import (
-    add_columns_clause,
     quote_columns,
     quote_identifier,
     quote_literal,
@@ -192,7 +197,7 @@ def check_table(
     ):
         relation, added = with_added_columns(pair, relation)
         if added:
-            columns = add_columns_clause(added)
+            columns = add_clause(added)
             words = f"`run` will: alter table {pair.quoted} {columns}"
             problem = f"its target table {pair.name} lacks columns, which `on_column_added` adds"
             yield info(pair.place, problem, in_words(words))
@@ -245,9 +250,9 @@ def _missing_fix(pair: Pair, missing: list[tuple[str, str]], judged: dict[str, A
     return at_target(*missing_types_sql(pair), *statements, words=words)
 
 
-def check_added_types(pair: Pair, added: list[tuple[str, str]]) -> Iterable[Finding]:
+def check_added_types(pair: Pair, added: list[DefinedColumn]) -> Iterable[Finding]:
     """Types of columns to add that the target lacks; `run` makes types only along with a table."""
-    names = {name for name, _ in added}
+    names = {column.name for column in added}
     own = {
         column.name
         for column in pair.relation.columns
@@ -260,12 +265,12 @@ def check_added_types(pair: Pair, added: list[tuple[str, str]]) -> Iterable[Find
 
 def with_added_columns(
     pair: Pair, target: TargetRelation
-) -> tuple[TargetRelation, list[tuple[str, str]]]:
-    """Return *target* with the columns it lacks, and those: names and types."""
+) -> tuple[TargetRelation, list[DefinedColumn]]:
+    """Return *target* with the columns it lacks, and those."""
     missing = missing_columns(published_relation(pair.relation), pair.mapping, target)
     types = {column.name: column.type for column in pair.relation.columns}
-    added = [(name, pair.mapping.type_of(name, types[source])) for source, name in missing]
-    columns = {name: target_column(DefinedColumn(0, name, kind)) for name, kind in added}
+    added = [missing_column(pair.mapping, name, types[source]) for source, name in missing]
+    columns = {column.name: target_column(column) for column in added}
     return replace(target, columns=target.columns | columns), added
 
 

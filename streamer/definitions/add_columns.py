@@ -4,21 +4,17 @@ RELATION gives a column's type as an OID. PostgreSQL's own types have the same O
 the target knows their names; only the source knows the names of other types.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import structlog
 
 from streamer.decode.pgoutput import Relation
+from streamer.definitions.columns import add_clause
 from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
+from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
-from streamer.postgres.quoting import (
-    add_columns_clause,
-    quote_identifier,
-    quote_literal,
-    quote_qualified,
-)
+from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.remedies import Remedy, at_target
 from streamer.target.connection import (
     TargetAddress,
@@ -36,8 +32,6 @@ LOCK_SECONDS: Final = 3
 
 TypeKey = tuple[int, int]
 """OID and modifier of a type."""
-
-NO_FILLS: Final[Mapping[str, str]] = MappingProxyType({})
 
 AskSource = Callable[[str, str | None, Sequence[TypeKey]], Awaitable[dict[TypeKey, str]]]
 """Asks the source of a database and sid for the names of types."""
@@ -74,25 +68,19 @@ async def read_own_type_names(
 async def add_columns(
     address: TargetAddress,
     target: RelationName,
-    columns: Sequence[tuple[str, str]],
-    fills: Mapping[str, str] = NO_FILLS,
+    columns: Sequence[DefinedColumn],
 ) -> None:
-    """Add *columns*, given by name and type, to *target*; a column that exists by now is fine.
-
-    *fills*: the text of the value for existing rows.
+    """Add *columns* to *target*; a column that exists by now is fine.
 
     It uses its own connection and has committed when it returns, because other tasks may fill the
     table at this moment. Raises TargetContentionError if the table stays locked, TargetSchemaError
     and TargetRejectedError with the statement to run.
     """
     quoted = quote_qualified(target.namespace, target.name)
-    filled = [
-        (name, f"{kind} default {quote_literal(fills[name])}" if name in fills else kind)
-        for name, kind in columns
-    ]
-    statement = f"alter table {quoted} {add_columns_clause(filled, if_not_exists=True)}"
+    statement = f"alter table {quoted} {add_clause(columns, if_not_exists=True)}"
     # Values come from the source: a default of the target would hide that one is missing.
-    drops = ", ".join(f"alter column {quote_identifier(name)} drop default" for name in fills)
+    filled = (quote_identifier(column.name) for column in columns if column.fill is not None)
+    drops = ", ".join(f"alter column {name} drop default" for name in filled)
     try:
         async with (
             target_connection(address, "streamer columns") as connection,
@@ -106,7 +94,7 @@ async def add_columns(
         if exc.retry is Retry.TIMED:
             raise
         kind = TargetRejectedError if isinstance(exc, TargetRejectedError) else TargetSchemaError
-        listed = ", ".join(f'"{name}"' for name, _ in columns)
+        listed = ", ".join(f'"{column.name}"' for column in columns)
         raise kind(
             f'column {listed} cannot be added to target table "{target}": {exc.message}',
             hint=Remedy.of(
