@@ -15,7 +15,7 @@ from streamer.commands.check.copies import (
     plan_copies,
 )
 from streamer.commands.check.findings import Finding
-from streamer.commands.check.publications import plan_publications, planned_changes
+from streamer.commands.check.publications import plan_publications
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
@@ -29,6 +29,7 @@ from streamer.progress.registered_relations import brings_columns
 from streamer.progress.relations import RelationRecord
 from streamer.progress.sources import SourceRecord
 from streamer.report.problems import Severity
+from streamer.runtime.reconcile import planned_changes
 from streamer.source.catalog import SourceRelation
 from streamer.source.publication import drop_publications_sql
 from streamer.source.slot import drop_slot_sql
@@ -190,7 +191,7 @@ def _plan_source(
     )
     if facts.is_complete and facts.server is not None:
         wanted = plan_publications(facts, None)
-        plan.publication_sql = planned_changes(facts, wanted).all
+        plan.publication_sql = planned_changes(wanted, source).all
         rules = _rules(before)
         plan.tables = [_plan_table(facts, target, mapping, rules) for mapping in facts.mappings]
     if target is not None and record is not None and facts.is_complete:

@@ -31,6 +31,7 @@ from streamer.runtime.reconcile import (
     SourceState,
     conclude,
     members_by_mark,
+    oid_of,
     reconcile,
     renamed,
 )
@@ -275,9 +276,8 @@ class Publishing:
         members = members_by_mark(state.publications.values())
         for mapped in relations.values():
             if mapped.relid is None:
-                last = self._last(mapped)
-                oid = last.oid if _is_in_sync(mapped) else None
-                mapped.relid = members[last.mark][1] if last.mark in members else oid
+                is_in_sync = _is_in_sync(mapped)
+                mapped.relid = oid_of(self._last(mapped), members, is_in_sync=is_in_sync)
 
     async def _store(
         self,

@@ -41,6 +41,7 @@ from streamer.remedies import Command, Remedy, resync_source, run
 from streamer.source.column_lists import ColumnLists, column_lists, unlisted
 from streamer.source.publication import (
     Publication,
+    PublicationChanges,
     PublicationFault,
     WantedMembers,
     concerns,
@@ -183,15 +184,23 @@ def renamed(
     return {former: now for former, now in moves.items() if now != former}
 
 
-def members_by_mark(
-    publications: Iterable[Publication],
-) -> dict[str | None, tuple[RelationName, int | None]]:
+MembersByMark = Mapping[str | None, tuple[RelationName, int | None]]
+
+
+def members_by_mark(publications: Iterable[Publication]) -> MembersByMark:
     """Return the names and OIDs of members, by the fingerprints of their memberships."""
     return {
         f"{publication.mark}/{member.mark}": (name, member.relid)
         for publication in publications
         for name, member in publication.members.items()
     }
+
+
+def oid_of(last: LastPublished, members: MembersByMark, *, is_in_sync: bool) -> int | None:
+    """Return the OID of a table that streamer knows by *last*, whatever its name is now."""
+    if last.mark in members:
+        return members[last.mark][1]
+    return last.oid if is_in_sync else None
 
 
 # ---- before the publications change ------------------------------------------------------------
@@ -467,9 +476,15 @@ def foresee(plan: PublicationPlan, source: SourceMapping) -> PublicationPlan:
     changes = publication_changes(source, plan.wanted, existing, version)
     foreign = {name: p for name, p in existing.items() if not p.is_owned}
     if any(changes.publications[name] != publication for name, publication in foreign.items()):
-        changes = publication_changes(source, plan.wanted.as_they_are(), existing, version)
+        changes = planned_changes(plan, source)
     later = replace(plan.state, publications=changes.publications)
     return conclude(plan, later, plan.tables, {}, source)
+
+
+def planned_changes(plan: PublicationPlan, source: SourceMapping) -> PublicationChanges:
+    """Return the statements without which the tables of *plan* are not published."""
+    wanted, state = plan.wanted.as_they_are(), plan.state
+    return publication_changes(source, wanted, state.publications, state.version)
 
 
 def find_faults(

@@ -372,7 +372,7 @@ class PublicationChanges:
     strangers: set[RelationName] = field(default_factory=set)
     """Members which the mapping lacks or which the other publication has."""
     publications: dict[str, Publication] = field(default_factory=dict)
-    """The publications behind all statements. The fingerprints of new ones are not known."""
+    """The publications behind all statements. The fingerprints of new members are not known."""
 
     @property
     def all(self) -> list[str]:
@@ -425,15 +425,7 @@ def publication_changes(
     changes = PublicationChanges()
     needed, surplus = changes.needed, changes.surplus
     for name, tables in tables_of.items():
-        new = {table: Member("", table in filters, lists.columns.get(table)) for table in tables}
-        publication = existing.get(name)
-        if publication is None:
-            needed.append(_create_sql(source, name, tables, version, filters, lists))
-            publishes = frozenset(published_operations(source, name))
-            changes.publications[name] = Publication(
-                name, "", True, publishes, via_root=version >= 13_00_00, members=new
-            )
-            continue
+        publication = existing.get(name) or _new_publication(source, name, version)
         members = publication.members
         unlike = {t for t, member in members.items() if member.columns != lists.columns.get(t)}
         narrowed = unlike | {table for table, member in members.items() if member.is_filtered}
@@ -456,13 +448,16 @@ def publication_changes(
         if strangers - harmed:
             surplus.append(f"{alter} drop table {_members(strangers - harmed)}")
             changes.strangers.update(strangers - harmed)
-        if going := harmed | changing:
+        going, coming = harmed | changing, missing | changing
+        if name not in existing:
+            needed.append(_create_sql(source, name, tables, version, filters, lists))
+        elif going:
             needed.append(f"{alter} drop table {_members(going)}")
-        if coming := missing | changing:
+        if coming and name in existing:
             needed.append(f"{alter} add table {_members(coming, filters, lists)}")
         staying = {table: members[table] for table in members.keys() - strangers - going}
-        changed = staying | {table: new[table] for table in coming}
-        changes.publications[name] = replace(publication, members=changed)
+        new = {t: Member("", t in filters, lists.columns.get(t)) for t in coming}
+        changes.publications[name] = replace(publication, members=staying | new)
     return changes
 
 
@@ -477,6 +472,11 @@ def moves_to_updates(
         if (publication := existing.get(name)) is None
         or not (publication.has_all_tables or table.namespace in publication.namespaces)
     ]
+
+
+def _new_publication(source: SourceMapping, name: str, version: int) -> Publication:
+    publishes = frozenset(published_operations(source, name))
+    return Publication(name, "", is_owned=True, publishes=publishes, via_root=version >= 13_00_00)
 
 
 def _create_sql(

@@ -20,7 +20,11 @@ from streamer.runtime.reconcile import (
     conclude,
     reconcile,
 )
-from streamer.source.publication import Member, Publication, publication_changes
+from streamer.source.publication import (
+    Member,
+    Publication,
+    publication_changes,
+)
 from streamer.source.replica_identity import RelationIdentity, TableIdentity
 from tests.unit.build import relation_mapping, source_mapping
 

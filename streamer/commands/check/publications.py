@@ -28,10 +28,14 @@ from streamer.runtime.reconcile import (
     Case,
     Fate,
     MappedTable,
+    MembersByMark,
     PublicationPlan,
     SourceState,
     find_faults,
     foresee,
+    members_by_mark,
+    oid_of,
+    planned_changes,
     reconcile,
 )
 from streamer.source.catalog import SourceRelation
@@ -39,7 +43,6 @@ from streamer.source.column_lists import LISTS_SINCE, ColumnLists, sent_columns
 from streamer.source.publication import (
     PublicationChanges,
     moves_to_updates,
-    publication_changes,
 )
 
 
@@ -54,18 +57,23 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
     gone = records.keys() - {mapping.source for mapping in facts.mappings}
     # The target decides nothing here, so its namespace may be any.
     mappings = [*facts.mappings, *resolve_each(facts.source, sorted(gone), "public")[0]]
-    tables = [_stored(mapping, records.get(mapping.source)) for mapping in mappings]
+    members = members_by_mark(facts.publications.values())
+    tables = [_stored(mapping, records.get(mapping.source), members) for mapping in mappings]
     return reconcile(state, tables, facts.source)
 
 
-def _stored(mapping: RelationMapping, record: RelationRecord | None) -> MappedTable:
+def _stored(
+    mapping: RelationMapping, record: RelationRecord | None, members: MembersByMark
+) -> MappedTable:
     """Return a table as a start of `run` has it."""
     if record is None:
         return MappedTable(mapping)
     is_in_sync = record.table_state.need not in (Need.ROWS, Need.REQUEST)
+    last = last_published(record)
     return MappedTable(
         mapping,
-        last_published(record),
+        last,
+        oid=oid_of(last, members, is_in_sync=is_in_sync),
         is_in_sync=is_in_sync,
         is_set_aside=record.table_state.is_lost,
         has_past=is_in_sync and mapping.rule.keeps_past,
@@ -85,7 +93,7 @@ def check_publications(
                 problem = "is partitioned, and PostgreSQL 12 cannot publish that"
                 fix = in_words("remove it from `tables`, or upgrade that server")
                 yield error(Place(facts.label, str(mapping.source)), problem, fix)
-    changes = planned_changes(facts, plan)
+    changes = planned_changes(plan, facts.source)
     if changes.needed:
         obstacles = _publishing_obstacles(facts, changes)
         if obstacles:
@@ -108,28 +116,23 @@ def check_publications(
             yield from _check_case(place, case, is_planned=name in plan.cases)
 
 
-def planned_changes(facts: SourceFacts, plan: PublicationPlan) -> PublicationChanges:
-    """Return the statements without which the tables of *plan* are not published."""
-    server = facts.server
-    assert server is not None
-    wanted = plan.wanted.as_they_are()
-    return publication_changes(facts.source, wanted, facts.publications, server.version)
+def may_change_publications(facts: SourceFacts, plan: PublicationPlan) -> bool:
+    """Whether `run` may change the publications, once the statements of `check` are run."""
+    assert facts.server is not None
+    is_able = all(publication.is_owned for publication in facts.publications.values())
+    is_able = is_able and not facts.server.in_recovery
+    return is_able and not _publishing_obstacles(facts, planned_changes(plan, facts.source))
 
 
 def moving_sql(
-    facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation, plan: PublicationPlan
+    facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation, *, may_publish: bool
 ) -> list[str]:
     """Return the statements that publish updates of a table once its identity allows that.
 
     None if `run` may run these itself. The statements of `check_publications` go before.
     """
-    server = facts.server
-    assert server is not None
-    is_able = relation.owned and all(each.is_owned for each in facts.publications.values())
-    is_able = is_able and not server.in_recovery
-    is_able = is_able and not _publishing_obstacles(facts, planned_changes(facts, plan))
     # A column list goes by the identity, so the next check knows the list.
-    if is_able or mapping.rule.column_list:
+    if (may_publish and relation.owned) or mapping.rule.column_list:
         return []
     return moves_to_updates(facts.source, relation.name, facts.publications)
 
@@ -144,14 +147,13 @@ def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> li
     names = (facts.source.publication, facts.source.publication_inserts)
     if not usage.may_create and any(name not in present for name in names):
         obstacles.append(f'it lacks CREATE on database "{server.database}"')
-    missing = set()
-    for name, later in changes.publications.items():
-        publication = present.get(name)
-        missing |= later.members.keys() - (publication.members.keys() if publication else ())
+    for name, publication in present.items():
         altered = f"alter publication {quote_identifier(name)} "
-        is_altered = any(sql.startswith(altered) for sql in changes.needed)
-        if publication and not publication.is_owned and is_altered:
+        if not publication.is_owned and any(sql.startswith(altered) for sql in changes.needed):
             obstacles.append(f'it does not own publication "{name}"')
+    published = {table for publication in present.values() for table in publication.members}
+    behind = {table for later in changes.publications.values() for table in later.members}
+    missing = behind - published
     tables = [facts.relations[name] for name in sorted(missing)]
     if foreign := [str(table.name) for table in tables if not table.owned]:
         obstacles.append(f"it does not own {some_of(foreign)}")

@@ -23,6 +23,7 @@ from streamer.commands.check.findings import (
 from streamer.commands.check.identities import check_identity
 from streamer.commands.check.publications import (
     check_publications,
+    may_change_publications,
     moving_sql,
     plan_publications,
 )
@@ -339,12 +340,13 @@ def check_tables(
     facts: SourceFacts, target: TargetFacts | None, plan: PublicationPlan
 ) -> Iterable[Finding]:
     """Judge every mapped table of a source."""
-    to_copy = copied(facts, target)
+    to_copy, may_publish = copied(facts, target), may_change_publications(facts, plan)
     yield from check_usage(facts, to_copy)
     for mapping, relation in facts.mapped():
         if mapping.rule.initial is not Initial.NONE:
             yield from check_readable(facts, mapping, relation, is_copied=mapping in to_copy)
-        place, moves = _place(facts, mapping), moving_sql(facts, mapping, relation, plan)
+        place = _place(facts, mapping)
+        moves = moving_sql(facts, mapping, relation, may_publish=may_publish)
         yield from check_identity(place, mapping, relation, facts.identities, moves)
         yield from check_rule(facts, mapping, relation)
         yield from check_expressions(facts, mapping, relation)
