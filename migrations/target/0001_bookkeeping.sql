@@ -417,8 +417,9 @@ create table streamer.request (
     relation_id bigint references streamer.relation on delete set null,
     action text not null,
     options jsonb not null default '{}',
-    -- Null for an act of a command that needs no process: a teardown, a purge, an index.
-    state text default 'queued' check (state in ('queued', 'taken', 'done', 'failed')),
+    -- running: an act of a command that does the work itself, such as a purge or a script.
+    state text not null default 'queued'
+        check (state in ('queued', 'taken', 'running', 'done', 'failed')),
     -- Why it has failed.
     error text,
     error_code text,
@@ -430,7 +431,7 @@ create table streamer.request (
     requested_at timestamptz not null default pg_catalog.clock_timestamp(),
     taken_at timestamptz,
     ended_at timestamptz,
-    check (state is null or action in (
+    check (state not in ('queued', 'taken') or action in (
         'resync', 'pause', 'resume', 'quarantine_retry', 'quarantine_drop', 'ddl_apply', 'ddl_skip'))
 );
 create index request_relation on streamer.request (relation_id);

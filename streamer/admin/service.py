@@ -34,7 +34,7 @@ from streamer.admin.transfer import export_mapping, keep_passwords, read_import
 from streamer.commands.check.source_facts import SourceFacts, read_source
 from streamer.commands.conflicts import read_conflicts
 from streamer.commands.quarantine import Choice, QuarantinedRow, ask, count_rows, read_rows
-from streamer.commands.requests import is_meant, request
+from streamer.commands.requests import request
 from streamer.commands.scope import Scope
 from streamer.commands.status import read_report
 from streamer.config.allowed_names import HINT as ALLOWED_HINT
@@ -68,10 +68,7 @@ from streamer.postgres.secret import Secret
 from streamer.postgres.url_passwords import has_mask
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.lost_mapping import MappingTrouble
-from streamer.progress.relations import read_relation_records
 from streamer.progress.requests import Request, read_acts
-from streamer.progress.schema import is_installed
-from streamer.progress.sources import read_source_records
 from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
@@ -496,49 +493,21 @@ class AdminService:
             if other["database_id"] == row["database_id"] and other["id"] != number
         ]
         exact = [pattern for pattern in patterns if not pattern.is_pattern]
-        own = parse_relation(f"{row['schema']}.{row['name']}", "public")
-        decides = bool((options or {}).get("skip_deletes"))
-        bookkeeping = Bookkeeping(self._address, "streamer api")
         try:
-            records = (
-                await read_source_records(bookkeeping) if await is_installed(bookkeeping) else []
+            asked = await request(
+                self._address,
+                action,
+                f"{row['schema']}.{row['name']}",
+                database=row["database"],
+                sid=sid,
+                options=options,
+                actor=actor,
+                unless=exact,
             )
-            sources = {
-                record.source_id: record
-                for record in records
-                if record.database == row["database"] and (sid is None or record.sid == sid)
-            }
-            wanted = [
-                (sources[relation.source_id], relation.source)
-                for relation in (await read_relation_records(bookkeeping) if sources else [])
-                if relation.source_id in sources
-                and own.matches(parse_name(relation.source))
-                and not any(each.matches(parse_name(relation.source)) for each in exact)
-                and is_meant(relation, own, action, decides=decides)
-            ]
-        finally:
-            await bookkeeping.close()
-        if not wanted:
-            raise UnreadyError(
-                f'streamer streams no table of "{row["database"]}" that "{own}" matches',
-                hint="apply the draft; /api/status lists the tables",
-            )
-        names: list[str] = []
-        for record, name in wanted:
-            try:
-                asked = await request(
-                    self._address,
-                    action,
-                    name,
-                    database=record.database,
-                    sid=record.sid,
-                    options=options,
-                    actor=actor,
-                )
-                names += asked.names
-            except MappingError as exc:  # gone in between
-                raise UnreadyError(exc.message, hint=exc.hint) from None
-        return names
+        except MappingError as exc:
+            hint = "apply the draft; /api/status lists the tables"
+            raise UnreadyError(exc.message, hint=exc.hint or hint) from None
+        return asked.names
 
     def source(self, database: str, sid: str | None) -> SourceMapping:
         """Return a source that runs. Raises NotFoundError."""

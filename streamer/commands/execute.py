@@ -9,11 +9,14 @@ process that streams runs the script at the target (`streamer.runtime.script_run
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from streamer.commands.listing import Listing, ListingColumn
+from streamer.commands.requests import command_actor
 from streamer.commands.scope import Scope
+from streamer.error_reports import ErrorReport
 from streamer.errors import MappingError, ScriptError
 from streamer.failpoints import failpoint
 from streamer.lsn import NOTHING
@@ -21,6 +24,7 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.options import TableType
 from streamer.mapping.rules import Mapping, SourceMapping, find_source, resolve
 from streamer.progress.bookkeeping import Bookkeeping
+from streamer.progress.requests import EXECUTE, Act, acting
 from streamer.progress.schema import is_installed
 from streamer.progress.scripts import (
     ScriptRecord,
@@ -137,9 +141,13 @@ async def execute(
         for source in sources:
             stored = await _source_record(bookkeeping, source)
             one = _Execution(bookkeeping, source, stored.source_id, script, target_namespace)
-            is_new = await one.run()
-            record = await one.until_ended(seconds)
-            results.append(ScriptResult(source.database, source.sid, source.label, record, is_new))
+            async with _acting(bookkeeping, source, script.id, "run") as act:
+                is_new = await one.run()
+                record = await one.until_ended(seconds)
+                result = ScriptResult(source.database, source.sid, source.label, record, is_new)
+                if not record.has_ended:
+                    act.error = ErrorReport(describe(result), ScriptError.code)
+            results.append(result)
     finally:
         await bookkeeping.close()
     return results
@@ -156,22 +164,32 @@ async def change(
     try:
         for source in sources:
             source_id = (await _source_record(bookkeeping, source)).source_id
-            if text is None:
-                has_changed = await end_script(
-                    bookkeeping, source_id, script_id, ScriptState.SKIPPED
-                )
-            else:
-                has_changed = await replace_script(bookkeeping, source_id, script_id, text)
-            if not has_changed:
-                for record in await read_scripts(bookkeeping, source_id, script_id):
-                    if record.state is ScriptState.MISSED:
-                        raise missed(record, source.database, source.sid)
-                raise ScriptError(
-                    f'no script "{script_id}" of source "{source.label}" waits',
-                    hint="`streamer execute --list` shows all of them",
-                )
+            what = "skip" if text is None else "replace"
+            async with _acting(bookkeeping, source, script_id, what):
+                if text is None:
+                    has_changed = await end_script(
+                        bookkeeping, source_id, script_id, ScriptState.SKIPPED
+                    )
+                else:
+                    has_changed = await replace_script(bookkeeping, source_id, script_id, text)
+                if not has_changed:
+                    for record in await read_scripts(bookkeeping, source_id, script_id):
+                        if record.state is ScriptState.MISSED:
+                            raise missed(record, source.database, source.sid)
+                    raise ScriptError(
+                        f'no script "{script_id}" of source "{source.label}" waits',
+                        hint="`streamer execute --list` shows all of them",
+                    )
     finally:
         await bookkeeping.close()
+
+
+def _acting(
+    bookkeeping: Bookkeeping, source: SourceMapping, script_id: str, what: str
+) -> AbstractAsyncContextManager[Act]:
+    """Write an act on a script, for the audit, and its outcome."""
+    options = {"id": script_id, "do": what}
+    return acting(bookkeeping, command_actor(), EXECUTE, source.label, options)
 
 
 async def list_scripts(

@@ -10,7 +10,7 @@ from streamer.errors import TargetContentionError, TargetError
 from streamer.indexes.foreign_keys import MissingIndex, build, drop_leftovers, survey, survey_source
 from streamer.mapping.rules import Mapping
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.requests import BUILD_INDEX, write_act
+from streamer.progress.requests import BUILD_INDEX, acting
 from streamer.target.connection import TargetAddress
 
 
@@ -56,9 +56,9 @@ async def _make(
     if missing.state != "missing":
         return missing
     options = {"index": missing.name, "sql": missing.sql}
-    await write_act(bookkeeping, command_actor(), BUILD_INDEX, str(missing.target), options)
     try:
-        await build(address, missing)
+        async with acting(bookkeeping, command_actor(), BUILD_INDEX, str(missing.target), options):
+            await build(address, missing)
     except TargetError as exc:
         return replace(missing, state="failed", reason=str(exc))
     return replace(missing, state="built")

@@ -13,7 +13,7 @@ from streamer.errors import MappingError, StreamerError, TargetError
 from streamer.hints import command
 from streamer.mapping.names import RelationPattern, parse_name, parse_relation
 from streamer.mapping.resync import Resync
-from streamer.mapping.rules import SourceLabel
+from streamer.mapping.rules import Named, SourceLabel
 from streamer.observability.logs import redact
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.relations import RelationRecord, read_relation_records
@@ -79,23 +79,28 @@ async def request(
     sid: str | None,
     options: dict[str, Any] | None = None,
     actor: str | None = None,
+    unless: Sequence[RelationPattern] | None = None,
 ) -> Asked:
     """Ask for *action* on the tables that *table*, a name or a pattern, means.
 
-    *actor*: the operator, for the audit; by default the user of the command line.
+    *unless*: names of other tables, which *table* may match, too. *actor*: the operator; by
+    default the user of the command line.
 
     Raises MappingError when it means none.
     """
     pattern = parse_relation(table, "public")
     async with installed(address, f"streamer {action}") as bookkeeping:
-        matching = await read_matching(bookkeeping, pattern, database, sid)
+        matching = [
+            (source, relation)
+            for source, relation in await read_matching(bookkeeping, pattern, database, sid)
+            if not any(other.matches(parse_name(relation.source)) for other in unless or ())
+        ]
         decides = bool((options or {}).get("skip_deletes"))
         meant = [each for each in matching if is_meant(each[1], pattern, action, decides=decides)]
         if not meant:
             raise _no_table(table, matching, decides=decides)
         left_out = [] if decides else [each for each in matching if each not in meant]
-        by_key = [(SourceKey(each.database, each.sid), relation) for each, relation in meant]
-        _check_gaps(by_key, action, options)
+        _check_gaps(meant, action, options)
         await _check_columns(bookkeeping, meant, (options or {}).get("columns") or ())
         made = await make_requests(
             bookkeeping,
@@ -175,7 +180,7 @@ class SourceKey:
 
 
 def _check_gaps(
-    asked: Iterable[tuple[SourceKey, RelationRecord]], action: str, options: dict[str, Any] | None
+    asked: Iterable[tuple[Named, RelationRecord]], action: str, options: dict[str, Any] | None
 ) -> None:
     """Refuse a resync for which a table needs consent. Raises MappingError."""
     if action != "resync":

@@ -5,11 +5,13 @@ Rows in the target stay. A second run is fine.
 
 from pathlib import Path
 
+from streamer.error_reports import ErrorReport
+from streamer.errors import SourceError
 from streamer.mapping.names import parse_name
 from streamer.mapping.rules import SourceMapping
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.deferred_indexes import read_deferred_targets, restore_indexes
-from streamer.progress.requests import TEARDOWN, write_act
+from streamer.progress.requests import TEARDOWN, begin_act, end_request
 from streamer.progress.schema import drop_if_empty, is_installed, read_installation
 from streamer.progress.server_of_run import read_known_place
 from streamer.progress.sources import forget_source, read_source_records
@@ -38,9 +40,11 @@ async def teardown(
     try:
         exists = await is_installed(bookkeeping)
         installation = await read_installation(bookkeeping) if exists else None
-        if exists and actor is not None:
-            for source in sources:
-                await write_act(bookkeeping, actor, TEARDOWN, source.label)
+        acts = {
+            source.label: await begin_act(bookkeeping, actor, TEARDOWN, source.label)
+            for source in sources
+            if exists and actor is not None
+        }
         results = [
             await teardown_source(source, installation, await read_known_place(bookkeeping, source))
             for source in sources
@@ -54,6 +58,9 @@ async def teardown(
                 if record.label in labels:
                     await forget_source(bookkeeping, record.source_id)
             await _restore(address)
+            errors = {r.label: ErrorReport(r.error, SourceError.code) for r in results if r.error}
+            for label, number in acts.items():
+                await end_request(bookkeeping, number, errors.get(label))
             if drops_schema:
                 await drop_if_empty(bookkeeping)
     finally:

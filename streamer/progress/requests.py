@@ -8,13 +8,14 @@ than `KEPT_DAYS`.
 
 import enum
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 from streamer.error_reports import ErrorReport
-from streamer.errors import MappingError
+from streamer.errors import MappingError, StreamerError, TargetError
 from streamer.mapping.mass_delete import MassDelete
 from streamer.mapping.resync import Mode, Resync
 from streamer.progress.bookkeeping import Bookkeeping
@@ -33,7 +34,11 @@ WAITING_FOR_TABLES: Final = "wait tables"
 TEARDOWN: Final = "teardown"
 BUILD_INDEX: Final = "build index"
 PURGE: Final = "purge"
-_OBJECTS: Final = {TEARDOWN: "source", PURGE: "source", BUILD_INDEX: "index"}
+EXECUTE: Final = "execute"
+CUTOVER: Final = "cutover"
+_OBJECTS: Final = dict.fromkeys((TEARDOWN, PURGE, EXECUTE, CUTOVER), "source") | {
+    BUILD_INDEX: "index"
+}
 KEPT_DAYS: Final = 400
 """The age at which both audits, of the target and of the mapping database, drop a row."""
 
@@ -41,6 +46,8 @@ KEPT_DAYS: Final = 400
 class RequestState(enum.StrEnum):
     QUEUED = "queued"
     TAKEN = "taken"
+    RUNNING = "running"
+    """A command does the work itself, and tells the outcome."""
     DONE = "done"
     FAILED = "failed"
 
@@ -59,8 +66,8 @@ class Request:
     relation_id: int | None
     action: str
     options: dict[str, Any]
-    state: Annotated[RequestState | None, Codec(_STATE_SQL, RequestState)] = RequestState.QUEUED
-    """None for an act of a command; failed for a request about a table that is not mapped now."""
+    state: Annotated[RequestState, Codec(_STATE_SQL, RequestState)] = RequestState.QUEUED
+    """Failed for a request about a table that is not mapped now."""
     error: ErrorReport | None = None
     actor: str | None = None
     label: str | None = None
@@ -149,10 +156,15 @@ and not exists (select from streamer.request
                 where relation_id = r.id and action = $2 and options = $3::text::jsonb
                   and state = 'queued')
 """
+_ACT_SQL: Final = """
+insert into streamer.request (action, options, state, actor, label)
+values ($1, $2::text::jsonb, 'running', $3, $4) returning id
+"""
+_INTERRUPTED: Final = ErrorReport("the command was interrupted", StreamerError.code)
 _OF_SOURCE: Final = "join streamer.relation r on r.id = q.relation_id where r.source_id = $1"
 SUMMARY_SQL: Final = """
 select q.label, q.action, q.state, q.error_code, q.requested_at, q.taken_at, q.ended_at
-from streamer.request q where q.state is not null order by q.id desc limit 200
+from streamer.request q order by q.id desc limit 200
 """
 
 
@@ -210,18 +222,57 @@ async def make_requests(
     return {row["relation_id"]: row["id"] for row in rows}
 
 
-async def write_act(
+async def begin_act(
     bookkeeping: Bookkeeping,
     actor: str,
     action: str,
     label: str,
     options: dict[str, Any] | None = None,
-) -> None:
-    """Write an act on *label* that makes no request, before the work it names begins."""
-    act = {"actor": actor, "action": action, "label": label, "options": options or {}}
+) -> int:
+    """Write an act of a command on *label*, before its work begins; return the id of the act.
+
+    A killed command has left the same act without an outcome.
+    """
+    stored = json.dumps(options or {})
     async with bookkeeping.transaction() as connection:
-        await REQUESTS.insert(connection, [act | {"state": None}])
+        await REQUESTS.update(
+            connection,
+            {"state": RequestState.FAILED, "error": _INTERRUPTED},
+            "where action = $2 and label = $3 and options = $4::text::jsonb and state = 'running'",
+            action,
+            label,
+            stored,
+            also="ended_at = now()",
+        )
+        number = await connection.fetch_value(_ACT_SQL, action, stored, actor, label)
         await prune_requests(connection)
+    return int(number)
+
+
+@dataclass(slots=True)
+class Act:
+    """The work of a command. ``error``: why it has failed, if no exception says so."""
+
+    error: ErrorReport | None = None
+
+
+@asynccontextmanager
+async def acting(
+    bookkeeping: Bookkeeping,
+    actor: str,
+    action: str,
+    label: str,
+    options: dict[str, Any] | None = None,
+) -> AsyncIterator[Act]:
+    """Write an act of a command on *label*, and its outcome at the end of the block."""
+    number, act = await begin_act(bookkeeping, actor, action, label, options), Act()
+    try:
+        yield act
+    except StreamerError as exc:
+        with suppress(TargetError):
+            await end_request(bookkeeping, number, ErrorReport.of(exc))
+        raise
+    await end_request(bookkeeping, number, act.error)
 
 
 async def prune_requests(session: Executor) -> None:
@@ -249,8 +300,7 @@ async def read_requests(
     """Return the requests with these *ids*, or the newest ones, oldest first."""
     requests = await REQUESTS.read(
         session,
-        "where q.state is not null and ($1::int8[] is null or q.id = any ($1))"
-        " order by q.id desc limit $2",
+        "where $1::int8[] is null or q.id = any ($1) order by q.id desc limit $2",
         None if ids is None else list(ids),
         limit,
     )
@@ -320,7 +370,7 @@ async def end_request(
         session,
         request_id,
         {"state": state, "error": error},
-        "and state in ('queued', 'taken')",
+        "and state in ('queued', 'taken', 'running')",
         also="taken_at = coalesce(taken_at, now()), ended_at = now()",
     )
 

@@ -14,7 +14,7 @@ from streamer.commands.quarantine import Choice, ask
 from streamer.commands.requests import command_actor, request
 from streamer.postgres.secret import Secret
 from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.requests import KEPT_DAYS, read_acts, write_act
+from streamer.progress.requests import KEPT_DAYS, begin_act, read_acts
 from streamer.progress.schema import migrate
 from streamer.target.connection import TargetAddress
 from tests.support.admin import OpenAdmin
@@ -103,7 +103,7 @@ async def test_both_audits_drop_rows_by_age(target: Database, tmp_path: Path, at
             [(too_old.isoformat(), "old"), (young.isoformat(), "young")],
         )
     if at == "a write":
-        await write_act(bookkeeping, "eve", "build index", "new")
+        await begin_act(bookkeeping, "eve", "build index", "new")
         await admin.write_teardown("eve", ["new"])
     else:
         await admin.close()

@@ -181,3 +181,5 @@ async def killed_purges(config: Path, target: Database) -> None:
         assert code == -9
         there = sum(int(str(target.value(LEFT.format(t)))) for t in ("orders", "items", "log"))
         assert target.value(deleted) == before - there
+    acts = "select state from streamer.request where action = 'purge' order by id"
+    assert target.execute(acts) == [("failed",), ("failed",), ("running",)]

@@ -148,6 +148,11 @@ async def test_each_step_can_be_undone_and_a_check_changes_nothing(
         assert not is_read_only(source)
         await case.undo()
         assert case.said[-1] == ("undo", "there is nothing to undo")
+        acts = "select action, options ->> 'step', state from streamer.request order by id"
+        assert target.execute(acts) == [
+            ("cutover", "check", "failed"),
+            ("cutover", "undo", "done"),
+        ]
         target.execute("insert into t values (7, 'row 7')")
 
         # Every step but the last is done, then all of it is undone.

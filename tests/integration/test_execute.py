@@ -258,6 +258,15 @@ async def test_a_failure_at_the_target_stops_the_stream_there_until_it_is_settle
         await streamer.caught_up()
         with pytest.raises(ScriptError, match="waits"):
             await change(streamer, "wrong", None)
+        acts = "select options ->> 'id', options ->> 'do', state from streamer.request order by id"
+        assert target.execute(acts) == [
+            ("it's wide", "run", "failed"),
+            ("it's wide", "replace", "done"),
+            ("none", "run", "done"),
+            ("wrong", "run", "failed"),
+            ("wrong", "skip", "done"),
+            ("wrong", "skip", "failed"),
+        ]
 
         # Two scripts that the runbook replaces and skips.
         (streamer.path.parent / "fixed.sql").write_text("alter table other add column note text")

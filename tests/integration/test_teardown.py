@@ -65,8 +65,8 @@ async def test_indexes_that_a_copy_has_put_off_are_made_again(
     )
     await tear_down(streamer)
 
-    acts = target.execute("select actor, action, label from streamer.request")
-    assert acts == [("test", "teardown", "shop")]
+    acts = target.execute("select actor, action, label, state from streamer.request")
+    assert acts == [("test", "teardown", "shop", "done")]
     assert target.value("select to_regclass('put_off') is not null")
 
 

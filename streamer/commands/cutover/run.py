@@ -13,7 +13,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -29,6 +29,7 @@ from streamer.commands.cutover.plan import (
     marked,
     steps,
 )
+from streamer.commands.requests import command_actor
 from streamer.commands.scope import Scope
 from streamer.commands.wait import wait
 from streamer.compare.change_marks import Marks
@@ -50,6 +51,7 @@ from streamer.progress.cutovers import (
     store_step,
 )
 from streamer.progress.relations import read_relation_records
+from streamer.progress.requests import CUTOVER, acting
 from streamer.progress.schema import is_installed
 from streamer.progress.server_of_run import connection_of_run
 from streamer.progress.sources import read_source_records
@@ -244,10 +246,20 @@ class Cutover:
     async def run(self) -> None:
         """Do the steps that are left. Raises CutoverError at the first that cannot be done."""
         for step in steps(self._options, self._record):
-            await self._do(step)
+            async with self._acting(step.value):
+                await self._do(step)
 
     async def undo(self) -> None:
         """Go back to the state before the cut-over. Raises CutoverError if it has finished."""
+        async with self._acting("undo"):
+            await self._undo()
+
+    def _acting(self, step: str) -> AbstractAsyncContextManager[object]:
+        return acting(
+            self._bookkeeping, command_actor(), CUTOVER, self._source.label, {"step": step}
+        )
+
+    async def _undo(self) -> None:
         record = self._record
         if record is None:
             self._report("undo", "there is nothing to undo")
@@ -324,7 +336,7 @@ class Cutover:
         try:
             async with asyncio.timeout(self._options.seconds + GRACE_SECONDS):
                 self._record = await read_cutover(self._bookkeeping, self._source_id)
-                await self.undo()
+                await self._undo()
         except (StreamerError, TimeoutError) as exc:
             why = str(exc) or "that took too long"
             undo = Remedy.of(f"go back with `{self._again} --undo`")

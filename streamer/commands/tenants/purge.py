@@ -33,7 +33,7 @@ from streamer.progress.purges import (
 )
 from streamer.progress.registered_relations import remove_relations
 from streamer.progress.relations import find_other_writer, read_targets
-from streamer.progress.requests import PURGE, write_act
+from streamer.progress.requests import PURGE, acting
 from streamer.progress.schema import require_installed
 from streamer.progress.sources import holds_lock, remove_source
 from streamer.target.catalog import TargetRelation, holds_rows, read_relations
@@ -121,8 +121,10 @@ async def purge(
                 f'source "{label}" is streaming: {claim} runs it',
                 hint="remove it from the mapping of that process first",
             )
-        await write_act(bookkeeping, actor, PURGE, label)
-        async with target_connection(address, "streamer purge") as target:
+        async with (
+            acting(bookkeeping, actor, PURGE, label),
+            target_connection(address, "streamer purge") as target,
+        ):
             await _write_as_workers_do(target)
             await _purge_all(bookkeeping, target, claim, database, sid, report)
             records = await _of(bookkeeping, database, sid)
