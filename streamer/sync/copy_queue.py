@@ -92,10 +92,14 @@ class CopyQueue:
         """An operator asks for no copy of *mapped* behind the one under way."""
         self._asked_again.discard(mapped)
 
+    def is_asked_again(self, mapped: "MappedRelation") -> bool:
+        """Whether the next round tries again if the copy of *mapped* fails."""
+        is_asked_again = mapped in self._asked_again and self.is_copying(mapped)
+        return is_asked_again or (mapped in self._waiting and not mapped.state.is_lost)
+
     def failed(self, mapped: "MappedRelation") -> bool:
         """The copy of *mapped* has failed; return whether the next round tries again."""
-        is_asked_again = mapped in self._asked_again and self.is_copying(mapped)
-        is_asked_again |= mapped in self._waiting and not mapped.state.is_lost
+        is_asked_again = self.is_asked_again(mapped)
         self._asked_again.discard(mapped)
         self.remove(mapped)
         if is_asked_again:

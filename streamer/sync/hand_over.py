@@ -142,15 +142,18 @@ class Finisher:
             return
         scope, books = mapped.state.scope, self._context.bookkeeping
         error = await self._with_remedy(mapped, scope, error)
-        attempt = self._queue.attempt(mapped)
-        is_stored = await fail_copy(books, mapped.relation_id, error, scope.need, attempt)
-        is_asked_again = self._queue.failed(mapped)
-        if not is_stored:
-            return
-        if not is_asked_again:
-            self._context.events.copy_failed(mapped, error)
-            return
-        await demand_again(books, mapped.relation_id, scope.need, mapped.state.resync)
+        if self._queue.is_asked_again(mapped):  # the request has stored its state
+            self._queue.failed(mapped)
+        else:
+            attempt = self._queue.attempt(mapped)
+            is_stored = await fail_copy(books, mapped.relation_id, error, scope.need, attempt)
+            is_asked_again = self._queue.failed(mapped)
+            if not is_stored:
+                return
+            if not is_asked_again:
+                self._context.events.copy_failed(mapped, error)
+                return
+            await demand_again(books, mapped.relation_id, scope.need, mapped.state.resync)
         log.warning(
             "a copy failed and begins again, because an operator asked for it meanwhile",
             source=self._context.source.label,
