@@ -308,10 +308,10 @@ async def read_requests(
 
 
 async def has_requests(session: Executor) -> bool:
-    """Whether any request is open, for whichever source. The bookkeeping may not exist yet."""
+    """Whether any request is queued, for whichever source. The bookkeeping may not exist yet."""
     if not await session.fetch_value("select to_regclass('streamer.request') is not null"):
         return False
-    sql = f"select exists (select from streamer.request q where {_OPEN})"
+    sql = f"select exists (select from streamer.request q where {_OPEN} and q.state = 'queued')"
     return bool(await session.fetch_value(sql))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from streamer.apply.lane import Hold, MappedRelation, QuarantineRequest
 from streamer.failpoints import failpoint
@@ -13,6 +14,10 @@ from streamer.progress.table_state import Need
 from streamer.progress.taken_requests import store_outcomes, take_requests
 from streamer.runtime.relations import Relations
 from streamer.sync.coordinator import SyncCoordinator
+from streamer.waiting import wait_for_event
+
+OUTCOME_SECONDS: Final = 5.0
+"""A table may change its state before the process has stored that, so outcomes are polled, too."""
 
 
 class Requests:
@@ -37,7 +42,7 @@ class Requests:
         """Fulfil requests as soon as they arrive, and store outcomes once tables have them."""
         self._relations.requested = arrived
         while True:
-            await arrived.wait()
+            await wait_for_event(arrived, OUTCOME_SECONDS if self._relations.asked else None)
             arrived.clear()
             requests = await take_requests(
                 self._bookkeeping, self._source_id, self._relations.source, self._pause

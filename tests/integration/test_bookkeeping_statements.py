@@ -393,6 +393,7 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
         assert await relation_columns.read_unfilled(target, relation_id) == ["größe"]
     taken = await taken_requests.take_requests(books, source_id, SOURCE)
     assert [each.action for each in taken] == ["resync", "pause"]
+    assert not await requests.has_requests(books), "no other source has to look for requests"
 
     await cutovers.store_step(books, source_id, "check", {"a": 1})
     await cutovers.store_marker(books, source_id, Lsn(16))
