@@ -1,7 +1,7 @@
 """Runs `streamer.compare.local_program` in a process of its own, which costs 50 MB while it runs.
 
 In `run`, a thread would share the interpreter with the streams, and nothing could end it in the
-middle of a statement. Spark's JVM takes 500 MB and seconds to start.
+middle of a statement. Spark's JVM takes 330 MB and seconds to start.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ from streamer.mapping.names import RelationName, parse_name
 from streamer.mapping.resync import Resync
 from streamer.progress.definition_changes import DdlPlace
 from streamer.progress.relations import RELATIONS
-from streamer.progress.requests import RENAMED_SQL
+from streamer.progress.requests import RENAMED_SQL, rename_requested
 from streamer.progress.table import Executor
 
 _RENAME_SQL: Final = (
@@ -251,6 +251,7 @@ async def rename_unfilled(
     names = json.dumps(moved)
     for statement in _RENAME_SQL:
         await session.execute(statement, relation_id, names)
+    await rename_requested(session, relation_id, names)
 
 
 async def store_created(session: Executor, definitions: Mapping[int, SourceDefinition]) -> None:

@@ -383,7 +383,8 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
     (request,) = await requests.read_requests(books)
     assert (request.state, request.error) == ("failed", ERROR)
     assert not await requests.lock_request(books, request.request_id)
-    await requests.make_request(books, relation_id, "resync", Resync(Mode.DIFF).to_json())
+    of_column = Resync(Mode.DIFF, columns=("v",))
+    asked = await requests.make_request(books, relation_id, "resync", of_column.to_json())
     await requests.make_request(books, relation_id, "pause")
     assert await requests.has_requests(books)
     async with books.transaction() as target:
@@ -391,6 +392,8 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
         await requests.request_resume(target, relation_id)
         await relation_definitions.rename_unfilled(target, relation_id, {"v": "größe"})
         assert await relation_columns.read_unfilled(target, relation_id) == ["größe"]
+    (request,) = await requests.read_requests(books, [asked])
+    assert request.resync.columns == ("größe",)
     taken = await taken_requests.take_requests(books, source_id, SOURCE)
     assert [each.action for each in taken] == ["resync", "pause"]
     assert not await requests.has_requests(books), "no other source has to look for requests"
