@@ -101,7 +101,7 @@ def all_statements(plan: ApplyPlan) -> list[str]:
             statements.update(OP_UPDATED),
             statements.update(OP_UPDATED, unchanged),
             statements.insert_missing(OP_UPDATED),
-            statements.missing_key(OP_UPDATED),
+            statements.missing(OP_UPDATED, 10),
             statements.remain(OP_DELETE),
             statements.passing(OP_UPDATED),
             statements.move(OP_MOVED, unchanged),

@@ -285,14 +285,6 @@ class SetStatements:
         )
         return f"{delete}; {delete}"
 
-    def missing_key(self, op: int) -> str:
-        """Find a row staged as *op* that the target does not have; returns its key as text."""
-        return (
-            f"select {self._key_text('s', self.new)} from pg_temp.{self.stage} s "
-            f"where s.op = {op}{self._if_passes(op)} and not exists "
-            f"(select from {self.rows} t where {self.matches_new_key}) limit 1"
-        )
-
     def missing(self, op: int, limit: int) -> str:
         """Find rows staged as *op* that the target does not have; returns number and key of each,
         at most *limit*.
