@@ -18,8 +18,8 @@ from streamer.commands.embedded import Server
 from streamer.mapping.resync import KeySet, Mode, Resync, RowScope
 
 READY = (
-    "select bool_and(state = 'ready') and not exists (select from streamer.request)"
-    " from streamer.relation"
+    "select bool_and(state = 'ready') and not exists"
+    " (select from streamer.request where state in ('queued', 'taken')) from streamer.relation"
 )
 EQUAL = "select sum(hashtextextended(big::text, 0)) from big"
 

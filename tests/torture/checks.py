@@ -103,14 +103,15 @@ def _difference(wanted: list[str], found: list[str]) -> str:
 
 
 def check_nothing_left(sources: list[Source], source_server: Server, target: Database) -> None:
-    """No slot, put-off index or half copy of ours stays behind."""
+    """No slot, put-off index, open request or half copy of ours stays behind."""
     slots = {
         str(name) for (name,) in source_server.execute("select slot_name from pg_replication_slots")
     }
     if extra := slots - {source.slot for source in sources}:
         raise Violation(f"slots were left behind: {extra}")
-    for table in ("deferred_index", "request"):
-        if rows := target.execute(f"select * from streamer.{table}"):
+    is_open = "relation_id is not null and state in ('queued', 'taken')"
+    for table, condition in (("deferred_index", "true"), ("request", is_open)):
+        if rows := target.execute(f"select * from streamer.{table} where {condition}"):
             raise Violation(f"left in streamer.{table}: {rows}")
     off = target.execute(
         "select relname from pg_class where reloptions::text like '%autovacuum_enabled%'"
