@@ -27,7 +27,7 @@ from streamer.target.connection import TargetAddress
 
 def requests(
     request_id: Annotated[
-        int | None, typer.Argument(help="Only this request.", metavar="ID")
+        int | None, typer.Argument(help="Only this request.", metavar="ID", max=2**63 - 1)
     ] = None,
     limit: Annotated[int, typer.Option(help="Maximum number of requests.", min=1)] = 100,
     as_json: JsonOption = False,
@@ -89,7 +89,8 @@ def follow_requests(
     if ended.obstacle is None:
         return
     first = next(request for request in ended.requests if request.is_open)
-    then = "the next `streamer run` takes it" if ended.is_absent else "it stays"
+    act = "continues" if first.taken_at else "takes"
+    then = f"the next `streamer run` {act} it" if ended.is_absent else "it stays"
     line = f"request {first.request_id} waits: {ended.obstacle}; {then}"
     line += f"; its outcome: {command('requests', str(first.request_id))}"
     if not ended.is_absent:
