@@ -34,11 +34,13 @@ class VerdictFile(closing["VerdictFile"]):
         self._database.execute("pragma journal_mode = off")
         names = ", ".join(KeyVerdict._fields)
         self._database.execute(f"create table verdict ({names})")
-        self._insert = f"insert into verdict values ({', '.join('?' for _ in KeyVerdict._fields)})"
+        self._insert = (
+            f"insert into verdict values ({', '.join(f':{name}' for name in KeyVerdict._fields)})"
+        )
         self._lock = threading.Lock()
 
     def add(self, verdict: KeyVerdict) -> None:
-        row = verdict._replace(columns=json.dumps(verdict.columns))  # type: ignore[arg-type]
+        row = {**verdict._asdict(), "columns": json.dumps(verdict.columns)}
         with self._lock:
             self._database.execute(self._insert, row)
 
