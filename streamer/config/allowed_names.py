@@ -2,8 +2,8 @@
 
 A url leads to a server of its author's choice, and a password goes to that server. So the author of
 a url must not choose among all variables and files of this machine. The configuration file lists
-those that the mapping may use. A variable stands for a secret only. In the name of a host or
-database, its value would go to a name server, or into a message.
+the variables and files that the mapping may use. A variable stands for a secret only. In the name
+of a host or database, its value would go to a name server, or into a message.
 """
 
 import fnmatch
@@ -62,17 +62,17 @@ class AllowedNames:
                 f"${{{names[0]}}} is outside of a password; only a password may be a variable"
             )
         try:
-            given = parse_conninfo(without_references(url))
-        except ValueError:  # the connection reports it
+            parameters = parse_conninfo(without_references(url))
+        except ValueError:  # the connection reports this error
             return
         for name, effect in _REFUSED.items():
-            if name in given:
+            if name in parameters:
                 raise NotAllowedError(f"the parameter {name} {effect}; leave it out")
         for name in _FILES:
-            if name in given:
-                self.check_file(given[name])
+            if name in parameters:
+                self.check_file(parameters[name])
         # libpq finds a password of `passfile` by the name in `host`, and sends it to `hostaddr`.
-        if "hostaddr" in given and "host" in given:
+        if "hostaddr" in parameters and "host" in parameters:
             raise NotAllowedError("hostaddr beside host may send a stored password elsewhere")
 
     def check_text(self, text: str) -> None:

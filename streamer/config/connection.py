@@ -22,7 +22,7 @@ from streamer.postgres.secret import Secret
 
 
 class _SecretAnnotation:
-    """Lets pydantic read a `Secret` from a string and never write it out."""
+    """Makes pydantic read a `Secret` from a string, and refuse to write the secret."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -90,21 +90,21 @@ class ConnectionSettings(Strict):
 
     @model_validator(mode="after")
     def _attach_password(self) -> Self:
-        """The url carries the place of its password to each connection that is made with it."""
+        """Attach the place of the password to the url, for each connection of the url."""
         if self.password_file is None and self.password_command is None:
             return self
         if self.password_file is not None and self.password_command is not None:
             raise ValueError("password_file and password_command cannot be used together")
         try:
-            given = parse_conninfo(self.url.reveal())
-        except ValueError:  # another check reports it, with its place
-            given = {}
-        if "password" in given:
+            parameters = parse_conninfo(self.url.reveal())
+        except ValueError:  # a later check reports this error, with its place
+            parameters = {}
+        if "password" in parameters:
             place = "password_file" if self.password_file else "password_command"
             raise ValueError(f"the url has a password, and {place} gives another")
         # A task of Spark may run in another directory.
         path = self.password_file and os.path.abspath(self.password_file)
         source = PasswordSource(path, self.password_command, self.password_lifetime)
-        # The models are frozen, and nothing has seen this one yet.
+        # The models are frozen, and no reader has seen this model yet.
         self.__dict__["url"] = ConnectionUrl(self.url.reveal(), source)
         return self

@@ -50,7 +50,7 @@ class HashKeySettings(Strict):
 
 
 class HashKeyError(Exception):
-    """A key cannot be read, or it is too short. The message does not contain it."""
+    """A key is unreadable or too short. The message does not contain the key."""
 
 
 def read_key(settings: HashKeySettings) -> Secret:
@@ -87,11 +87,11 @@ def _read_file(path: str) -> bytes:
 
 
 def read_keys(settings: Mapping[str, HashKeySettings]) -> dict[str, Secret | HashKeyError]:
-    """Return each key, or the reason why it cannot be read."""
-    found: dict[str, Secret | HashKeyError] = {}
-    for name, each in settings.items():
+    """Return each key, or the error of an unreadable key."""
+    keys: dict[str, Secret | HashKeyError] = {}
+    for name, key_settings in settings.items():
         try:
-            found[name] = read_key(each)
+            keys[name] = read_key(key_settings)
         except HashKeyError as exc:
-            found[name] = exc
-    return found
+            keys[name] = exc
+    return keys

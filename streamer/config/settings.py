@@ -1,9 +1,9 @@
 """Settings: names, types, bounds, defaults and descriptions.
 
-Precedence: command line, environment (``STREAMER_TARGET__URL``), file, default. Descriptions have
-no other place. ``make reference`` writes it to ``docs/reference/configuration.md`` and
-``config.example.yaml``; the forms of the page and the API show it too. Its first sentence stands
-alone in a form. ``title`` is the label in a form, ``examples`` the value in
+Precedence: command line, environment (``STREAMER_TARGET__URL``), file, default. Descriptions live
+here only. ``make reference`` writes them to ``docs/reference/configuration.md`` and
+``config.example.yaml``; the forms of the page and the API show them too. A form shows the first
+sentence of a description alone. ``title`` is the label in a form, ``examples`` the value in
 ``config.example.yaml``.
 """
 
@@ -159,7 +159,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "drop": "streamer drops the slot; the tables then need a resync",
     },
 }
-"""Meanings of the values of settings that take one of a few words, by name of the setting."""
+"""The meaning of each word that a setting accepts, by name of the setting."""
 
 
 def _off_is_a_word(value: Any) -> Any:
@@ -172,7 +172,7 @@ _BY_KIND: Final = TypeAdapter(dict[DdlKind, OnDdl])
 
 
 def _on_ddl(value: Any, _: object) -> OnDdl | dict[DdlKind, OnDdl]:
-    """Read one word or a dictionary; a fault names only the form that the user wrote."""
+    """Read a word or a dictionary. An error names only the form that the user wrote."""
     return (_WORD_FOR_ALL if isinstance(value, str) else _BY_KIND).validate_python(value)
 
 
@@ -315,7 +315,7 @@ class SpoolSettings(Strict):
 
     @property
     def path(self) -> Path:
-        """The configured directory, or one of the user's own below the temporary directory."""
+        """The configured directory, or a directory of the user below the temporary directory."""
         return self.directory or Path(tempfile.gettempdir()) / f"streamer-spool-{os.getuid()}"
 
 
@@ -732,7 +732,7 @@ _MESSAGES: Final = {
 
 def explain(error: ValidationError, where: Callable[[Location], str]) -> SettingsError:
     """Return the first fault as a SettingsError; *where* names the file and line of a location."""
-    # The most specific fault first: an unknown key is often the cause of one that is missing.
+    # The most specific fault first: an unknown key is often the cause of a missing key.
     details = sorted(error.errors(), key=lambda detail: detail["type"] == "missing")
     detail = details[0]
     location: Location = detail["loc"]

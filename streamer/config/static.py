@@ -164,19 +164,19 @@ class MappingBuilder:
         for number, group in enumerate(self._groups):
             location: Location = ("sources", number)
             self._note_unread_keys(group, location)
-            # Rules of which a part is missing would be other rules.
+            # Rules with a missing part would be different rules.
             rules = () if self._group_fault(location) else self._rules(group, location)
             for source in self._urls(group, rules, location):
                 for name in (source.slot, source.publication_inserts):
-                    other = names.setdefault(name, source.label)
-                    if other != source.label:
+                    holder = names.setdefault(name, source.label)
+                    if holder != source.label:
                         raise self._error(
                             location,
-                            f'"{other}" and "{source.label}" would share the name {name} of slots '
+                            f'"{holder}" and "{source.label}" would share the name {name} of slots '
                             "and publications",
                             hint="give one of them another database name or sid",
                         )
-                if any(source.label == known.label for known in sources):
+                if any(source.label == earlier.label for earlier in sources):
                     raise self._error(
                         location,
                         f'"{source.label}" occurs twice, and both would write the same rows',
@@ -189,13 +189,13 @@ class MappingBuilder:
         return mapping
 
     def _note_unread_keys(self, group: SourceSettings, location: Location) -> None:
-        """A key that cannot be read is a fault of the sources that use it."""
+        """Make each unreadable key a fault of the sources that use that key."""
         for name, table in group.tables.items():
-            for target, given in table.set.items():
-                key = self._hash_keys.get(given.key) if isinstance(given, HashSettings) else None
-                if isinstance(given, HashSettings) and isinstance(key, HashKeyError):
+            for target, value in table.set.items():
+                key = self._hash_keys.get(value.key) if isinstance(value, HashSettings) else None
+                if isinstance(value, HashSettings) and isinstance(key, HashKeyError):
                     at: Location = (*location, "tables", name, "set", target)
-                    place = f"{self._describe(at)}: hash_keys.{given.key}: {key}"
+                    place = f"{self._describe(at)}: hash_keys.{value.key}: {key}"
                     self._faults.setdefault(at, MappingFault(place))
 
     def _group_fault(self, location: Location) -> MappingFault | None:
@@ -273,8 +273,8 @@ class MappingBuilder:
                 )
             if on_ddl_by_kind(group.on_ddl)[DdlKind.ADD_COLUMN] is OnDdl.IGNORE:
                 rule = replace(rule, on_column_added=OnColumnAdded.IGNORE)
-            for other in rules:
-                if other.pattern == rule.pattern:
+            for earlier in rules:
+                if earlier.pattern == rule.pattern:
                     raise self._error(place, f'table "{rule.pattern}" has two rules')
             rules.append(rule)
         return tuple(rules)
@@ -307,7 +307,9 @@ class MappingBuilder:
             target=target,
             type=table.type,
             columns=columns,
-            exclude=frozenset(table.exclude).difference(each.column for each in hashes),
+            exclude=frozenset(table.exclude).difference(
+                column_hash.column for column_hash in hashes
+            ),
             column_list=table.column_list,
             filter=self._filter(table, place),
             set=expressions,
@@ -328,7 +330,7 @@ class MappingBuilder:
         )
 
     def _metadata(self, table: TableSettings, place: Location) -> dict[MetadataKind, str]:
-        """Return the columns of `metadata`, checked as far as the rules alone show it."""
+        """Return the columns of `metadata`, checked by the rules alone."""
         named = dict(table.metadata)
         if table.on_delete is OnDelete.MARK:
             if table.type is not TableType.CLONE:
@@ -346,9 +348,9 @@ class MappingBuilder:
                 "a history table has kvsz_start and kvsz_end instead",
                 hint="remove it, or choose another type",
             )
-        taken = {*(table.columns or {}).values(), *table.set, "sid"}
+        written = {*(table.columns or {}).values(), *table.set, "sid"}
         for kind, name in named.items():
-            if name in taken:
+            if name in written:
                 raise self._error(
                     (*place, "metadata", kind.value),
                     f'column "{name}" already gets another value',
@@ -359,7 +361,7 @@ class MappingBuilder:
                     (*place, "metadata", kind.value),
                     f'"{name}" is not a column name: PostgreSQL allows 1 to 63 bytes',
                 )
-            taken.add(name)
+            written.add(name)
         return named
 
     def _filter(self, table: TableSettings, place: Location) -> Expression | None:
@@ -370,12 +372,12 @@ class MappingBuilder:
     def _set(self, table: TableSettings, place: Location) -> tuple[tuple[str, Expression], ...]:
         renamed = table.columns or {}
         for name in table.set:
-            there = renamed.get(name, name)
-            if there != name and name not in renamed.values():
+            target = renamed.get(name, name)
+            if target != name and name not in renamed.values():
                 raise self._error(
                     (*place, "set", name),
-                    f'column "{name}" is written to "{there}", which has no expression',
-                    hint=f"`set` uses the target's names: write {there}",
+                    f'column "{name}" is written to "{target}", which has no expression',
+                    hint=f"`set` uses the target's names: write {target}",
                 )
         return tuple(
             (name, self._expression(text, (*place, "set", name)))
@@ -384,25 +386,25 @@ class MappingBuilder:
         )
 
     def _hashes(self, table: TableSettings, place: Location) -> tuple[ColumnHash, ...]:
-        """Return the hashes of `set`. A hashed column has one place in the target, or the target
-        would get the plain value, too.
+        """Return the hashes of `set`. A hashed column appears once in the target: a second place
+        would get the plain value.
         """
         hashes = []
-        for target, given in table.set.items():
-            if not isinstance(given, HashSettings):
+        for target, value in table.set.items():
+            if not isinstance(value, HashSettings):
                 continue
             at: Location = (*place, "set", target)
-            key = self._hash_keys.get(given.key)
+            key = self._hash_keys.get(value.key)
             if not isinstance(key, Secret):
                 raise self._error(
                     at,
-                    f'there is no hash key "{given.key}"',
+                    f'there is no hash key "{value.key}"',
                     hint="define it in `hash_keys` of the configuration file; rules of a mapping "
                     "database cannot use hashes",
                 )
-            self._check_hash(table, target, given.hmac, at)
+            self._check_hash(table, target, value.hmac, at)
             check = key_check(key.reveal())
-            hashes.append(ColumnHash(target, given.hmac, given.key, check, key))
+            hashes.append(ColumnHash(target, value.hmac, value.key, check, key))
         return tuple(hashes)
 
     def _check_hash(self, table: TableSettings, target: str, column: str, at: Location) -> None:
@@ -418,8 +420,8 @@ class MappingBuilder:
                 else "give it that name in `columns`, and do not exclude it",
             )
         if any(
-            isinstance(given, HashSettings) and given.hmac == column and name != target
-            for name, given in table.set.items()
+            isinstance(value, HashSettings) and value.hmac == column and name != target
+            for name, value in table.set.items()
         ):
             raise self._error(at, f'column "{column}" has two hashes')
         if target in (table.columns or {}).values() and column not in (table.columns or {}):
@@ -457,7 +459,7 @@ class MappingBuilder:
         return parsed
 
     def _check_shared_targets(self, mapping: Mapping) -> None:
-        """Refuse two sources that would write the same rows, as far as the rules alone show it."""
+        """Refuse two sources that would write the same rows, judged by the rules alone."""
         writers: dict[RelationName, list[tuple[str, str | None]]] = {}
         for source in mapping.sources:
             for rule in source.rules:

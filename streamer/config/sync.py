@@ -14,18 +14,18 @@ _SECRET_NAME: Final = re.compile("(?i)secret|password|token|access.?key")
 def _check_spark_settings(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    for name, given in value.items():
+    for name, setting in value.items():
         if not str(name).startswith("spark."):
             raise ValueError(f'"{name}" is not a Spark setting: their names begin with "spark."')
-        if _SECRET_NAME.search(str(name)) or re.search("://.*@", str(given)):
+        if _SECRET_NAME.search(str(name)) or re.search("://.*@", str(setting)):
             raise ValueError(
                 f'"{name}" would be visible in process lists; write it to spark-defaults.conf in '
                 "the directory that SPARK_CONF_DIR names, with mode 0600"
             )
     return {
-        name: str(given).lower() if isinstance(given, bool) else str(given)
-        for name, given in value.items()
-        if given is not None
+        name: str(setting).lower() if isinstance(setting, bool) else str(setting)
+        for name, setting in value.items()
+        if setting is not None
     }
 
 

@@ -1,4 +1,4 @@
-"""Adds a url to a group in the text of a configuration file, or removes one. Pure.
+"""Adds a url to a group in the text of a configuration file, or removes a url. Pure.
 
 Only the lines of the url change: comments, order and layout of the file stay. Where that cannot be
 done, as with an alias in place of the list, the functions return None, and an operator edits the
@@ -35,8 +35,8 @@ def add_url(text: str, database: str, url: str, sid: str) -> str | None:
         end = _end_of_item(text, last)
         if indent is None:
             return None
-        before = "" if text[:end].endswith("\n") else "\n"
-        changed = _insert(text, end, f"{before}{indent}- {url_line(url, sid)}\n")
+        newline = "" if text[:end].endswith("\n") else "\n"
+        changed = _insert(text, end, f"{newline}{indent}- {url_line(url, sid)}\n")
     return _checked(text, changed, database, lambda items: [*items, {"url": url, "sid": sid}])
 
 
@@ -79,7 +79,7 @@ def _urls(text: str, database: str) -> yaml.SequenceNode | None:
     if len(groups) != 1:
         return None
     urls = _value(groups[0], "urls")
-    # An alias stands for a list that is written elsewhere, which other groups may use, too.
+    # An alias stands for a list elsewhere in the file, which further groups may use.
     has_aliases = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
     return urls if isinstance(urls, yaml.SequenceNode) and not has_aliases else None
 
@@ -89,8 +89,8 @@ def _value(node: yaml.Node | None, key: str) -> yaml.Node | None:
         return None
     for name, value in node.value:
         if isinstance(name, yaml.ScalarNode) and name.value == key:
-            found: yaml.Node = value
-            return found
+            match: yaml.Node = value
+            return match
     return None
 
 
@@ -101,12 +101,12 @@ def _scalar(node: yaml.Node, key: str) -> str | None:
 
 def _indent_of_item(text: str, item: yaml.Node) -> str | None:
     line = text[text.rfind("\n", 0, item.start_mark.index) + 1 : item.start_mark.index]
-    indent, dash, rest = line.partition("-")
-    return indent if dash and not indent.strip() and not rest.strip() else None
+    indent, dash, tail = line.partition("-")
+    return indent if dash and not indent.strip() and not tail.strip() else None
 
 
 def _end_of_item(text: str, item: yaml.Node) -> int:
-    """Return where the line after an item's last one begins; a comment in that belongs to it."""
+    """Return where the line after the last line of *item* begins; includes its comments."""
     while isinstance(item, yaml.MappingNode) and not item.flow_style and item.value:
         item = item.value[-1][1]  # the mark of a block is behind the comments that follow
     end = len(text[: item.end_mark.index].rstrip())
@@ -119,13 +119,13 @@ def _insert(text: str, at: int, added: str) -> str:
 
 
 def _checked(text: str, changed: str, database: str, change: Any) -> str | None:
-    """Return *changed* if its values are those of *text* with the change, and nothing else."""
+    """Return *changed* if its values are those of *text* with the change alone."""
     try:
-        before, after = yaml.safe_load(text), yaml.safe_load(changed)
+        expected, actual = yaml.safe_load(text), yaml.safe_load(changed)
     except yaml.YAMLError:
         return None
-    groups: list[dict[str, Any]] = before["sources"]
+    groups: list[dict[str, Any]] = expected["sources"]
     for group in groups:
         if group["database"] == database:
             group["urls"] = change(group["urls"])
-    return changed if before == after else None
+    return changed if expected == actual else None

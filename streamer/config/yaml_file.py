@@ -26,7 +26,7 @@ _ALIAS_VALUES_MAX: Final = 300_000
 
 @dataclass(slots=True)
 class Replaced:
-    """Variables that the environment replaced in strings, and missing ones that concern one
+    """The variables that the environment replaced in strings, and the missing variables of one
     source.
     """
 
@@ -71,7 +71,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The values of a file, and the line each of them is on."""
+    """The values of a file, and the line of each value."""
 
     path: Path
     values: dict[str, Any]
@@ -218,7 +218,7 @@ def without_missing(items: dict[str, Any], location: Location) -> dict[str, Any]
 
 
 def replace_variables(text: str) -> str:
-    """Replace every ``${NAME}`` from the environment. Raises LookupError if one is not set."""
+    """Replace every ``${NAME}`` from the environment. Raises LookupError for an unset variable."""
 
     def lookup(match: re.Match[str]) -> str:
         if match[0] == "$${":
@@ -237,7 +237,7 @@ def names_in(text: str) -> list[str]:
 
 
 def escape_references(text: str) -> str:
-    """Return *text* so that `replace_variables` gives it back."""
+    """Return *text* so that `replace_variables` restores *text*."""
     return text.replace("${", "$${")
 
 

@@ -1,8 +1,8 @@
 """Bounds of the connections to the HTTP server, which clients without a login can open too.
 
-A connection costs a descriptor, and replication needs descriptors. So the server keeps a share of
-them only. When a connection comes that is one too many, the server closes the oldest one that waits
-for its client. So a crowd of idle connections keeps no probe from its answer.
+A connection costs a descriptor, and replication needs descriptors. So the server uses only a share
+of the descriptors. When a connection exceeds the limit, the server closes the oldest connection
+that waits for its client. So a crowd of idle connections cannot starve a probe.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS_MAX: Final = 200
 DESCRIPTORS_SHARE: Final = 4
-"""The server has at most one of this many descriptors of the process."""
+"""The server uses at most 1/4 of the descriptors of the process."""
 ACCEPTED_AT_ONCE: Final = 32
 HEAD_SECONDS: Final = 10.0
 """How long a connection may take for the head of its next request."""
@@ -54,7 +54,7 @@ class BoundedConnection(H11Protocol):
         super().on_response_complete()
 
     def look(self) -> int:
-        """Return the kind of the present wait: one of the above."""
+        """Return the kind of the present wait, one of the constants above."""
         cycle = self.cycle
         unsent = self.transport.get_write_buffer_size()
         if unsent:
@@ -80,18 +80,20 @@ class Crowd:
         self.connections: dict[BoundedConnection, None] = {}
 
     def connection(self, **options: Any) -> BoundedConnection:
-        """Return a new connection, as uvicorn asks for one."""
+        """Return a new connection. uvicorn calls this as its protocol factory."""
         return BoundedConnection(self, **options)
 
     def admit(self, new: BoundedConnection) -> None:
-        """Make room for *new*; without room, end it."""
-        others = list(self.connections)
+        """Make room for *new*, or end *new* if no connection can go."""
+        older = list(self.connections)
         self.connections[new] = None
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if len(self.connections) <= min(CONNECTIONS_MAX, soft // DESCRIPTORS_SHARE):
             return
         for kind in SECONDS:
-            if first := next((each for each in others if each.look() == kind), None):
+            if first := next(
+                (connection for connection in older if connection.look() == kind), None
+            ):
                 first.end()
                 return
         new.end()

@@ -1,4 +1,4 @@
-"""The HTTP server with metrics, health and readiness; other parts add their routes to it."""
+"""The HTTP server with metrics, health and readiness. The admin server adds its routes."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ def make_app(
 ) -> FastAPI:
     """Make the application: ``/metrics``, ``/healthz``, ``/readyz``.
 
-    *other_problems*: those in spite of which the process is ready.
+    *other_problems*: problems that leave the process ready.
     """
     app = FastAPI(title="streamer", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -47,10 +47,10 @@ def make_app(
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz(request: Request) -> Response:
-        reasons, others = readiness(), other_problems()
+        reasons, problems = readiness(), other_problems()
         if not may_see_values(request):
-            reasons, others = [list(map(_masked, each)) for each in (reasons, others)]
-        answer = {"ready": not reasons, "reasons": reasons, "problems": others}
+            reasons, problems = [list(map(_masked, entries)) for entries in (reasons, problems)]
+        answer = {"ready": not reasons, "reasons": reasons, "problems": problems}
         return JSONResponse(answer, 503 if reasons else 200)
 
     @app.exception_handler(404)
@@ -69,7 +69,7 @@ def make_app(
 def add_routes(app: FastAPI, router: APIRouter) -> None:
     """Add the routes of *router* to *app*.
 
-    FastAPI's include_router would build each of them a second time, during the first request.
+    FastAPI's include_router would build every route twice, the second time during a request.
     """
     app.router.routes.extend(router.routes)
 
@@ -102,7 +102,7 @@ def require_private(address: str) -> None:
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket that listens on ``host:port``. Raises SettingsError for an unusable one."""
+    """Return a socket that listens on ``host:port``. Raises SettingsError if the bind fails."""
     host, port = _host(address), address.rpartition(":")[2]
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,8 +1,8 @@
 """The metrics of several processes in one answer.
 
-The series of each process have the label ``replica``. A sum over processes would fall when one of
-them ends, and Prometheus would take that for a reset of all. Families
-about the whole fleet come from the process that answers.
+The series of each process carry the label ``replica``. A sum over processes would fall when a
+process ends, and Prometheus would read the fall as a reset of all counters. Families about the
+whole fleet come from the process that answers.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ class _LocalConnection(http.client.HTTPConnection):
 
 
 def ask_process(path: Path, resource: str) -> bytes | None:
-    """Return the answer of the process at *path*; None if it gives none."""
+    """Return the answer of the process at *path*; None without an answer."""
     connection = _LocalConnection(path)
     try:
         connection.request("GET", resource)
         answer = connection.getresponse()
         content = answer.read()
     except (OSError, http.client.HTTPException):
-        return None  # it ends or begins
+        return None  # the process starts or stops
     else:
         return content if answer.status == 200 else None
     finally:
@@ -50,14 +50,16 @@ def ask_process(path: Path, resource: str) -> bytes | None:
 
 
 async def render_all(
-    own: int, render: Callable[[], Awaitable[bytes]], siblings: Callable[[], Mapping[int, Path]]
+    answering: int,
+    render: Callable[[], Awaitable[bytes]],
+    siblings: Callable[[], Mapping[int, Path]],
 ) -> bytes:
     """Return the metrics of process *own* and of its *siblings*."""
-    others = siblings()
-    asking = [asyncio.to_thread(ask_process, path, "/metrics") for path in others.values()]
+    paths = siblings()
+    asking = [asyncio.to_thread(ask_process, path, "/metrics") for path in paths.values()]
     rendered, answers = await asyncio.gather(render(), asyncio.gather(*asking))
-    texts = {own: rendered.decode()}
-    for number, answer in zip(others, answers, strict=True):
+    texts = {answering: rendered.decode()}
+    for number, answer in zip(paths, answers, strict=True):
         if answer is not None:
             texts[number] = answer.decode()
     return (await asyncio.to_thread(join_metrics, texts)).encode()
@@ -66,14 +68,14 @@ async def render_all(
 def join_metrics(texts: Mapping[int, str]) -> str:
     """Return one text of metrics; *texts* by the number of the process, the answering one first.
 
-    Each family keeps its help, which stands once.
+    The help of a family appears once.
     """
     heads: dict[str, str] = {}
     samples: dict[str, list[str]] = {}
     for place, (number, text) in enumerate(texts.items()):
-        found = list(_FAMILY.finditer(text))
-        ends = [each.start() for each in found[1:]] + [len(text)]
-        for family, end in zip(found, ends, strict=True):
+        families = list(_FAMILY.finditer(text))
+        ends = [match.start() for match in families[1:]] + [len(text)]
+        for family, end in zip(families, ends, strict=True):
             name = family[1]
             if name in FLEET_FAMILIES and place:
                 continue
@@ -86,14 +88,14 @@ def join_metrics(texts: Mapping[int, str]) -> str:
 
 
 def _label(lines: str, number: int) -> str:
-    """Add the label to each sample; a value of a label may hold any character but a line feed."""
+    """Add the label to each sample. Values of labels may contain any character but a line feed."""
     label = f'replica="{number}"'
     labelled = []
     for line in lines.split("\n"):
         name = re.match(r"[^{\s]+", line)
         if name is None:
             continue
-        rest = line[name.end() :]
-        inner = f"{{{label},{rest[1:]}" if rest.startswith("{") else f"{{{label}}}{rest}"
+        tail = line[name.end() :]
+        inner = f"{{{label},{tail[1:]}" if tail.startswith("{") else f"{{{label}}}{tail}"
         labelled.append(f"{name[0]}{inner}\n")
     return "".join(labelled)

@@ -48,7 +48,7 @@ class _Delays(Histogram):
     def observe_all(self, seconds: Sequence[float]) -> None:
         bounds = self._upper_bounds
         for bucket, number in collections.Counter(
-            bisect_left(bounds, each) for each in seconds
+            bisect_left(bounds, delay) for delay in seconds
         ).items():
             self._buckets[bucket].inc(number)
         self._sum.inc(sum(seconds))
@@ -58,9 +58,7 @@ class Metrics:
     """The metrics of one process, in a separate registry."""
 
     def __init__(self, tables_max: int | None = None) -> None:
-        """*tables_max*: up to this number of tables each has series of its own; None without a
-        limit.
-        """
+        """*tables_max*: the number of tables up to which each table has series; None: no limit."""
         self.registry = CollectorRegistry()
         add = self.registry
         self._collectors: list[_Collector] = []
@@ -142,8 +140,8 @@ class Metrics:
         label = SourceLabel(database, sid or None)
         self.changes_of_sources[label] = self.changes_of_sources.get(label, 0) + total
         if total:
-            before, _ = self.changes_of_tables.get((label, name), (0, None))
-            self.changes_of_tables[label, name] = (before + total, datetime.now(UTC))
+            count, _ = self.changes_of_tables.get((label, name), (0, None))
+            self.changes_of_tables[label, name] = (count + total, datetime.now(UTC))
 
     def count_transactions(
         self, database: str, sid: str | None, commit_times: Sequence[int]

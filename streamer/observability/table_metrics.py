@@ -1,8 +1,8 @@
-"""Metrics with a series for each table, and the number of tables up to which they have one.
+"""Metrics with a series for each table, up to a number of tables.
 
-Sixty sources with 200 tables each would make 100,000 series. So above a number of tables
-(``http.metrics_tables_max``) a scrape has one series for all tables of a source, with an empty
-label ``table``. The process still counts by table.
+Sixty sources with 200 tables each would make 100,000 series. So above ``http.metrics_tables_max``
+tables a scrape shows one series for all tables of a source, with an empty label ``table``. The
+process still counts by table.
 """
 
 from collections import defaultdict
@@ -17,9 +17,9 @@ TableLabels = tuple[str, str, str]
 
 
 class TableDetail:
-    """Whether scrapes have series for each table.
+    """Whether scrapes show series for each table.
 
-    Once there were too many tables it stays off, so that the series do not come and go.
+    The first excess of tables switches them off for good, so that the series do not come and go.
     """
 
     def __init__(self, tables_max: int | None) -> None:
@@ -36,7 +36,7 @@ class TableDetail:
 
 
 class TableCounter:
-    """A counter by table and, with *label*, by one thing more.
+    """A counter by table and, with *label*, by a second label.
 
     The event loop counts and calls `read`; any thread may call `build` with the result.
     """
@@ -48,7 +48,7 @@ class TableCounter:
         self._values: dict[tuple[str, ...], int] = {}
 
     def add(self, number: int, *labels: str) -> None:
-        """Count *number* for *labels*: those of a table and, if there is one more, its value."""
+        """Count *number* for *labels*: the labels of a table, and the value of the second label."""
         self._values[labels] = self._values.get(labels, 0) + number
 
     def read(self) -> dict[tuple[str, ...], int]:
@@ -56,8 +56,8 @@ class TableCounter:
         if self._detail.is_on:
             return dict(self._values)
         sums: dict[tuple[str, ...], int] = defaultdict(int)
-        for (database, sid, _, *rest), value in self._values.items():
-            sums[database, sid, "", *rest] += value
+        for (database, sid, _, *second), value in self._values.items():
+            sums[database, sid, "", *second] += value
         return sums
 
     def build(self, values: dict[tuple[str, ...], int]) -> Iterable[Metric]:

@@ -1,7 +1,7 @@
 """The facts from which `streamer.report.problems` finds problems. Pure.
 
-A running process has them in memory, and `status --json` has them as fields. Both become the same
-objects, so that every view judges alike.
+A running process holds these facts in memory, and `status --json` prints them as fields. Both
+become the same objects, so every view judges alike.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ class ReportedTarget:
 
 @dataclass(frozen=True, slots=True)
 class LackingDefinition:
-    """A definition that the target lacks. ``reason``: why streamer has given it up, or None.
+    """A definition that the target lacks. ``reason``: why streamer stopped trying, or None.
 
-    ``statements``: those that make it, unless an operator has to write others, for which ``sql`` is
-    the model.
+    ``statements``: those that create the definition. Where an operator has to write different SQL,
+    ``sql`` is the model.
     """
 
     label: str
@@ -69,8 +69,8 @@ class ReportedTable:
 class ReportedBacklog:
     """The WAL that a source retains, by the level of `max_retained_wal`.
 
-    ``obstacle``: why streamer leaves the slot alone at the limit; ``journal``: why it cannot write
-    the journal.
+    ``obstacle``: why streamer leaves the slot alone at the limit; ``journal``: why streamer cannot
+    write the journal.
     """
 
     level: str = "ok"
@@ -84,8 +84,8 @@ class ReportedBacklog:
 class ReportedSource:
     """A source and its tables.
 
-    ``own``: the state and error that the process which shows them has, where the bookkeeping has
-    those of another.
+    ``own``: state and error in the reporting process, where the bookkeeping holds those of a second
+    process.
     """
 
     database: str
@@ -119,7 +119,7 @@ Row = Mapping[str, Any]
 def error_of_row(row: Row) -> ErrorReport | None:
     """Return the error of an object of `status --json`: see `error_fields`.
 
-    One without a code has the runbook of its symptom.
+    An error without a code leads to the runbook of its symptom.
     """
     if not row.get("error"):
         return None
@@ -133,14 +133,14 @@ def target_of_row(row: Row) -> ReportedTarget:
 
 def source_of_row(row: Row) -> ReportedSource:
     """Return the facts of a source in `status --json`. Fields may be missing."""
-    own = row.get("own")
-    own_error = error_of_row(own) if own else None
+    own_state = row.get("own")
+    own_error = error_of_row(own_state) if own_state else None
     return ReportedSource(
         row["database"],
         row["sid"],
         row["state"],
         error_of_row(row),
-        (own["state"], own_error) if own and own_error else None,
+        (own_state["state"], own_error) if own_state and own_error else None,
         row.get("waiting_for"),
         _backlog(row.get("backlog") or {}),
         row.get("heartbeat_seconds"),

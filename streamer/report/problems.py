@@ -118,7 +118,7 @@ class Action(enum.StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The thing that has a problem. Without a source: the target or the mapping, by ``other``."""
+    """The place of a problem. ``other``: the target or the mapping, when there is no source."""
 
     database: str | None = None
     sid: str | None = None
@@ -166,7 +166,7 @@ class Problem:
 
     @property
     def key(self) -> tuple[ProblemKind, Subject]:
-        """The same for a problem that lasts, also if its figures change."""
+        """An identity that stays while the problem lasts, also if its figures change."""
         return self.kind, self.subject
 
     def to_json(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Problem:
 
 
 def needs_operator(problems: Iterable[Problem]) -> list[Problem]:
-    """Return the problems that do not end by themselves."""
+    """Return the problems that an operator must end."""
     return [problem for problem in problems if problem.severity is not Severity.INFO]
 
 
@@ -213,7 +213,7 @@ def _problem(
 
 
 def of_target(target: ReportedTarget) -> Iterator[Problem]:
-    """Yield the problem of the target; nothing while it accepts writes."""
+    """Yield the problem of the target, unless the target accepts writes."""
     if (error := target.error) is not None:
         subject = Subject(other=f"target {target.name}")
         yield _problem(
@@ -234,17 +234,17 @@ def of_mapping(error: ErrorReport, state: str = "mapping") -> Problem:
 def of_source(source: ReportedSource) -> list[Problem]:
     """Return the problems of a source, then those of its tables, those in need first."""
     tables = sorted(source.tables, key=lambda t: (t.error is None, t.state == "ready", t.name))
-    found = [*_of_state(source), *_of_wal(source)]
+    listed = [*_of_state(source), *_of_wal(source)]
     for table in tables:
-        found += _TableRules(source, table).problems()
+        listed += _TableRules(source, table).problems()
     for sequence in source.sequences:
         if sequence.error is not None:
             subject = Subject(source.database, source.sid, sequence=sequence.source)
             text = f"{sequence.target} cannot follow: {sequence.error}"
-            found.append(
+            listed.append(
                 _problem(ProblemKind.SEQUENCE, subject, Severity.WARNING, text, sequence.remedy)
             )
-    return found
+    return listed
 
 
 _START: Final = Remedy.of("start: ", run("run"))
@@ -335,8 +335,8 @@ def _of_wal(source: ReportedSource) -> Iterator[Problem]:
 
 
 def _accepts_gap(remedy: Remedy | None) -> bool:
-    """Whether a command of the remedy accepts a gap in the past, which no button does."""
-    return remedy is not None and any(SKIP_CHANGES in each.line for each in remedy.commands)
+    """Whether a command of the remedy accepts a gap in the past. No button does so."""
+    return remedy is not None and any(SKIP_CHANGES in command.line for command in remedy.commands)
 
 
 class _TableRules:
@@ -397,8 +397,8 @@ class _TableRules:
             text = f"waits for {wait.text}"
             yield self._new(ProblemKind.WAIT, Severity.WARNING, text, wait.remedy)
         if table.state in ("init", "copying", "catching_up"):
-            left = table.seconds_left
-            text = "is being copied" + (f", {format_latency(left)} left" if left else "")
+            seconds = table.seconds_left
+            text = "is being copied" + (f", {format_latency(seconds)} left" if seconds else "")
             if wait is not None and wait.is_turn:
                 text = f"waits for {wait.text}"
             yield self._new(ProblemKind.COPYING, Severity.INFO, text)
@@ -409,15 +409,15 @@ class _TableRules:
         SQL that removes the cause suffices, because the table then continues by itself.
         """
         error = self._table.error
-        given = None if error is None else error.remedy
-        remedy = given
+        stored = None if error is None else error.remedy
+        remedy = stored
         actions: tuple[Action, ...] = (Action.RESUME, Action.RESYNC)
-        if self._table.needs_resync or (given is not None and given.has("resync")):
-            actions = () if _accepts_gap(given) else (Action.RESYNC,)
-            if given is None or not given.has("resync"):
-                remedy = Remedy.of(given, "; " if given else "", "run: ", self._resync)
-        elif given is None or not given.steps:
-            words = Remedy.of("remove the cause") if given is None else given
+        if self._table.needs_resync or (stored is not None and stored.has("resync")):
+            actions = () if _accepts_gap(stored) else (Action.RESYNC,)
+            if stored is None or not stored.has("resync"):
+                remedy = Remedy.of(stored, "; " if stored else "", "run: ", self._resync)
+        elif stored is None or not stored.steps:
+            words = Remedy.of("remove the cause") if stored is None else stored
             then = "; streamer then continues within seconds, or at once with: "
             remedy = Remedy.of(words, then, self._resume)
         text = "the table stopped" if error is None else error.message
@@ -428,14 +428,14 @@ class _TableRules:
         if table.quarantined:
             count = table.quarantined
             changes = "1 change is" if count == 1 else f"{count:,} changes are"
-            them = "the change" if count == 1 else "them"
+            lacking = "the change" if count == 1 else "them"
             remedy = Remedy.of(
                 "run: ",
                 run("quarantine list --table", table.name, **self._ids),
                 "; remove the cause, then run: ",
                 run("quarantine retry", table.name, **self._ids),
             )
-            text = f"{changes} in quarantine, so the target lacks {them}"
+            text = f"{changes} in quarantine, so the target lacks {lacking}"
             yield self._new(ProblemKind.QUARANTINE, Severity.ERROR, text, remedy, Action.RETRY)
         if table.differing_rows:
             count = table.differing_rows
