@@ -10,5 +10,6 @@ Exit codes:
 
 One line on stderr names the problem and the next step.
 
-Commands import their slow dependencies themselves, because scripts call the other commands often.
+Commands import slow dependencies inside their functions: scripts often call commands that need
+none.
 """

@@ -30,5 +30,5 @@ def conflicts(
     settings, _ = load()
     address = TargetAddress.parse(settings.target.url)
     scope = Scope(tuple(tables or ()), database, sid)
-    found = run_to_end(conflicts_command.read_conflicts(address, scope, limit))
-    show(conflicts_command.LISTING, found, as_json=as_json)
+    records = run_to_end(conflicts_command.read_conflicts(address, scope, limit))
+    show(conflicts_command.LISTING, records, as_json=as_json)

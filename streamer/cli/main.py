@@ -67,7 +67,7 @@ from streamer.target.connection import TargetAddress
 
 
 def _join_lines(command: Any) -> None:
-    """Give each paragraph of a command's help, and of its subcommands, the terminal's width."""
+    """Join the lines of each paragraph in the help of *command* and of its subcommands."""
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(" ".join(lines.split()) for lines in paragraphs)
     for inner in getattr(command, "commands", {}).values():
@@ -248,7 +248,7 @@ def check(
         for finding in report.findings:
             typer.echo("\n".join(finding.lines()))
         for line in copy_lines(
-            [each.to_json() for each in report.copies], settings.sync.sources_at_once
+            [planned.to_json() for planned in report.copies], settings.sync.sources_at_once
         ):
             typer.echo(line)
     if report.exit_code:
@@ -565,21 +565,21 @@ def indexes(
         fail("choose the indexes to list: --missing-fk", 2)
     settings, mapping = load()
     address = TargetAddress.parse(settings.target.url)
-    found = run_to_end(
+    listed = run_to_end(
         indexes_command.missing_fk(address, mapping, settings.target.schema_, apply=apply)
     )
     if as_json:
-        print_json({"indexes": [missing.to_json() for missing in found]})
+        print_json({"indexes": [missing.to_json() for missing in listed]})
     else:
-        for missing in found:
+        for missing in listed:
             reason = f", {missing.reason}" if missing.reason else ""
             # The reason of a failure names the statements that are left.
             sql = "" if missing.state == "failed" else f": {missing.sql};"
             typer.echo(f"{missing.target}: {missing.state}{reason}{sql}")
-    left = sum(missing.state != "built" for missing in found)
-    if left:
-        fail(f"indexes missing on foreign keys: {left}", 1)
-    if not as_json and not found:
+    remaining = sum(missing.state != "built" for missing in listed)
+    if remaining:
+        fail(f"indexes missing on foreign keys: {remaining}", 1)
+    if not as_json and not listed:
         typer.echo("every foreign key has an index")
 
 
@@ -668,22 +668,22 @@ _GLOBAL_OPTIONS = ("-c", "--config", "--log-level", "--log-format")
 def _globals_first(arguments: list[str]) -> list[str]:
     """Move global options before the command, wherever the operator wrote them."""
     first: list[str] = []
-    rest: list[str] = []
+    others_last: list[str] = []
     items = iter(arguments)
     for item in items:
         name, equals, _ = item.partition("=")
         if item == "--":
-            rest += [item, *items]
+            others_last += [item, *items]
         elif name in _GLOBAL_OPTIONS:
             first.append(item)
             if not equals and (value := next(items, None)) is not None:
                 first.append(value)
         else:
-            rest.append(item)
-    return first + rest
+            others_last.append(item)
+    return first + others_last
 
 
 def main() -> None:
     """Run the command line."""
-    gc.freeze()  # Imports live to the end: neither a collection nor the exit need traverse them.
+    gc.freeze()  # Imports live to the end: no collection and no exit need traverse them.
     app(args=_globals_first(sys.argv[1:]))

@@ -54,12 +54,12 @@ def _fields(*names: str) -> list[ListingColumn[dict[str, Any]]]:
     return [ListingColumn(name, operator.itemgetter(name)) for name in names]
 
 
-def _from_stdin(text: str | None, what: str) -> str | None:
+def _from_stdin(text: str | None, label: str) -> str | None:
     """Return *text*; for ``-`` a line of stdin, with a prompt on a terminal."""
     if text != "-":
         return text
     if sys.stdin.isatty():
-        answer: str = typer.prompt(what, hide_input=True)
+        answer: str = typer.prompt(label, hide_input=True)
         return answer
     return sys.stdin.readline().rstrip("\r\n")
 
@@ -71,11 +71,11 @@ def _check_password(password: str | None) -> None:
         )
 
 
-def _said(what: str, *, as_json: bool, row: Any = None) -> None:
+def _said(outcome: str, *, as_json: bool, row: Any = None) -> None:
     if as_json:
         print_json(row)
     else:
-        typer.echo(f"{what}; `streamer apply` applies the draft")
+        typer.echo(f"{outcome}; `streamer apply` applies the draft")
 
 
 @sources.command("list", epilog=example("streamer sources list"))
@@ -113,8 +113,8 @@ def add_source(
     """
     from streamer.admin import edit
 
-    given = (_from_stdin(source_url, "URL") or "").strip()
-    row = _ask(url, lambda client: edit.add_source(client, database, given, sid))
+    stripped_url = (_from_stdin(source_url, "URL") or "").strip()
+    row = _ask(url, lambda client: edit.add_source(client, database, stripped_url, sid))
     _said(f"added: {SourceLabel(database, sid)}", as_json=as_json, row=row)
 
 
@@ -233,8 +233,8 @@ def set_table(
     """Change settings of a table, or of a pattern, in the draft."""
     from streamer.admin import edit
 
-    given = {"target": target, "type": table_type}
-    fields = {name: value for name, value in given.items() if value is not None}
+    options = {"target": target, "type": table_type}
+    fields = {name: value for name, value in options.items() if value is not None}
     if not fields and not setting:
         fail("nothing to change; give --target, --type or --setting", 2)
     row = _ask(url, lambda client: edit.set_table(client, database, table, fields, setting or []))
@@ -264,13 +264,13 @@ def plan(url: UrlOption = None, as_json: JsonOption = False) -> None:
     """
     from streamer.admin import edit
 
-    found = _ask(url, lambda client: client.plan())
+    planned = _ask(url, lambda client: client.plan())
     if as_json:
-        print_json(found)
+        print_json(planned)
     else:
-        for line in edit.plan_lines(found):
+        for line in edit.plan_lines(planned):
             typer.echo(line)
-    if not found["ready"]:
+    if not planned["ready"]:
         fail("the plan has errors; each error above names the next step", 1)
 
 

@@ -12,7 +12,7 @@ from streamer.mapping.rules import Mapping
 
 
 def _completing(names: Callable[[Mapping], Iterable[str]]) -> Callable[..., list[str]]:
-    """Return a completion of names in the configuration; without a readable file it is empty."""
+    """Return a completion of names in the configuration, empty without a readable file."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         path = ctx.find_root().params.get("config") or GLOBALS.config
@@ -38,7 +38,7 @@ TABLES: Final = "Tables"
 INCIDENTS: Final = "Incidents"
 ACCESS: Final = "Access"
 PANELS: Final = (STREAM, MAPPING, TABLES, INCIDENTS, ACCESS)
-"""Groups of commands in the help, in their order."""
+"""Groups of commands, in the order of the help."""
 
 
 def example(*commands: str) -> str:

@@ -1,4 +1,4 @@
-"""``streamer run`` as the parent of several processes, and as one of them."""
+"""``streamer run`` as the parent of several processes, and as a process with a parent."""
 
 import asyncio
 import contextlib
@@ -70,17 +70,19 @@ async def serving_as(
 ) -> AsyncIterator[None]:
     """Serve *app* for the length of a block; a process with a parent does so from *turn* on.
 
-    Such a process also answers the others, on its own socket. Raises SettingsError.
+    A process with a parent also answers its siblings, on a separate socket. Raises SettingsError.
     """
     proxies = settings.trusted_proxies
     if membership is None:
         async with serving(listen(settings.listen), app, trusted_proxies=proxies):
             yield
         return
-    own = make_app(engine.metrics.render, engine.readiness, other_problems=engine.other_problems)
+    sibling_app = make_app(
+        engine.metrics.render, engine.readiness, other_problems=engine.other_problems
+    )
     port = socket.socket(fileno=membership.port)
     async with (
-        serving(membership.listen(), own),
+        serving(membership.listen(), sibling_app),
         serving_in_turn(turn, port, app, trusted_proxies=proxies),
     ):
         yield

@@ -51,11 +51,11 @@ def follow_requests(
     waits: bool,
     as_json: bool,
 ) -> None:
-    """Print requests, wait for their outcomes and print these.
+    """Print requests, wait for the outcomes and print these.
 
-    *asked*: labels by the ids of requests. *answer*: what JSON has beside their outcomes. The exit
-    code is 4 if a request has failed, and 1 if a process is late. Without a process the request
-    waits for the next one, as after `--no-wait`.
+    *asked*: labels by the ids of requests. *answer*: what JSON contains beside the outcomes. The
+    exit code is 4 if a request has failed, and 1 if a process is late. Without a process the
+    request waits for the next `run`, as after `--no-wait`.
     """
     action = answer["action"]
     for number, label in {} if as_json else asked.items():
@@ -167,12 +167,12 @@ def resync(
 
     try:
         names = None if columns is None else read_names(columns)
-        wanted = parse_resync(
+        scope = parse_resync(
             mode, force=force, where=where, columns=names, skips_changes=skip_changes
         )
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)
-    options = wanted.to_json()
+    options = scope.to_json()
     _request("resync", table, database, sid, options, no_wait=no_wait, as_json=as_json)
 
 

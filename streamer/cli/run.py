@@ -36,17 +36,17 @@ log = structlog.get_logger()
 def select_sources(mapping: Mapping, only: list[str], *, may_miss: bool = False) -> Mapping:
     """Return the sources that ``--only`` names: ``DATABASE`` or ``DATABASE:SID``.
 
-    Raises MappingError for one that is not there, unless it may still come.
+    Raises MappingError for a missing source, unless *may_miss*.
     """
     if not only:
         return mapping
     chosen: list[SourceMapping] = []
     for name in only:
-        found = [s for s in mapping.sources if name in (s.database, s.label)]
-        if not found and not may_miss:
-            known = ", ".join(source.label for source in mapping.sources)
-            raise MappingError(f"--only {name}: no such source", hint=f"the sources are: {known}")
-        chosen += [source for source in found if source not in chosen]
+        matches = [s for s in mapping.sources if name in (s.database, s.label)]
+        if not matches and not may_miss:
+            labels = ", ".join(source.label for source in mapping.sources)
+            raise MappingError(f"--only {name}: no such source", hint=f"the sources are: {labels}")
+        chosen += [source for source in matches if source not in chosen]
     return Mapping(tuple(chosen), mapping.target_namespace)
 
 
@@ -166,8 +166,8 @@ async def _served(
 ) -> AsyncIterator[None]:
     """Serve the page, the API and the metrics for the length of a block. Raises SettingsError.
 
-    A process that serves nothing makes no routes and compiles no templates: they take two thirds of
-    the CPU of a start.
+    Without an address to listen on, the process makes no routes and compiles no templates, which
+    take two thirds of the CPU of a start.
     """
     if not settings.http.listen:
         yield
@@ -206,22 +206,23 @@ def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
 async def _reload(
     admin: AdminServer,
     engine: Engine,
-    before: Settings,
+    current: Settings,
     path: Path,
     load: Callable[[], tuple[Settings, Mapping]],
     on_success: Callable[[], None],
 ) -> None:
-    """Read the configuration again and switch to its sources and passwords; a faulty one changes
-    nothing. *on_success*: runs once the process has the mapping, although a source may have failed.
+    """Read the configuration again and switch to its sources and passwords.
 
-    With a mapping database, `run` reads the last applied revision again.
+    An error in the configuration leaves the process unchanged. *on_success*: runs once the process
+    has the mapping, although a source may have failed. With a mapping database, `run` reads the
+    last applied revision again.
     """
     try:
         # A `key_command` may take seconds, and the stream goes on meanwhile.
         settings, mapping = await asyncio.to_thread(load)
         if settings.mapping_database is None:
             static.require_sources(settings, mapping, f"{path}: ")
-        if settings.mapping_database != before.mapping_database:
+        if settings.mapping_database != current.mapping_database:
             raise MappingError(f"{path}: mapping_database has changed", hint="restart to use it")
         await admin.reload(settings, mapping)
         await engine.renew_passwords(settings.target.url)
@@ -233,28 +234,26 @@ async def _reload(
         log.error("configuration applied only in part", error=str(exc), code=exc.code)
         return
     on_success()
-    others = [
+    restart_settings = [
         name
         for name in type(settings).model_fields
-        if name != "sources" and _differs(name, before, settings)
+        if name != "sources" and _differs(name, current, settings)
     ]
-    if others:
-        log.warning("these settings need a restart", settings=", ".join(others))
+    if restart_settings:
+        log.warning("these settings need a restart", settings=", ".join(restart_settings))
     log.info("configuration applied", sources=len(admin.mapping.sources))
 
 
-def _differs(name: str, before: Settings, now: Settings) -> bool:
-    """Whether a section differs in more than the target's password, which is taken over."""
-    old, new = getattr(before, name), getattr(now, name)
-    if name == "target" and is_same_login(before.target.url, now.target.url):
-        new = now.target.model_copy(update={"url": before.target.url})
+def _differs(name: str, current: Settings, now: Settings) -> bool:
+    """Whether a section differs in more than the target's password, which `run` adopts."""
+    old, new = getattr(current, name), getattr(now, name)
+    if name == "target" and is_same_login(current.target.url, now.target.url):
+        new = now.target.model_copy(update={"url": current.target.url})
     return bool(old != new)
 
 
 def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error a group of tasks ended with, if it is a StreamerError; else the
-    group.
-    """
+    """Return the only error of a group of tasks if it is a StreamerError; else the group."""
     exc: BaseException = group
     while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
         exc = exc.exceptions[0]

@@ -1,4 +1,4 @@
-"""The command ``execute``: a script once, at one point of the stream."""
+"""The command ``execute``: runs a script once, at a defined point of the stream."""
 
 import sys
 from pathlib import Path

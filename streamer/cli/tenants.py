@@ -1,4 +1,4 @@
-"""``streamer tenants``: the databases of a group, told apart by their sid."""
+"""``streamer tenants``: the databases of a group, each with its own sid."""
 
 import asyncio
 import sys
@@ -36,8 +36,8 @@ def list_tenants(database: DatabaseOption = None, as_json: JsonOption = False) -
     """List the mapped databases, and removed ones whose rows may still be in the target."""
     settings, mapping = load()
     address = TargetAddress.parse(settings.target.url)
-    found = run_to_end(listing.read_tenants(address, mapping, database))
-    show(listing.LISTING, found, as_json=as_json)
+    records = run_to_end(listing.read_tenants(address, mapping, database))
+    show(listing.LISTING, records, as_json=as_json)
 
 
 @tenants.command(
@@ -147,12 +147,12 @@ def remove_tenant(
         raise typer.Exit(3)
 
 
-def _say(changed: "Changed", what: str, *, as_json: bool) -> None:
+def _say(changed: "Changed", outcome: str, *, as_json: bool) -> None:
     if as_json:
         print_json(changed.to_json())
         return
     if not changed.lines:
-        typer.echo(f"{what}: {', '.join(changed.labels)}")
+        typer.echo(f"{outcome}: {', '.join(changed.labels)}")
     for line in changed.lines:
         typer.echo(line)
     if changed.next_step is not None:
@@ -243,10 +243,10 @@ def drift(
     settings, mapping = load(needs_sources=True)
     address = TargetAddress.parse(settings.target.url)
     scope = Scope(tuple(tables or ()), database, sid)
-    found = run_to_end(drift_command.read_drift(address, mapping, scope))
+    matrix = run_to_end(drift_command.read_drift(address, mapping, scope))
     if as_json:
-        print_json(found.to_json())
+        print_json(matrix.to_json())
     else:
-        drift_command.render(found, everything=everything)
-    if not found.is_equal:
+        drift_command.render(matrix, everything=everything)
+    if not matrix.is_equal:
         raise typer.Exit(1)

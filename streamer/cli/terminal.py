@@ -50,7 +50,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a command to its end; a StreamerError becomes one line and an exit code."""
+    """Run a command to the end; a StreamerError becomes one line and an exit code."""
     try:
         return asyncio.run(coroutine)
     except StreamerError as exc:
@@ -75,7 +75,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
 def with_mapping_database(
     settings: "Settings", work: "Callable[[AdminStore], Coroutine[Any, Any, T]]"
 ) -> T:
-    """Do *work* with the mapping database itself, not with the process that runs on it."""
+    """Do *work* with the mapping database directly, without the process that streams."""
     from streamer.admin.applied_mapping import keyring_of
     from streamer.admin.store import open_store
 
@@ -94,7 +94,7 @@ def print_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a record as its fields, and any other value as text."""
+    """Return a record as its fields, and a different value as text."""
     if hasattr(value, "to_json"):
         return value.to_json()
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
@@ -112,8 +112,8 @@ def print_left(results: "Sequence[Teardown]", *, on_stderr: bool) -> None:
     """Print the errors of a teardown, and the statements that an administrator has to run."""
     for result in results:
         if result.error is not None:
-            rest = "; run there:" if result.left_sql else ""
-            typer.echo(f"streamer: {logs.redact(result.error)}{rest}", err=True)
+            introduction = "; run there:" if result.left_sql else ""
+            typer.echo(f"streamer: {logs.redact(result.error)}{introduction}", err=True)
             for statement in result.left_sql:
                 typer.echo(f"{statement};", err=on_stderr)
 
@@ -126,7 +126,7 @@ def _settings_and_mapping() -> tuple[Any, Mapping]:
 
 
 def load_to_show() -> tuple[Any, Mapping, MappingState]:
-    """Return the settings, the applied mapping, and the fault of its database, if any."""
+    """Return the settings, the applied mapping, and the error of its database, if any."""
     settings, mapping = _settings_and_mapping()
     path = settings.mapping_database
     if path is None:

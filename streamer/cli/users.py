@@ -1,7 +1,7 @@
 """Commands about users of the page and the API.
 
-They edit the mapping database directly, so no password crosses the network. A running process reads
-the change within a second.
+These commands edit the mapping database directly, so no password crosses the network. A running
+process reads the change within a second.
 """
 
 import sys

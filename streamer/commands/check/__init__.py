@@ -1,4 +1,4 @@
-"""``streamer check``: the preflight. It changes nothing, anywhere.
+"""``streamer check``: the preflight. Changes neither a source nor the target.
 
 command.py        the reads, in their order
 source_facts.py   the facts of a source
@@ -9,7 +9,7 @@ target.py         problems at the target, and between sources   pure
 target_tables.py  problems of target tables                     pure
 publications.py   problems of a source's publications           pure
 identities.py     statements that repair replica identities     pure
-conversion.py     whether values of one type fit into another   pure
+conversion.py     whether values of a type fit into a different type   pure
 spark.py          problems of the Spark that copies
 transport.py      whether binary transport will be used         pure
 findings.py       findings, and the report                      pure

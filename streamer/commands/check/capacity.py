@@ -32,7 +32,8 @@ notifications, liveness, definitions, indexes, scripts.
 SOURCE_EACH = 3
 """Sessions for each source beside its walsender: guard, observations, backlog or start."""
 WALSENDERS_OF_STANDBY = 1
-"""Walsenders for each source on a standby beside that of its stream: it tells the timeline."""
+"""Walsenders for each source on a standby beside the walsender of the stream: reads the timeline.
+"""
 COPY_SESSIONS = 2
 """Sessions at the source for each source that copies: its snapshot, and the lock on a table."""
 
@@ -60,7 +61,7 @@ def target_needs(settings: Settings, source_count: int) -> Needs:
 
 
 def check_connections(target: TargetFacts, needs: Needs) -> Iterable[Finding]:
-    """Whether the target has the connections that one `streamer run` needs."""
+    """Whether the target has the connections that a `streamer run` needs."""
     server = target.server
     yield from _check_free(
         TARGET,
@@ -77,7 +78,7 @@ def check_capacity(
 ) -> Iterable[Finding]:
     """Free slots, walsenders and connections, for all sources on one server together.
 
-    A source that a process streams has its slot and walsender already.
+    A source that a process streams already occupies a slot and a walsender.
     """
     servers: dict[tuple[str, int, int], list[SourceFacts]] = defaultdict(list)
     for facts in sources:
@@ -108,13 +109,13 @@ def _check_server(
         Needs(sum(facts.slot is None for facts in idle), max(1, min(at_once, len(later)))),
         is_copying=bool(later),
     )
-    each = 1 + (WALSENDERS_OF_STANDBY if server.in_recovery else 0)
+    senders_each = 1 + (WALSENDERS_OF_STANDBY if server.in_recovery else 0)
     yield from _check_free(
         place,
         "max_wal_senders",
         server.max_wal_senders,
         server.max_wal_senders - usage.walsenders,
-        Needs(each * len(idle), max(1, min(at_once, len(copies)))),
+        Needs(senders_each * len(idle), max(1, min(at_once, len(copies)))),
         is_copying=bool(copies),
     )
     copying = COPY_SESSIONS * min(at_once, len(copies)) + jobs
@@ -135,9 +136,9 @@ def _check_free(
     free = max(0, free)
     if free >= needs.most:
         return
-    wanted = f"alter system set {setting} = {most - free + needs.most}"
+    statement = f"alter system set {setting} = {most - free + needs.most}"
     words = "then restart that server"
-    fix = (at_target if place is TARGET else at_source)(wanted, words=words)
+    fix = (at_target if place is TARGET else at_source)(statement, words=words)
     more = "one more" if needs.copies == 1 else f"{needs.copies} more"
     while_copying = f", and {more} while tables are copied" if needs.copies else ""
     problem = f"{setting} is {most}, of which {free} are free: {needs.always} needed{while_copying}"

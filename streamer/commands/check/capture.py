@@ -40,7 +40,7 @@ def check_capture(facts: SourceFacts) -> Iterable[Finding]:
 
 
 def _check_commits(facts: SourceFacts) -> Iterable[Finding]:
-    """Whether a change that stops one table would stop the commits of all."""
+    """Whether a change that stops a table would stop all commits at the source."""
     if facts.source.ddl is not DdlCapture.CAPTURE or not (
         facts.usage and facts.usage.is_synchronous
     ):

@@ -1,6 +1,6 @@
 """``streamer check``: reads the facts of all sources at the same time, then judges them.
 
-A failing source does not keep the check from judging the others.
+A failing source does not prevent the check of the other sources.
 """
 
 import asyncio
@@ -172,9 +172,9 @@ async def _confirm_expressions(
 
 
 async def _follow_running(facts: TargetFacts, sources: list[SourceFacts]) -> None:
-    """Read again the sources whose stored position was ahead of the position read before.
+    """Read a source again whose stored position was ahead of the position read before.
 
-    Most likely a process streams them. Otherwise they went back in time.
+    Most likely a process streams this source. Otherwise the source went back in time.
     """
     for source in sources:
         record = facts.sources.get(source.label)

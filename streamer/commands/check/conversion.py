@@ -1,7 +1,7 @@
-"""Whether every value of one type, as text, is a value of another. Pure.
+"""Whether every value of a type, as text, is a value of a second type. Pure.
 
-Types have the names that format_type returns. A pair that is not known to fit counts as a risk: the
-check warns, the target decides.
+Types are named as format_type names them. A pair without a proof counts as a risk: the check warns,
+the target decides.
 """
 
 import re
@@ -43,21 +43,27 @@ def type_risk(source: str, target: str) -> str | None:
         return None
     if source.endswith("[]") and target.endswith("[]"):
         return type_risk(source.removesuffix("[]"), target.removesuffix("[]"))
-    theirs, ours = _parse(source), _parse(target)
-    if ours.base in _STRINGS:
-        return _string_risk(theirs, ours)
-    if theirs.base in _DIGITS or theirs.base == "numeric" or theirs.base in _EXACT_DIGITS:
-        return _number_risk(theirs, ours)
-    if theirs.base in (*_TIMES, "date") and ours.base in (*_TIMES, "date"):
-        return _time_risk(theirs, ours)
-    if {theirs.base, ours.base} == {"json", "jsonb"}:
-        return None if ours.base == "json" else "the order and duplicates of its keys are lost"
+    source_type, target_type = _parse(source), _parse(target)
+    if target_type.base in _STRINGS:
+        return _string_risk(source_type, target_type)
+    if (
+        source_type.base in _DIGITS
+        or source_type.base == "numeric"
+        or source_type.base in _EXACT_DIGITS
+    ):
+        return _number_risk(source_type, target_type)
+    if source_type.base in (*_TIMES, "date") and target_type.base in (*_TIMES, "date"):
+        return _time_risk(source_type, target_type)
+    if {source_type.base, target_type.base} == {"json", "jsonb"}:
+        return (
+            None if target_type.base == "json" else "the order and duplicates of its keys are lost"
+        )
     return "not every value of the one type is a value of the other"
 
 
 def _string_risk(source: _Type, target: _Type) -> str | None:
     if not target.modifiers:
-        # "character" always has a length; the remaining types take everything.
+        # "character" always has a length; the remaining types accept all text.
         return None if target.base != "character" else "only one character fits"
     (length,) = target.modifiers
     is_padded = target.base == "character" and source.base != "character"
@@ -103,25 +109,25 @@ def _number_risk(source: _Type, target: _Type) -> str | None:
         return None
     if source.base in _EXACT_DIGITS:
         return "the target rejects large values and rounds others"
-    wanted, room = _whole_digits(source), _whole_digits(target)
+    digits_needed, room = _whole_digits(source), _whole_digits(target)
     if target.base in _DIGITS and source.base not in _DIGITS and room is not None:
-        room -= 1  # of the numbers with as many digits as its largest has, some are larger
-    scale, kept = _scale(source), _scale(target)
+        room -= 1  # some numbers with as many digits as the largest value exceed that value
+    scale, scale_max = _scale(source), _scale(target)
     assert room is not None
-    assert kept is not None
-    if wanted is None or wanted > room:
+    assert scale_max is not None
+    if digits_needed is None or digits_needed > room:
         return "the target rejects large values"
-    if scale is None or scale > kept:
+    if scale is None or scale > scale_max:
         return "the target rejects fractions" if target.base in _DIGITS else "fractions are rounded"
     return None
 
 
 def _time_risk(source: _Type, target: _Type) -> str | None:
     if source.base == target.base:
-        wanted, kept = (
+        digits, digits_max = (
             k.modifiers[0] if k.modifiers else _FRACTION_DIGITS for k in (source, target)
         )
-        return None if wanted <= kept else "fractions of a second are rounded"
+        return None if digits <= digits_max else "fractions of a second are rounded"
     if source.base == "date":
         return None if target.base.startswith("timestamp") else "the target rejects it"
     if target.base == "date":

@@ -13,7 +13,7 @@ from streamer.source.catalog import SourceRelation
 from streamer.source.chunk_columns import chunk_columns
 
 ASSUMED_BYTES_PER_SECOND: Final = 20_000_000
-"""Of all copies together, before the first one. Small machines do that with two jobs."""
+"""The rate of all copies together, before the first copy. Small machines reach it with two jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ class PlannedTable:
     size_bytes: int
     priority: int
     in_chunks: bool = False
-    """Its copy continues at the next chunk if it is interrupted."""
+    """An interrupted copy of this table continues at the next chunk."""
     in_one_piece: str | None = None
-    """Why it does not, although the table is larger than `sync.resumable_above`."""
+    """The reason why a table above `sync.resumable_above` is copied in one piece."""
     is_distant: bool = False
     """The table is large, and neighbours of its key are in distant pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCopies:
-    """The tables that one source copies, in order. ``seconds``: an estimate, for it alone."""
+    """The tables that a source copies, in order. ``seconds``: an estimate without other copies."""
 
     database: str
     sid: str | None
@@ -59,10 +59,10 @@ def plan_copies(
 ) -> list[PlannedCopies]:
     """Return the sources that have tables to copy, in the order of `streamer.sync.source_turns`.
 
-    *rows_per_second*: the limit of each source. *bytes_per_second*: as measured before.
+    *rows_per_second*: the limit of each source. *bytes_per_second*: the last measured rate.
     *resumable_above*: the setting.
     """
-    found = []
+    planned = []
     for facts in sources:
         mappings = {mapping.source: mapping for mapping in copied(facts, target)}
         relations = [facts.relations[name] for name in mappings if name in facts.relations]
@@ -73,13 +73,13 @@ def plan_copies(
         tables = sorted(
             (
                 _planned(
-                    each,
-                    mappings[each.name],
+                    relation,
+                    mappings[relation.name],
                     resumable_above,
-                    bytewise.get(each.oid, ()),
-                    is_distant=each.oid in facts.distant,
+                    bytewise.get(relation.oid, ()),
+                    is_distant=relation.oid in facts.distant,
                 )
-                for each in relations
+                for relation in relations
             ),
             key=lambda table: (-table.priority, table.size_bytes, table.source),
         )
@@ -88,7 +88,7 @@ def plan_copies(
         if rows_per_second is not None:
             seconds = max(seconds, rows / rows_per_second)
         source = facts.source
-        found.append(
+        planned.append(
             PlannedCopies(
                 source.database,
                 source.sid,
@@ -100,7 +100,7 @@ def plan_copies(
                 tuple(tables),
             )
         )
-    return sorted(found, key=lambda each: (-each.priority, each.size_bytes))
+    return sorted(planned, key=lambda relation: (-relation.priority, relation.size_bytes))
 
 
 def _planned(
@@ -123,7 +123,8 @@ def _planned(
     names = [
         name
         for name in relation.column_names
-        if (there := mapping.target_column(name)) is not None and not mapping.is_computed(there)
+        if (target_name := mapping.target_column(name)) is not None
+        and not mapping.is_computed(target_name)
     ]
     columns = chunk_columns(relation, names, bytewise, is_distant=is_distant)
     if isinstance(columns, str):
@@ -136,13 +137,13 @@ def copy_lines(copies: Sequence[Mapping[str, Any]], sources_at_once: int) -> Ite
     if not copies:
         return
     yield f"to copy, in this order, {sources_at_once} at a time (sync.sources_at_once):"
-    for number, each in enumerate(copies, 1):
-        count = len(each["tables"])
+    for number, entry in enumerate(copies, 1):
+        count = len(entry["tables"])
         yield (
-            f"  {number}. {each['label']}: {count} table{'' if count == 1 else 's'}, "
-            f"about {format_bytes(each['size_bytes'])}, about {format_duration(each['seconds'])}"
+            f"  {number}. {entry['label']}: {count} table{'' if count == 1 else 's'}, "
+            f"about {format_bytes(entry['size_bytes'])}, about {format_duration(entry['seconds'])}"
         )
-        for table in each["tables"]:
+        for table in entry["tables"]:
             if table["in_chunks"]:
                 yield f"     {table['source']}: in chunks (sync.resumable_above)"
             elif table["in_one_piece"]:

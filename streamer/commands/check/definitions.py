@@ -16,7 +16,7 @@ from streamer.mapping.rules import RelationMapping
 def check_definitions(
     facts: SourceFacts, target: TargetFacts, *, create_tables: bool
 ) -> Iterable[Finding]:
-    """Name the definitions of each missing table that streamer will leave out, with their SQL."""
+    """Name the definitions of each missing table that streamer will leave out, with the SQL."""
     if not create_tables:
         return
     by_source = {mapping.source: mapping for mapping in facts.mappings}
@@ -52,9 +52,9 @@ _MADE_BY: Final = {
 def check_calls(
     facts: SourceFacts, target: TargetFacts, *, create_tables: bool
 ) -> Iterable[Finding]:
-    """Name expressions that missing tables and types will wait for, as far as the source shows it.
+    """Name expressions that missing tables and types will wait for, as the source shows them.
 
-    The target looks again, at the functions that it finds itself.
+    The target checks again, with the functions of the target.
     """
     if not create_tables:
         return
@@ -84,6 +84,8 @@ def check_calls(
 
 def _place(facts: SourceFacts, target: TargetFacts, mapping: RelationMapping) -> TargetPlace:
     table = target.tables.get(mapping.target)
-    there = None if table is None else table.relation
-    has_sid = facts.source.sid is not None and (there is None or there.has_sid)
-    return TargetPlace(mapping, has_sid, None if there is None else frozenset(there.columns))
+    target_relation = None if table is None else table.relation
+    has_sid = facts.source.sid is not None and (target_relation is None or target_relation.has_sid)
+    return TargetPlace(
+        mapping, has_sid, None if target_relation is None else frozenset(target_relation.columns)
+    )

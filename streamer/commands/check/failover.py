@@ -41,8 +41,8 @@ def check_failover(facts: SourceFacts) -> Iterable[Finding]:
 
 
 def _check_hosts(place: Place, facts: SourceFacts) -> Iterable[Finding]:
-    given = parse_conninfo(facts.source.url.reveal())
-    if names_several_hosts(facts.source) and given.get("target_session_attrs", "any") == "any":
+    parameters = parse_conninfo(facts.source.url.reveal())
+    if names_several_hosts(facts.source) and parameters.get("target_session_attrs", "any") == "any":
         yield warning(
             place,
             "its url lists several hosts without target_session_attrs, so connections may reach a "
@@ -54,11 +54,13 @@ def _check_hosts(place: Place, facts: SourceFacts) -> Iterable[Finding]:
 def _check_primaries(place: Place, facts: SourceFacts) -> Iterable[Finding]:
     """Whether an old primary runs beside the new one."""
     assert facts.server is not None
-    own = facts.server.system_identifier
-    ours = [each for each in facts.primaries if each.server.system_identifier == own]
+    identifier = facts.server.system_identifier
+    ours = [
+        primary for primary in facts.primaries if primary.server.system_identifier == identifier
+    ]
     if len(ours) > 1:
         newest = choose(ours, KnownPlace())
-        old = ", ".join(str(each) for each in ours if each is not newest)
+        old = ", ".join(str(primary) for primary in ours if primary is not newest)
         yield error(
             place,
             f"has two primaries: {', '.join(map(str, ours))}",
@@ -105,7 +107,7 @@ def _check_standby_as_source(place: Place, facts: SourceFacts) -> Iterable[Findi
 
 
 def _check_primary(place: Place, facts: SourceFacts) -> Iterable[Finding]:
-    """Whether the standbys would have the slot, and never lack a change that the target has."""
+    """Whether the standbys would have the slot, and receive each change before the target."""
     listed = facts.replication.get("synchronized_standby_slots", "")
     physical = [name for look in facts.standbys if (name := look.settings.get("primary_slot_name"))]
     missing = sorted(set(physical) - {name.strip(' "') for name in listed.split(",")})
@@ -114,11 +116,11 @@ def _check_primary(place: Place, facts: SourceFacts) -> Iterable[Finding]:
         "the source would stop with `diverged`"
     )
     if missing:
-        wanted = quote_literal(", ".join(filter(None, [listed, *missing])))
+        slots = quote_literal(", ".join(filter(None, [listed, *missing])))
         yield warning(
             place,
             f"synchronized_standby_slots lacks {', '.join(missing)}: {problem}",
-            at_source(f"alter system set synchronized_standby_slots = {wanted}", RELOAD),
+            at_source(f"alter system set synchronized_standby_slots = {slots}", RELOAD),
         )
     elif not listed:
         words = "set it to the physical slots of the standbys that may become the primary"
@@ -134,11 +136,11 @@ def _check_primary(place: Place, facts: SourceFacts) -> Iterable[Finding]:
 
 
 def _check_candidate(place: Place, look: StandbyLook, slot: Slot | None) -> Iterable[Finding]:
-    """Whether a failover to one standby would keep the slot."""
+    """Whether a failover to this standby would keep the slot."""
     if look.error is not None:
         yield warning(place, f"cannot be looked at: {look.error}")
         return
-    for name, value, wanted in (
+    for name, value, expected in (
         ("sync_replication_slots", "off", "on"),
         (FEEDBACK, "off", "on"),
         ("primary_slot_name", "", "the name of a physical slot on the primary"),
@@ -147,7 +149,7 @@ def _check_candidate(place: Place, look: StandbyLook, slot: Slot | None) -> Iter
             yield warning(
                 place,
                 f"{name} is {value or 'empty'}, so this standby gets no copy of the slot",
-                in_words(f"set it on the standby to {wanted}"),
+                in_words(f"set it on the standby to {expected}"),
             )
     copy = look.slot
     if copy is not None and copy.invalidation is not None:

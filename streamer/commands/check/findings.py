@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something is wrong. Without a source it is *other*; without an object the server."""
+    """The place of a problem. Without a source: *other*; without an object: the server."""
 
     source: str | None = None
     object: str | None = None
@@ -46,14 +46,14 @@ _INTRODUCTIONS: Final = (
     *("run: ", "run there: ", "run at the source: ", "run at the target: "),
     *("start: ", "resume it with: ", "correct them with: "),
 )
-"""The words before a step that `Fix` says by itself."""
+"""The words before a step that `Fix` prints itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
     """A fix: statements to run at one side or commands to run here, and words.
 
-    ``is_choice``: the statements end or remove something that may be of use to others.
+    ``is_choice``: the statements end or remove an object that may belong to other users.
     """
 
     at: Literal["source", "target", "here"] | None = None
@@ -63,14 +63,14 @@ class Fix:
 
     @classmethod
     def of(cls, remedy: Remedy) -> Self:
-        """Return the fix for a remedy: its first step, and the rest in words."""
+        """Return the fix for a remedy: the first step, and the remaining parts as words."""
         if not remedy.steps:
             return cls(words=str(remedy))
         step = remedy.steps[0]
         number = remedy.parts.index(step)
-        before = "".join(map(str, remedy.parts[:number]))
+        introduction = "".join(map(str, remedy.parts[:number]))
         words = "".join(map(str, remedy.parts[number + 1 :])).removeprefix("; ")
-        if before not in _INTRODUCTIONS:
+        if introduction not in _INTRODUCTIONS:
             return cls(words=str(remedy))
         if isinstance(step, Sql):
             return cls(step.side, step.statements, words or None, step.is_choice)
@@ -104,7 +104,7 @@ def in_words(words: str) -> Fix:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of a check."""
+    """A problem, and its fix. Printed as one line of a check."""
 
     severity: Severity
     place: Place
@@ -113,7 +113,7 @@ class Finding:
     code: str | None = None
     """The code of the error that `run` would stop with, if the check met that error."""
     page: str | None = None
-    """The address of its runbook, if neither code nor place decides."""
+    """The address of the runbook, if neither code nor place decides."""
 
     @property
     def runbook(self) -> str | None:
@@ -138,7 +138,7 @@ class Finding:
         return one_line(f"{self.severity:<7} {self.place}: {self.problem}{fix}")
 
     def lines(self) -> list[str]:
-        """Return the finding for people, and below it each statement or command, ready to paste."""
+        """Return the finding for people, with each statement or command below, ready to paste."""
         return found_lines(f"{self.severity:<7} {self.place}: {self.problem}", self.fix)
 
     def to_json(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Finding:
 
 
 def found_lines(text: str, fix: Fix | None, indent: str = "  ") -> list[str]:
-    """Return *text* and the fix, each statement or command in lines of its own. Pure."""
+    """Return *text* and the fix, each statement or command on separate lines. Pure."""
     if fix is None:
         return [one_line(text)]
     if not fix.sql:
@@ -171,13 +171,13 @@ def found_lines(text: str, fix: Fix | None, indent: str = "  ") -> list[str]:
 
 
 def _pasted(indented: str) -> str:
-    """Return a statement as psql takes it, and one of many lines as it is."""
+    """Return a statement as psql reads it; a statement of several lines unchanged."""
     statement = redact(without_line_breaks(indented))
     return statement.lstrip() if "\n" in statement else statement
 
 
 def one_line(text: str) -> str:
-    """Return *text* as one line without passwords: a name may hold anything."""
+    """Return *text* as one line without passwords: a name may contain line breaks."""
     return redact(text.replace("\n", "\\n").replace("\r", "\\r"))
 
 
@@ -243,9 +243,9 @@ class CheckReport:
     copies: "list[PlannedCopies]" = field(default_factory=list)
     """The first copies that `run` would make, in order."""
     roles: dict[str, str | None] = field(default_factory=dict)
-    """The role of each source's server: 'primary' or 'standby'; None if it does not answer."""
+    """The role of each source's server: 'primary' or 'standby'; None without an answer."""
     urls: dict[str | None, Secret] = field(default_factory=dict)
-    """The databases, by the label of the source; None is the target."""
+    """The databases, by the label of the source; None: the target."""
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity is severity for finding in self.findings)
@@ -277,11 +277,11 @@ class CheckReport:
             "tables": self.table_count,
             "roles": self.roles,
             "findings": [finding.to_json() for finding in self.findings],
-            "copies": [each.to_json() for each in self.copies],
+            "copies": [copy.to_json() for copy in self.copies],
         }
 
 
-def _count(number: int, what: str) -> str:
+def _count(number: int, noun: str) -> str:
     if number == 0:
         return ""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,7 +1,7 @@
-"""Replica identities that keep updates and deletes back, and the statements that give better ones.
+"""Replica identities that prevent updates and deletes, and the statements that give better ones.
 
-PostgreSQL goes by the identity of each partition, so a partitioned table needs a statement for
-itself and one for every partition. Pure.
+PostgreSQL uses the identity of each partition, so a partitioned table needs a statement for the
+root and a statement for every partition. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,9 +36,9 @@ def check_identity(
     details: Details,
     moves: Sequence[str] = (),
 ) -> Iterable[Finding]:
-    """Whether updates and deletes, and changes of every partition, are published at all.
+    """Whether the source publishes updates and deletes, and changes of every partition.
 
-    *moves*: the statements that then publish them, if streamer may not run these.
+    *moves*: the statements that then publish these changes, if streamer may not run them.
     """
     if (unlogged := unlogged_error(relation.identity)) is not None:
         yield from_error(place, unlogged)
@@ -60,10 +60,10 @@ def check_identity(
 
 
 def _identity_fix(relation: SourceRelation, details: Details, moves: Sequence[str]) -> Fix:
-    """Keep the table's own identity if it is of use, and give every partition the same."""
+    """Keep the table's own identity if usable, and give every partition the same identity."""
     root = relation.identity.root
     if root.obstacle is None:
-        return _fix(relation, details, root.published, own=None, moves=moves)
+        return _fix(relation, details, root.published, root_way=None, moves=moves)
     if (key_fix := _key_fix(relation, details, moves)) is not None:
         return key_fix
     if root.refuses_full:
@@ -73,7 +73,7 @@ def _identity_fix(relation: SourceRelation, details: Details, moves: Sequence[st
     words = "or add a primary key, which is faster"
     if root.has_deferrable_primary_key:
         words = "or re-create the primary key without DEFERRABLE, which is faster"
-    return _fix(relation, details, FULL, own="full", words=words, moves=moves)
+    return _fix(relation, details, FULL, root_way="full", words=words, moves=moves)
 
 
 def key_fix(relation: SourceRelation, details: Details) -> Fix:
@@ -83,36 +83,36 @@ def key_fix(relation: SourceRelation, details: Details) -> Fix:
 
 
 def _key_fix(relation: SourceRelation, details: Details, moves: Sequence[str] = ()) -> Fix | None:
-    own = details[relation.oid]
-    if own.primary_key is not None:
-        wanted = key_identity(own.primary_key)
-        return _fix(relation, details, wanted, own="default", moves=moves)
-    if own.usable_index is not None:
-        wanted = key_identity(own.indexes[own.usable_index])
-        index = f"using index {quote_identifier(own.usable_index)}"
-        return _fix(relation, details, wanted, own=index, moves=moves)
+    root = details[relation.oid]
+    if root.primary_key is not None:
+        identity = key_identity(root.primary_key)
+        return _fix(relation, details, identity, root_way="default", moves=moves)
+    if root.usable_index is not None:
+        identity = key_identity(root.indexes[root.usable_index])
+        index = f"using index {quote_identifier(root.usable_index)}"
+        return _fix(relation, details, identity, root_way=index, moves=moves)
     return None
 
 
 def _fix(
     relation: SourceRelation,
     details: Details,
-    wanted: str,
+    identity: str,
     *,
-    own: str | None,
+    root_way: str | None,
     words: str | None = None,
     moves: Sequence[str] = (),
 ) -> Fix:
-    """Make *wanted* the identity of the partitions; *own* decides for the table itself.
+    """Make *identity* the identity of the partitions; *root_way* is the clause for the root.
 
-    A publication of updates takes the table after that only: updates of the application fail while
-    such a table has no identity.
+    A publication of updates includes the table only afterwards: updates of the application fail
+    while such a table has no identity.
     """
-    statements = [] if own is None else [_alter(relation.identity.root, own)]
+    statements = [] if root_way is None else [_alter(relation.identity.root, root_way)]
     for leaf in relation.identity.leaves:
-        if leaf.published == wanted:
+        if leaf.published == identity:
             continue
-        way = "full" if wanted == FULL else details[leaf.oid].way_to(wanted)
+        way = "full" if identity == FULL else details[leaf.oid].way_to(identity)
         if way is not None:
             statements.append(_alter(leaf, way))
         else:

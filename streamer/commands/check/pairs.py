@@ -39,7 +39,7 @@ class Pair:
 
     @property
     def needs_copy(self) -> bool:
-        """Whether `run` would begin with a copy of this table, or with handing it over."""
+        """Whether `run` would begin with a copy of this table, or with the end of a copy."""
         return self.target.needs_copy(self.facts.source, self.mapping)
 
     @property

@@ -54,9 +54,9 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
     oids = {table.oid for table in facts.seen}
     state = SourceState(facts.publications, identities, oids, server.version, facts.captures)
     records = {} if target is None else target.records_of(facts.source)
-    gone = records.keys() - {mapping.source for mapping in facts.mappings}
-    # The target decides nothing here, so its namespace may be any.
-    mappings = [*facts.mappings, *resolve_each(facts.source, sorted(gone), "public")[0]]
+    unmapped = records.keys() - {mapping.source for mapping in facts.mappings}
+    # The plan does not depend on names in the target, so any namespace will do.
+    mappings = [*facts.mappings, *resolve_each(facts.source, sorted(unmapped), "public")[0]]
     members = members_by_mark(facts.publications.values())
     tables = [_stored(mapping, records.get(mapping.source), members) for mapping in mappings]
     return reconcile(state, tables, facts.source)
@@ -65,7 +65,7 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
 def _stored(
     mapping: RelationMapping, record: RelationRecord | None, members: MembersByMark
 ) -> MappedTable:
-    """Return a table as a start of `run` has it."""
+    """Return a table as `run` holds it at a start."""
     if record is None:
         return MappedTable(mapping)
     is_in_sync = record.table_state.need not in (Need.ROWS, Need.REQUEST)
@@ -84,7 +84,7 @@ def _stored(
 def check_publications(
     facts: SourceFacts, target: TargetFacts | None, plan: PublicationPlan
 ) -> Iterable[Finding]:
-    """Whether the wanted tables are published, or streamer can publish them."""
+    """Whether the source publishes the mapped tables, or streamer can publish them."""
     place, server = Place(facts.label), facts.server
     assert server is not None
     if server.version < 13_00_00:
@@ -127,11 +127,11 @@ def may_change_publications(facts: SourceFacts, plan: PublicationPlan) -> bool:
 def moving_sql(
     facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation, *, may_publish: bool
 ) -> list[str]:
-    """Return the statements that publish updates of a table once its identity allows that.
+    """Return the statements that publish updates of a table once the identity allows that.
 
-    None if `run` may run these itself. The statements of `check_publications` go before.
+    Empty if `run` may run these statements. The statements of `check_publications` go first.
     """
-    # A column list goes by the identity, so the next check knows the list.
+    # A column list depends on the identity, so the next check knows the list.
     if (may_publish and relation.owned) or mapping.rule.column_list:
         return []
     return moves_to_updates(facts.source, relation.name, facts.publications)
@@ -166,11 +166,14 @@ def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> li
 def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[Finding]:
     """Members that the mapping lacks and that `run` may not remove.
 
-    Beside a rule that matches no table they follow from it: one of them may have the right name.
+    Without findings if a rule matches no table: a surplus member may be the table that the rule
+    means.
     """
     if any(finding.severity is Severity.ERROR for finding in facts.mapping_findings):
         return
-    if not changes.surplus or all(each.is_owned for each in facts.publications.values()):
+    if not changes.surplus or all(
+        publication.is_owned for publication in facts.publications.values()
+    ):
         return
     yield warning(
         Place(facts.label),
@@ -226,8 +229,8 @@ def _check_excluded(facts: SourceFacts, lists: ColumnLists) -> Iterable[Finding]
 
 
 def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
-    """Tables that a publication of everything cannot leave out, or that may become unlogged
-    there.
+    """Find tables that a publication of all tables cannot exclude, and tables there that may become
+    unlogged.
     """
     publication = facts.publications.get(facts.source.publication)
     if publication is None:

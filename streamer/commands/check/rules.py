@@ -1,6 +1,6 @@
 """The rules of a source applied to its relations: all problems, not only the first. Pure.
 
-`streamer.mapping.rules.resolve` decides, relation by relation, as it does for `run`.
+`streamer.mapping.rules.resolve` decides, relation by relation, as for `run`.
 """
 
 from collections import defaultdict
@@ -32,8 +32,8 @@ _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign tabl
 class SeenTable:
     """A relation of a source, replicable or not.
 
-    ``root``: of a partition, the namespace and name of its root table. ``parents``: other tables
-    that it inherits from.
+    ``root``: of a partition, the namespace and name of the root table. ``parents``: tables from
+    which the relation inherits.
     """
 
     namespace: str
@@ -67,9 +67,9 @@ class SeenTable:
 def resolve_rules(
     source: SourceMapping, seen: Iterable[SeenTable], target_namespace: str
 ) -> tuple[list[RelationMapping], list[Finding]]:
-    """Apply *source*'s rules to all relations *seen*; their problems become findings.
+    """Apply the rules of *source* to all relations *seen*; problems become findings.
 
-    This leaves out a relation that two rules claim.
+    A relation that two rules claim is not mapped.
     """
     relations = list(seen)
     possible = [r for r in relations if r.obstacle is None]
@@ -95,15 +95,17 @@ def _name(rule: TableRule) -> RelationName:
 def resolve_each(
     source: SourceMapping, names: Iterable[RelationName], target_namespace: str
 ) -> tuple[list[RelationMapping], list[Finding]]:
-    """Apply *source*'s rules to relations of these *names*, one by one."""
+    """Apply the rules of *source* to each relation of *names*."""
     patterns = tuple(rule for rule in source.rules if rule.pattern.is_pattern)
     exact = {_name(rule): rule for rule in source.rules if not rule.pattern.is_pattern}
     mapped: list[RelationMapping] = []
     findings: list[Finding] = []
     for name in names:
-        own = (exact[name],) if name in exact else ()
+        exact_rules = (exact[name],) if name in exact else ()
         try:
-            mapped += resolve(replace(source, rules=patterns + own), [name], target_namespace)
+            mapped += resolve(
+                replace(source, rules=patterns + exact_rules), [name], target_namespace
+            )
         except MappingError as exc:
             findings.append(from_error(Place(source.label, str(name)), exc))
     return mapped, findings
@@ -155,22 +157,24 @@ def _check_pattern(
     roots = {mapping.source for mapping in mapped}
     shown: dict[str, list[str]] = defaultdict(list)
     for relation in matching:
-        own = Place(source.label, str(relation.relation))
+        relation_place = Place(source.label, str(relation.relation))
         if relation.persistence == "t":
             shown["temporary tables"].append(relation.name)
         elif relation.kind == "v":
             shown["views"].append(str(relation.relation))
         elif relation.kind in _KINDS:
-            findings.append(warning(own, f"is {relation.obstacle}: not replicated"))
+            findings.append(warning(relation_place, f"is {relation.obstacle}: not replicated"))
         elif relation.root_name is not None:
             if relation.root_name not in roots:
                 fix = in_words(f"put {relation.root_name} into `tables`")
-                findings.append(warning(own, f"is {relation.obstacle}: not replicated", fix))
+                findings.append(
+                    warning(relation_place, f"is {relation.obstacle}: not replicated", fix)
+                )
         elif relation.obstacle is not None:
             fix = at_source(f"alter table {quote_relation(relation.relation)} set logged")
-            findings.append(warning(own, "is unlogged: not replicated", fix))
-    for what, names in shown.items():
-        findings.append(info(place, f"also matches {what}, not replicated: {some_of(names)}"))
+            findings.append(warning(relation_place, "is unlogged: not replicated", fix))
+    for category, names in shown.items():
+        findings.append(info(place, f"also matches {category}, not replicated: {some_of(names)}"))
     return findings
 
 
@@ -188,7 +192,7 @@ def _check_shared_targets(source: SourceMapping, mapped: list[RelationMapping]) 
 def _check_parents(
     source: SourceMapping, relations: list[SeenTable], mapped: set[RelationName]
 ) -> list[Finding]:
-    """Find tables whose rows show in a mapped table that they inherit from, but only there."""
+    """Find unmapped tables whose rows also appear in a mapped parent table."""
     findings = []
     for relation in relations:
         for parent in (RelationName(*parent) for parent in relation.parents):

@@ -23,12 +23,12 @@ def check_sequences(facts: SourceFacts, target: TargetFacts | None) -> Iterable[
     """Name sequences that stay behind, and why."""
     if not facts.source.sequences:
         mapped = {mapping.source for mapping in facts.mappings}
-        own = [str(s.name) for s in facts.sequences if s.owner and s.owner[0] in mapped]
-        if own:
+        owned = [str(s.name) for s in facts.sequences if s.owner and s.owner[0] in mapped]
+        if owned:
             yield info(
                 Place(facts.label),
                 "sequences are not replicated; at the target they keep their values: "
-                f"{some_of(own)}",
+                f"{some_of(owned)}",
                 in_words(
                     "set `sequences: true`, or set them at the target before other programs "
                     "write to these tables"
@@ -42,8 +42,8 @@ def check_sequences(facts: SourceFacts, target: TargetFacts | None) -> Iterable[
             continue
         if sequence.grants:
             yield warning(place, "the role may not read this sequence", at_source(*sequence.grants))
-        there = target.sequences.get((facts.label, sequence.name))
-        if there is None:
+        counterpart = target.sequences.get((facts.label, sequence.name))
+        if counterpart is None:
             if home.column is None:
                 yield warning(
                     place,
@@ -57,15 +57,15 @@ def check_sequences(facts: SourceFacts, target: TargetFacts | None) -> Iterable[
                     f"the target has no sequence for column {home}, so nothing follows it",
                     in_words("make that column an identity column if programs will insert there"),
                 )
-        elif there.grants:
-            problem = f'the role may not set the target\'s sequence "{there.name}"'
-            yield warning(place, problem, at_target(*there.grants))
-        elif there.range is not None and sequence.last_value is not None:
+        elif counterpart.grants:
+            problem = f'the role may not set the target\'s sequence "{counterpart.name}"'
+            yield warning(place, problem, at_target(*counterpart.grants))
+        elif counterpart.range is not None and sequence.last_value is not None:
             try:
-                value_ahead(sequence.last_value, sequence.increment, 0, there.range)
+                value_ahead(sequence.last_value, sequence.increment, 0, counterpart.range)
             except ValueError as exc:
                 yield warning(
                     place,
-                    f'the target\'s sequence "{there.name}" cannot follow: {exc}',
+                    f'the target\'s sequence "{counterpart.name}" cannot follow: {exc}',
                     in_words("give it the source's type, increment and limits: ALTER SEQUENCE"),
                 )

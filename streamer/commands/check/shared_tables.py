@@ -24,15 +24,15 @@ from streamer.target.catalog import TargetRelation
 class SharedTable:
     """A target table and the tenants that share it.
 
-    ``relation``: as wide as the definitions of all tenants make it. ``origins``: by column, the
-    label of the source whose type the column has.
+    ``relation``: wide enough for the definitions of all tenants. ``origins``: the label of the
+    source that defined the type of a column, by column.
     """
 
     relation: TargetRelation
     origins: dict[str, str] = field(default_factory=dict)
 
     def add(self, pair: Pair) -> None:
-        """Widen the table for the rows of *pair*, as `run` does before it copies them."""
+        """Widen the table for the rows of *pair*, as `run` does before the copy."""
         mapping, columns = pair.mapping, dict(self.relation.columns)
         changes, unfilled = widening(pair.relation.definition, mapping, self.relation)
         for change in changes:
@@ -97,7 +97,7 @@ def shared_tables(
 
 
 def check_widening(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
-    """Name the statements by which `run` widens *relation*, which it made, for this tenant."""
+    """Name the statements by which `run` widens its own table *relation* for this tenant."""
     statements = widening_statements(
         pair.relation.definition, pair.mapping, relation, pair.sid or ""
     )
@@ -107,7 +107,7 @@ def check_widening(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
 
 
 def check_common_types(pair: Pair, shared: SharedTable) -> Iterable[Finding]:
-    """Columns whose type and that of another tenant have no common type."""
+    """Find columns whose type has no common type with the type of a second tenant."""
     for column in pair.relation.columns:
         name = pair.mapping.target_column(column.name)
         present = shared.relation.columns.get(name or "")

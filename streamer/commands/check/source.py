@@ -63,7 +63,7 @@ RELOAD: Final = "select pg_reload_conf()"
 
 
 def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding]:
-    """Judge everything at a source."""
+    """Judge all facts of a source."""
     place = Place(facts.label)
     findings: list[Finding] = []
     if facts.error is not None:
@@ -77,7 +77,9 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
         try:
             require_same_database(facts.source, record.known_place, *reached)
         except SourceDatabaseError as exc:
-            return [from_error(place, exc)]  # all else would be about another database
+            return [
+                from_error(place, exc)
+            ]  # the remaining findings would be about a wrong database
     findings += check_server(place, facts.server, facts.source)
     findings += check_settings(place, facts.server, streams=facts.source.streaming)
     findings += check_backlog(place, facts.server, facts.source)
@@ -139,11 +141,11 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
             "ends the stream",
             at_source(f"alter role {role} set wal_sender_timeout = '60s'"),
         )
-    kept = settings.get("max_slot_wal_keep_size", -1)
-    if kept >= 0:
+    size = settings.get("max_slot_wal_keep_size", -1)
+    if size >= 0:
         yield warning(
             place,
-            f"max_slot_wal_keep_size is {kept} MB: if more WAL than that waits for streamer, the "
+            f"max_slot_wal_keep_size is {size} MB: if more WAL than that waits for streamer, the "
             "slot is lost and all tables need a new copy",
             at_source("alter system set max_slot_wal_keep_size = -1", RELOAD),
         )
@@ -168,8 +170,12 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
 
 def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
     """Whether the configured heartbeats can measure the time until commits become visible."""
-    own = facts.source.heartbeat_interval
-    if not (interval if own is None else own) or facts.server is None or facts.usage is None:
+    source_interval = facts.source.heartbeat_interval
+    if (
+        not (interval if source_interval is None else source_interval)
+        or facts.server is None
+        or facts.usage is None
+    ):
         return
     place, server = Place(facts.label), facts.server
     if server.in_recovery:
@@ -189,13 +195,13 @@ def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
 
 
 def check_backlog(place: Place, server: SourceServer, source: SourceMapping) -> Iterable[Finding]:
-    """A limit that the server's own makes pointless."""
+    """Find a limit that a lower limit of the server defeats."""
     limit = source.max_retained_wal_bytes
-    kept = int(server.settings.get("max_slot_wal_keep_size", -1))
-    if limit is not None and 0 <= kept * 1024 * 1024 <= limit:
+    size = int(server.settings.get("max_slot_wal_keep_size", -1))
+    if limit is not None and 0 <= size * 1024 * 1024 <= limit:
         yield warning(
             place,
-            f"max_slot_wal_keep_size is {kept} MB: the slot is lost before max_retained_wal, which "
+            f"max_slot_wal_keep_size is {size} MB: the slot is lost before max_retained_wal, which "
             f"is {limit} bytes, is reached",
             in_words("set max_retained_wal to half of that, or less"),
         )
@@ -220,7 +226,7 @@ def check_encoding(place: Place, source: str, target: str) -> Iterable[Finding]:
 
 
 def check_same_database(sources: Iterable[SourceFacts]) -> Iterable[Finding]:
-    """Name a database that a group has under two sids: its rows would be in the target twice."""
+    """Name a database that a group lists under two sids: the target would get its rows twice."""
     first: dict[tuple[str, ...], SourceFacts] = {}
     for facts in sources:
         server, usage = facts.server, facts.usage
@@ -232,18 +238,18 @@ def check_same_database(sources: Iterable[SourceFacts]) -> Iterable[Finding]:
             usage.server_started,
             server.database,
         )
-        other = first.setdefault(key, facts)
-        if other is not facts:
+        first_facts = first.setdefault(key, facts)
+        if first_facts is not facts:
             yield warning(
                 Place(facts.label),
                 f'its url leads to database "{server.database}" of the same server as that of '
-                f"{other.label}, so the target gets its rows twice, once with each sid",
-                in_words(f"correct the url of {facts.label} or {other.label}"),
+                f"{first_facts.label}, so the target gets its rows twice, once with each sid",
+                in_words(f"correct the url of {facts.label} or {first_facts.label}"),
             )
 
 
 def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
-    """Whether slot, source and target belong together, as the pipeline decides it at its start."""
+    """Whether slot, source and target belong together, as decided by the pipeline at a start."""
     place, slot, source, server = Place(facts.label), facts.slot, facts.source, facts.server
     assert server is not None
     record = target.sources.get(source.label) if target is not None else None
@@ -265,7 +271,7 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         problem = obstacle(facts.found, source, target.installation, is_known=is_known)
         if problem:
             hint = take_over_hint(source)
-            # The readers of another installation are its own affair.
+            # A second installation is responsible for its own readers.
             reads = slot is not None and slot.active_pid and not facts.found.installations
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
             end = at_source(sql, words=str(hint), is_choice=True) if sql else None
@@ -382,7 +388,7 @@ def check_readable(
 def check_rule(
     facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation
 ) -> Iterable[Finding]:
-    """Columns that a rule for this one table names and that are not there."""
+    """Find missing columns that a rule for this table names."""
     rule = mapping.rule
     if rule.pattern.is_pattern:
         return
@@ -398,13 +404,13 @@ def check_rule(
 
 
 def _unwritten(mapping: RelationMapping, relation: SourceRelation) -> list[str]:
-    """Return the columns that expressions use and the target does not get unchanged."""
-    found = []
+    """Return the columns that expressions use and that do not reach the target unchanged."""
+    unwritten = []
     for name in mapping.expression_inputs(relation.column_names):
-        there = mapping.target_column(name)
-        if there is None or mapping.is_computed(there):
-            found.append(name)
-    return found
+        target_name = mapping.target_column(name)
+        if target_name is None or mapping.is_computed(target_name):
+            unwritten.append(name)
+    return unwritten
 
 
 def check_expressions(
@@ -432,7 +438,7 @@ def check_expressions(
         for column in relation.columns
         if column.may_be_toasted
         and column.name not in relation.key
-        # A row that enters a filter must be whole; computed columns need only their own inputs.
+        # A row that enters a filter must be whole; computed columns need only their inputs.
         and (mapping.rule.filter is not None or column.name in used)
     ]
     if large:
@@ -450,10 +456,10 @@ _TEXT_TYPES: Final = ("text", "character", "name", '"char"')
 def check_locales(
     facts: SourceFacts, target: TargetFacts, mapping: RelationMapping, relation: SourceRelation
 ) -> Iterable[Finding]:
-    """Whether both databases sort and fold letters the same way, where expressions depend on it."""
+    """Whether both databases sort and fold letters alike, if expressions depend on that."""
     assert facts.usage is not None
-    here, there = facts.usage.locale, target.server.locale
-    if here == there:
+    source_locale, target_locale = facts.usage.locale, target.server.locale
+    if source_locale == target_locale:
         return
     texts = {
         column.name
@@ -465,8 +471,8 @@ def check_locales(
             words = "write the collation into the expression, as in: name collate \"C\" < 'm'"
             yield warning(
                 _place(facts, mapping),
-                f"its {place} may depend on the database's locale, which is {here} at the source "
-                f"and {there} at the target",
+                f"its {place} may depend on the database's locale, which is {source_locale} at "
+                f"the source and {target_locale} at the target",
                 in_words(words),
             )
 

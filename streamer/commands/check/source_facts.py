@@ -48,12 +48,12 @@ from streamer.target.foreign_functions import CALLS_SQL, ForeignCall, calls_para
 READ_SECONDS: Final = 60.0
 """Catalogs answer at once; a slower query waits for a lock on a table."""
 LONG_SECONDS: Final = 5.0
-"""A transaction that has run this long is worth a word before a slot waits for it."""
+"""The check reports a transaction that has run this long: a new slot would wait for its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage of a source's server, and other objects that the role finds there."""
+    """Usage of a source's server, and further facts that the role can read there."""
 
     encoding: str
     may_create: bool
@@ -62,7 +62,7 @@ class Usage:
     max_connections: int
     connections_reserved: int
     connections_used: int
-    """Sessions of others than streamer; walsenders do not count."""
+    """Sessions of programs other than streamer, without walsenders."""
     large_objects: int
     is_target: bool
     locale: str = ""
@@ -77,20 +77,20 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class IdentityDetails:
-    """Candidates for a table's replica identity: its fitting indexes, with the columns of each."""
+    """Candidates for a table's replica identity: the columns of each suitable index."""
 
     indexes: dict[str, list[str]]
-    """The one with the fewest columns first."""
+    """The index with the fewest columns first."""
     primary_key: list[str] | None
-    """Columns of the primary key, if it fits."""
+    """Columns of the primary key, if suitable."""
 
     @property
     def usable_index(self) -> str | None:
         return next(iter(self.indexes), None)
 
     def way_to(self, identity: str) -> str | None:
-        """Return the clause after REPLICA IDENTITY that makes it *identity*, a key; None if there
-        is none.
+        """Return the clause after REPLICA IDENTITY that makes *identity* the key; None without such
+        a clause.
         """
         if self.primary_key is not None and key_identity(self.primary_key) == identity:
             return "default"
@@ -102,7 +102,9 @@ class IdentityDetails:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that a new slot would wait for; ``seconds`` is None where we may not see it."""
+    """A transaction that a new slot would wait for; ``seconds`` is None without the right to see
+    it.
+    """
 
     pid: int
     user: str
@@ -120,9 +122,7 @@ class PreparedTransaction:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """Everything read from one source; ``error`` says why the rest is missing, unless
-    ``is_complete``.
-    """
+    """The facts of a source; ``error`` says why facts are missing, unless ``is_complete``."""
 
     source: SourceMapping
     error: StreamerError | None = None
@@ -133,11 +133,11 @@ class SourceFacts:
     replication: dict[str, str] = field(default_factory=dict)
     """Settings that decide about slots on standbys."""
     standbys: list[StandbyLook] = field(default_factory=list)
+    """The standby servers of the url, if a failover is to keep the slot."""
     primaries: list[Primary] = field(default_factory=list)
     """The hosts of the url that accept writes, if it lists several."""
-    """The other hosts of the url, if a failover is to keep the slot."""
     found: Found | None = None
-    """Whose slot and publications those are."""
+    """The owners of the slot and publications."""
     seen: list[SeenTable] = field(default_factory=list)
     mappings: list[RelationMapping] = field(default_factory=list)
     mapping_findings: list[Finding] = field(default_factory=list)
@@ -148,7 +148,7 @@ class SourceFacts:
     expression_errors: dict[RelationName, StreamerError] = field(default_factory=dict)
     usable_namespaces: frozenset[str] = frozenset()
     bytewise: dict[int, frozenset[str]] = field(default_factory=dict)
-    """Columns of text that are ordered by bytes, by the OIDs of their tables."""
+    """Columns of text that sort by bytes, by the OIDs of the tables."""
     distant: frozenset[int] = frozenset()
     """The OIDs of large tables with neighbouring keys in distant pages."""
     capture: Capture | None = None
@@ -156,9 +156,9 @@ class SourceFacts:
     sequence_places: dict[RelationName, SequencePlace] = field(default_factory=dict)
     types: dict[RelationName, list[DefinedType]] = field(default_factory=dict)
     definitions: dict[RelationName, TableDefinition] = field(default_factory=dict)
-    """Of the tables whose rule has a `create` beyond columns."""
+    """The definitions of tables whose rule has a `create` beyond columns."""
     calls: list[ForeignCall] = field(default_factory=list)
-    """The functions in expressions that the target will not run, if it finds the same ones."""
+    """Functions in expressions that the target will not run, if names resolve there as here."""
     labels: dict[RelationName, list[str]] = field(default_factory=dict)
     publications: dict[str, Publication] = field(default_factory=dict)
     open_transactions: list[OpenTransaction] = field(default_factory=list)
@@ -170,14 +170,14 @@ class SourceFacts:
 
     @property
     def role(self) -> str | None:
-        """The role of its server: 'primary' or 'standby'; None if it does not answer."""
+        """The role of the server: 'primary' or 'standby'; None without an answer."""
         if self.server is None:
             return None
         return "standby" if self.server.in_recovery else "primary"
 
     @property
     def is_out_of_reach(self) -> bool:
-        """Whether it is unreachable or refuses us, so that its facts are unknown."""
+        """Whether the source is unreachable or refuses streamer, so that the facts are unknown."""
         return self.server is None and self.error is not None and self.error.exit_code == 3
 
     @property
@@ -186,7 +186,7 @@ class SourceFacts:
         return self.capture is not None and self.capture.token is not None
 
     def mapped(self) -> Iterable[tuple[RelationMapping, SourceRelation]]:
-        """Go through the mapped relations with their definitions."""
+        """Yield the mapped relations with their definitions."""
         for mapping in self.mappings:
             relation = self.relations.get(mapping.source)
             if relation is not None:
@@ -194,7 +194,7 @@ class SourceFacts:
 
 
 async def read_source(source: SourceMapping, target_namespace: str) -> SourceFacts:
-    """Read everything a check wants to know; an error becomes part of the facts."""
+    """Read the facts for a check; an error becomes part of the facts."""
     facts = SourceFacts(source)
     try:
         async with asyncio.timeout(READ_SECONDS):
@@ -223,7 +223,7 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         server = await read_server_plainly(plain)
         facts.usage = usage = Usage(**await fetch_one(plain, _USAGE_SQL))
         facts.server = server
-        before = {} if server.in_recovery else await _read_transactions(plain)
+        earlier = {} if server.in_recovery else await _read_transactions(plain)
         facts.slot = await read_slot(plain, source.slot)
         facts.found = await read_found(plain, source)
         facts.replication = await read_replication_settings(plain)
@@ -239,12 +239,12 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         facts.publications = await read_publications(plain, source, server.version)
         rows = await fetch_all(plain, "select gid, database from pg_catalog.pg_prepared_xacts")
         facts.prepared_transactions = [PreparedTransaction(**row) for row in rows]
-        if before:
-            after = await _read_transactions(plain)
-            facts.open_transactions = [after[key] for key in after if key in before]
+        if earlier:
+            later = await _read_transactions(plain)
+            facts.open_transactions = [later[key] for key in later if key in earlier]
     facts.is_complete = True
     if server.role_may_replicate and usage.walsenders < server.max_wal_senders:
-        # A proxy or firewall between the two may let only ordinary connections through.
+        # A proxy or firewall may accept ordinary connections and refuse replication.
         async with connection(source, replication=True) as replication:
             await read_server(replication)
 
@@ -259,7 +259,7 @@ CONNECTIONS_SQL: Final = """
            and not pg_catalog.starts_with(coalesce(a.application_name, ''), 'streamer')
            and a.pid not in (select r.pid from pg_catalog.pg_stat_replication r
                               where r.pid is not null)) as connections_used"""
-"""Columns of the limit on sessions, and of the sessions of others than streamer."""
+"""Columns of the limit on sessions, and of the sessions of programs other than streamer."""
 _USAGE_SQL: Final = f"""
 select pg_catalog.pg_postmaster_start_time()::text as server_started,
     pg_catalog.pg_encoding_to_char(d.encoding) as encoding,
@@ -306,8 +306,8 @@ order by 2, 3
 async def _read_transactions(plain: Connection) -> dict[tuple[int, str], OpenTransaction]:
     """Read the sessions that changed data in a transaction that has been open for long.
 
-    Without the right to see the start of a transaction, it counts if the second read still finds
-    it.
+    Without the right to see the start of a transaction, a transaction counts that the second read
+    still finds.
     """
     return {
         (row["pid"], row["virtual"]): OpenTransaction(
@@ -317,8 +317,8 @@ async def _read_transactions(plain: Connection) -> dict[tuple[int, str], OpenTra
     }
 
 
-# A session with a transaction id holds a lock on it. Without a user it is a background process, and
-# short.
+# A session with a transaction id holds a lock on that id. A session without a user is a short
+# background process.
 _TRANSACTIONS_SQL: Final = """
 select distinct l.pid, l.virtualtransaction as virtual, a.usename as username,
        a.datname as database,
@@ -336,16 +336,16 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     names = [mapping.source for mapping in facts.mappings]
     facts.relations = await read_relations(plain, names)
     facts.columns = await read_columns(plain, names)
-    facts.bytewise = await read_bytewise(plain, [each.oid for each in facts.relations.values()])
+    facts.bytewise = await read_bytewise(plain, [r.oid for r in facts.relations.values()])
     facts.distant = await find_distant(plain, facts.relations.values())
     asking = [
         relation.oid for mapping, relation in facts.mapped() if mapping.rule.asks_for_definitions
     ]
     if asking:
         rows = await fetch_all(plain, definitions_sql("%s::oid[]"), asking)
-        facts.definitions = {found.name: found for found in map(definition_of, rows)}
+        facts.definitions = {definition.name: definition for definition in map(definition_of, rows)}
     identities = [relation.identity for relation in facts.relations.values()]
-    tables = [table.oid for each in identities for table in (each.root, *each.leaves)]
+    tables = [t.oid for identity in identities for t in (identity.root, *identity.leaves)]
     facts.identities = {oid: IdentityDetails({}, None) for oid in tables}
     for row in await fetch_all(plain, _INDEXES_SQL, tables):
         details = facts.identities[row["relid"]]
@@ -382,7 +382,7 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
 
 
 # A replica identity needs a unique, immediate and complete index over plain NOT NULL columns.
-# streamer needs one without generated columns.
+# streamer also excludes generated columns.
 _INDEXES_SQL: Final = """
 select i.indrelid::int8 as relid, x.relname as name, i.indisprimary as is_primary, k.columns
   from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid,

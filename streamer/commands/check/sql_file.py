@@ -1,6 +1,6 @@
-"""The statements of all findings as a script for psql, in an order in which they work. Pure.
+"""The statements of all findings as a script for psql, in an executable order. Pure.
 
-Statements that end or remove something of others stay comments: an administrator decides.
+Statements that end or remove objects of other users stay comments: an administrator decides.
 """
 
 from collections.abc import Iterator
@@ -25,23 +25,26 @@ def sql_file(report: CheckReport) -> str:
             place = finding.place.source if fix.at == "source" else None
             by_place.setdefault(place, []).append(finding)
     databases = {place: place_of(report.urls[place].reveal()) for place in by_place}
-    servers = {tuple(each.get(name) for name in SERVER_PARAMETERS) for each in databases.values()}
+    servers = {
+        tuple(parameters.get(name) for name in SERVER_PARAMETERS)
+        for parameters in databases.values()
+    }
     sections: dict[str, list[Finding]] = {}
     for place, findings in by_place.items():
-        given = databases[place]
+        connection = databases[place]
         if len(servers) == 1:
-            given = {name: value for name, value in given.items() if name == "dbname"}
-        sections.setdefault(_connect(given), []).extend(findings)
+            connection = {name: value for name, value in connection.items() if name == "dbname"}
+        sections.setdefault(_connect(connection), []).extend(findings)
     lines = [_HEAD]
     for connect, findings in sections.items():
         lines += [connect, *_statements(findings)]
     return "\n".join(lines)
 
 
-def _connect(given: dict[str, str]) -> str:
-    if not given:
+def _connect(parameters: dict[str, str]) -> str:
+    if not parameters:
         return "-- In the database of the source or target:"
-    text = join_parameters(given).replace("\\", "\\\\").replace("'", "''")
+    text = join_parameters(parameters).replace("\\", "\\\\").replace("'", "''")
     return "\\connect -reuse-previous=on '{}'".format(text.replace("\n", "\\n"))
 
 
