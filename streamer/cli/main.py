@@ -75,7 +75,7 @@ def _join_lines(command: Any) -> None:
 
 
 class _ByPanel(TyperGroup):
-    """Lists commands in the order of their panels, so that the help shows panels in that order."""
+    """Lists commands in the order of the panels, and so the panels of the help in that order."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -666,7 +666,7 @@ _GLOBAL_OPTIONS = ("-c", "--config", "--log-level", "--log-format")
 
 
 def _globals_first(arguments: list[str]) -> list[str]:
-    """Move global options before the command, wherever the operator wrote them."""
+    """Move global options before the command, wherever an operator wrote these options."""
     first: list[str] = []
     others_last: list[str] = []
     items = iter(arguments)

@@ -1,4 +1,4 @@
-"""Panels, options and arguments that several commands share, and their shell completion."""
+"""Panels, options and arguments that several commands share, and shell completion."""
 
 from collections.abc import Callable, Iterable
 from typing import Annotated, Final

@@ -1,4 +1,4 @@
-"""``streamer tenants``: the databases of a group, each with its own sid."""
+"""``streamer tenants``: the databases of a group, identified by sid."""
 
 import asyncio
 import sys

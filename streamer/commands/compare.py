@@ -1,4 +1,4 @@
-"""``streamer compare``: whether the target has the rows of its sources, while both change."""
+"""``streamer compare``: whether the target contains the rows of its sources, while both change."""
 
 import asyncio
 import contextlib
@@ -56,10 +56,10 @@ def check_report(path: Path | None) -> None:
 
 @asynccontextmanager
 async def comparing(settings: Settings) -> AsyncIterator[ComparisonRunner]:
-    """Have a runner of comparisons for the length of a block, and with it the Spark process of this
-    command, if a comparison needs one.
+    """Yield a runner of comparisons, with a Spark process of this command if a comparison needs
+    Spark.
     """
-    # Its files have connection strings. After a kill, the next comparison removes them.
+    # The files contain connection strings. After a kill, the next comparison removes them.
     with OwnedDirectory(Path(tempfile.gettempdir()), "streamer-compare-") as directory:
         launcher = SparkLauncher(
             settings.sync.spark_master,
@@ -103,10 +103,10 @@ async def _show_progress(comparison: Comparison, console: Console) -> None:
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as shown:
         task = shown.add_task("definitions", total=None)
         while True:
-            with contextlib.suppress(StreamerError):  # the comparison reports it
+            with contextlib.suppress(StreamerError):  # the comparison reports this error
                 if (counts := await comparison.count_ranges()) is not None:
                     done, ranges = counts
-                    # Others are read, split and judged meanwhile.
+                    # Meanwhile the comparison reads, splits and judges further ranges.
                     shown.update(task, description="equal ranges", completed=done, total=ranges)
             await asyncio.sleep(PROGRESS_SECONDS)
 
@@ -191,7 +191,7 @@ _COLUMNS: Final[Sequence[ListingColumn[TableResult]]] = (
 
 
 def summarize(results: Iterable[TableResult], *, strict: bool = False) -> str | None:
-    """Return the line that ends the command unless everything is equal. Pure.
+    """Return the line that ends the command unless all tables are equal. Pure.
 
     *strict*: definitions count, too.
     """
@@ -206,6 +206,6 @@ def summarize(results: Iterable[TableResult], *, strict: bool = False) -> str | 
             f"{len(undecided)} have rows that changed between all readings, or whose changes did "
             "not arrive: is `streamer run` running?"
         )
-    if strict and (other := [r for r in results if r.definitions]):
-        parts.append(f"{len(other)} have a different definition")
+    if strict and (redefined := [r for r in results if r.definitions]):
+        parts.append(f"{len(redefined)} have a different definition")
     return "; ".join(parts) or None

@@ -59,11 +59,11 @@ async def read_conflicts(address: TargetAddress, scope: Scope, limit: int) -> li
         conflicts = await read_newest_conflicts(bookkeeping, list(relations), limit)
     finally:
         await bookkeeping.close()
-    found = []
+    listed = []
     for conflict in conflicts:
         relation = relations[conflict.relation_id]
         source = sources[relation.source_id]
-        found.append(
+        listed.append(
             ConflictRecord(
                 id=conflict.id,
                 database=source.database,
@@ -81,7 +81,7 @@ async def read_conflicts(address: TargetAddress, scope: Scope, limit: int) -> li
                 noted_at=conflict.noted_at.isoformat(),
             )
         )
-    return found
+    return listed
 
 
 def _parsed(text: str | None) -> Any:

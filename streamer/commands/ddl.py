@@ -1,4 +1,4 @@
-"""``streamer ddl``: lists changes of definitions, and requests decisions about those that wait.
+"""``streamer ddl``: lists changes of definitions, and requests decisions about waiting changes.
 
 A running process acts on a decision within seconds; a stopped one at its next start.
 """

@@ -43,7 +43,7 @@ VERSION_TESTED: Final = 18
 def check_target(
     facts: TargetFacts, sources: list[SourceFacts], *, create_tables: bool, connections: int
 ) -> Iterable[Finding]:
-    """Judge everything at the target but its tables. *connections*: how many write at a time."""
+    """Judge the target except its tables. *connections*: the number of concurrent writers."""
     yield from check_server(facts.server)
     yield from check_origins(facts.server, connections)
     yield from check_bookkeeping(facts.server, facts.bookkeeping)
@@ -96,7 +96,7 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
 
 
 def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
-    """Whether other replication can tell streamer's writes from those of users."""
+    """Whether replication tools can tell streamer's writes from those of users."""
     if not server.is_source:
         return
     effect = "if changes are also replicated from here, they may travel back"
@@ -115,19 +115,19 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
             f"{connections} connections write, so not all can tag their writes as "
             f"replicated: {effect}"
         )
-        wanted = server.origins_max - server.free_origins + connections
+        needed = server.origins_max - server.free_origins + connections
         words = "then restart that server; or lower `workers` or `sync.jobs`"
         yield warning(
-            TARGET, problem, at_target(f"alter system set {setting} = {wanted}", words=words)
+            TARGET, problem, at_target(f"alter system set {setting} = {needed}", words=words)
         )
 
 
 def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> Iterable[Finding]:
-    """Whether the role may create schema streamer, or owns and may use it."""
+    """Whether the role may create schema streamer, or owns and may use that schema."""
     role, database = quote_identifier(server.role), quote_identifier(server.database)
     place = Place(None, 'schema "streamer"')
     if not server.may_create:
-        # Also when it is there: CREATE SCHEMA IF NOT EXISTS asks for the right first.
+        # Also for an existing schema: CREATE SCHEMA IF NOT EXISTS checks the privilege first.
         problem = f'role "{server.role}" may not create schemas in database "{server.database}"'
         yield error(place, problem, at_target(f"grant create on database {database} to {role}"))
     if not bookkeeping.exists:
@@ -135,9 +135,9 @@ def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> It
     if not bookkeeping.may_use:
         grant = at_target(f"grant usage, create on schema streamer to {role}")
         yield error(place, f'role "{server.role}" may not use it', grant)
-    if taken := OUR_TABLES.intersection(bookkeeping.tables):
+    if our_tables := OUR_TABLES.intersection(bookkeeping.tables):
         if "migration" not in bookkeeping.tables:
-            problem = f"does not belong to streamer, but has a table {min(taken)}"
+            problem = f"does not belong to streamer, but has a table {min(our_tables)}"
             fix = at_target("alter schema streamer rename to streamer_other", is_choice=True)
             yield error(place, problem, fix)
         elif bookkeeping.forbidden_tables:
@@ -153,7 +153,7 @@ def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> It
 def check_namespaces(
     facts: TargetFacts, sources: Iterable[SourceFacts], *, create_tables: bool
 ) -> Iterable[Finding]:
-    """Whether the role may write and create tables in their schemas."""
+    """Whether the role may write and create tables in the schemas of the targets."""
     role = quote_identifier(facts.server.role)
     names = {mapping.target for source in sources for mapping in source.mappings}
     makes: set[str] = set()
@@ -163,16 +163,16 @@ def check_namespaces(
     for namespace in sorted({name.namespace for name in names} | makes):
         place = Place(None, f'schema "{namespace}"')
         quoted = quote_identifier(namespace)
-        there = facts.namespaces.get(namespace)
-        if there is None:
+        existing = facts.namespaces.get(namespace)
+        if existing is None:
             if namespace in makes and not facts.server.may_create:
                 fix = at_target(f"create schema {quoted} authorization {role}")
                 yield error(place, "is missing, and streamer may not create it", fix)
             continue
-        if not there.may_use:
+        if not existing.may_use:
             grant = at_target(f"grant usage on schema {quoted} to {role}")
             yield error(place, f'role "{facts.server.role}" may not use it', grant)
-        if namespace in makes and not there.may_create:
+        if namespace in makes and not existing.may_create:
             grant = at_target(f"grant create on schema {quoted} to {role}")
             problem = f'role "{facts.server.role}" may not create the missing tables there'
             yield error(place, problem, grant)
@@ -192,11 +192,11 @@ _Writer = tuple[SourceFacts, RelationMapping, SourceRelation]
 
 
 def check_collisions(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[Finding]:
-    """Sources that would write the same rows, or whose keys would meet."""
+    """Find sources that would write the same rows, or whose keys would collide."""
     writers: dict[RelationName, list[_Writer]] = defaultdict(list)
     for source in sources:
         for mapping, relation in source.mapped():
-            if all(other is not source for other, _, _ in writers[mapping.target]):
+            if all(writer is not source for writer, _, _ in writers[mapping.target]):
                 writers[mapping.target].append((source, mapping, relation))
     for target, several in writers.items():
         yield from _check_writers(facts, target, several)
@@ -206,14 +206,14 @@ def _check_writers(
     facts: TargetFacts, target: RelationName, writers: list[_Writer]
 ) -> Iterable[Finding]:
     table = facts.tables.get(target)
-    there = table.relation if table is not None else None
-    lacks_sid = there is not None and not there.has_sid
+    existing = table.relation if table is not None else None
+    lacks_sid = existing is not None and not existing.has_sid
     names = {source.label: str(mapping.source) for source, mapping, _ in writers}
     sids = {source.label: source.source.sid for source, _, _ in writers}
     written = {
         source.label: sids[source.label]
-        if there is None
-        else written_sid(source.source, mapping, relation, there)
+        if existing is None
+        else written_sid(source.source, mapping, relation, existing)
         for source, mapping, relation in writers
     }
     for clash in find_clashes(target, written.items(), lacks_sid=lacks_sid):
@@ -223,16 +223,16 @@ def _check_writers(
             fix = at_target(*_add_sid(facts, target, sids[clash.labels[0]]), words=words)
         yield error(Place(", ".join(clash.labels), names[clash.labels[0]]), clash.message, fix)
     labels, first = ", ".join(names), next(iter(names.values()))
-    if there is None and None in sids.values() and len(set(sids.values())) > 1:
-        # The source that creates the table first decides whether it has a column sid.
+    if existing is None and None in sids.values() and len(set(sids.values())) > 1:
+        # The first source that creates the table decides whether the table has a column sid.
         problem = f"not all sources of target table {target} have a sid"
         yield error(Place(labels, first), problem, in_words("give each of their urls a sid"))
-    if there is not None and there.has_sid and len(writers) > 1:
+    if existing is not None and existing.has_sid and len(writers) > 1:
         yield from _check_keys(facts, target, writers)
 
 
 def _add_sid(facts: TargetFacts, target: RelationName, first: str | None) -> list[str]:
-    """Return the statements that give a table a sid, also as part of its primary key.
+    """Return the statements that add a sid to a table and to its primary key.
 
     Existing rows get the sid of the *first* source.
     """
@@ -257,10 +257,10 @@ def _check_keys(
     facts: TargetFacts, target: RelationName, writers: list[_Writer]
 ) -> Iterable[Finding]:
     """Find a unique key that rows of two sources could share."""
-    there = facts.tables[target].relation
-    assert there is not None
+    existing = facts.tables[target].relation
+    assert existing is not None
     labels = ", ".join(source.label for source, _, _ in writers)
-    for key in there.unique_keys:
+    for key in existing.unique_keys:
         if SID in key:
             continue
         problem = (
@@ -268,17 +268,19 @@ def _check_keys(
             "rows of two sources with the same key cannot coexist"
         )
         fix = in_words("add the sid to that key")
-        if key == there.primary_key:
+        if key == existing.primary_key:
             fix = at_target(*_key_with_sid(facts, target))
         yield warning(Place(labels, str(writers[0][1].source)), problem, fix)
 
 
 def check_loops(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[Finding]:
-    """Tables that are their own target."""
-    own = facts.server
-    there = TargetDatabase(own.system_identifier, own.timeline, own.started, own.database)
+    """Find tables whose target is the table itself."""
+    server = facts.server
+    database = TargetDatabase(
+        server.system_identifier, server.timeline, server.started, server.database
+    )
     for source in sources:
-        if source.server is None or not there.is_of(source.server):
+        if source.server is None or not database.is_of(source.server):
             continue
         for mapping in source.mappings:
             if mapping.source == mapping.target:

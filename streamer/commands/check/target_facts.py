@@ -64,12 +64,12 @@ class TargetServer:
     max_connections: int
     connections_reserved: int
     connections_used: int
-    """Sessions of others than streamer."""
+    """Sessions of programs other than streamer."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookkeepingFacts:
-    """Schema streamer. ``migration``: None if no table says how far it is."""
+    """Schema streamer. ``migration``: None without a table that holds the number."""
 
     exists: bool
     may_use: bool
@@ -79,14 +79,14 @@ class BookkeepingFacts:
 
     @property
     def is_readable(self) -> bool:
-        """Whether it is streamer's, and of a version that we know."""
+        """Whether the schema belongs to streamer, and to a version that this program knows."""
         newest = read_migrations("target")[-1].number
         return self.migration is not None and self.migration <= newest
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A relation of the target; ``relation`` is None if it is not a table."""
+    """A relation of the target; ``relation`` is None unless it is a table."""
 
     kind: str
     missing_privileges: tuple[str, ...]
@@ -107,7 +107,7 @@ class Namespace:
 
 @dataclass(slots=True)
 class TargetFacts:
-    """Everything read from the target."""
+    """The facts of the target."""
 
     server: TargetServer
     bookkeeping: BookkeepingFacts
@@ -118,9 +118,7 @@ class TargetFacts:
     sources: dict[str, SourceRecord] = field(default_factory=dict)
     relations: dict[tuple[str, str], RelationRecord] = field(default_factory=dict)
     filled: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
-    """The source's columns by their numbers, as of a table's last copy; by source and source
-    table.
-    """
+    """The columns of a source by number, as of the last copy of a table; by source and table."""
     removed: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Tables of removed sources: see `read_removed`."""
     namespaces: dict[str, Namespace] = field(default_factory=dict)
@@ -131,17 +129,17 @@ class TargetFacts:
     extensions: dict[str, str] = field(default_factory=dict)
     available_extensions: frozenset[str] = frozenset()
     deferred: frozenset[str] = frozenset()
-    """Targets whose indexes a copy has put off."""
+    """Targets whose indexes a copy deferred."""
     unfollowed: dict[tuple[str, str], StreamerError] = field(default_factory=dict)
     """Why relations cannot follow their renamed tables, by source and former name of the table."""
     occupied: dict[tuple[str, RelationName], bool | str] = field(default_factory=dict)
-    """By source and source table: whether the target holds rows of it, or why that is not known."""
+    """Whether the target holds rows of a table, or why that is unknown; by source and table."""
     sequences: dict[tuple[str, RelationName], TargetSequence] = field(default_factory=dict)
-    """By source and its sequence."""
+    """The sequences of the target, by source and sequence of that source."""
 
     @property
     def knows_records(self) -> bool:
-        """Whether the bookkeeping of `run` is known: it was read, or there is none."""
+        """Whether the bookkeeping of `run` is readable or absent."""
         bookkeeping = self.bookkeeping
         if "migration" not in bookkeeping.tables:
             return bookkeeping.may_use
@@ -151,7 +149,7 @@ class TargetFacts:
         return self.relations.get((source.label, str(mapping.source)))
 
     def records_of(self, source: SourceMapping) -> dict[RelationName, RelationRecord]:
-        """Return the records of the tables of *source*, by their names there."""
+        """Return the records of the tables of *source*, by the names of the tables there."""
         return {
             parse_name(name): record
             for (label, name), record in self.relations.items()
@@ -159,7 +157,7 @@ class TargetFacts:
         }
 
     def needs_copy(self, source: SourceMapping, mapping: RelationMapping) -> bool:
-        """Whether `run` would begin with a copy of this table, or with handing it over."""
+        """Whether `run` would begin with a copy of this table, or with the end of a copy."""
         record = self.record(source, mapping)
         if record is None:
             return True
@@ -185,9 +183,9 @@ def written_sid(
     relation: SourceRelation,
     target: TargetRelation,
 ) -> str | None:
-    """Return the sid that this source writes into *target*, if it does."""
-    own = {mapping.target_column(name) for name in relation.column_names}
-    return source.sid if target.has_sid and SID not in own else None
+    """Return the sid that this source writes into *target*, if any."""
+    target_names = {mapping.target_column(name) for name in relation.column_names}
+    return source.sid if target.has_sid and SID not in target_names else None
 
 
 async def read_server(connection: TargetConnection) -> TargetFacts:
@@ -276,7 +274,7 @@ async def read_records(
     sources: Iterable[SourceFacts],
     target_namespace: str,
 ) -> None:
-    """Read the bookkeeping, if it is ours, readable and of no newer version."""
+    """Read the bookkeeping, if streamer owns the schema and no newer version wrote there."""
     bookkeeping = Bookkeeping(address, "streamer check")
     try:
         if await is_installed(bookkeeping):
@@ -290,12 +288,12 @@ async def read_records(
                 for record in await read_relation_records(bookkeeping)
             }
             async with bookkeeping.connection() as connection:
-                known = await read_known(connection)
+                columns_by_relation = await read_known(connection)
                 facts.removed = await read_removed(connection)
             facts.filled = {
-                key: known[record.relation_id]
+                key: columns_by_relation[record.relation_id]
                 for key, record in facts.relations.items()
-                if record.relation_id in known
+                if record.relation_id in columns_by_relation
             }
             for source in sources:
                 if source.captures:
@@ -310,7 +308,7 @@ async def read_tables(
     """Read all target tables, schemas and types that the sources need."""
     sources = list(sources)
     names = sorted({mapping.target for source in sources for mapping in source.mappings})
-    kinds = [each for source in sources for types in source.types.values() for each in types]
+    kinds = [defined for source in sources for types in source.types.values() for defined in types]
     types = {kind.full_name for kind in kinds}
     namespaces = {name.namespace for name in (*names, *types)}
     for row in await connection.fetch(_NAMESPACES_SQL, list(namespaces)):
@@ -330,8 +328,8 @@ async def read_tables(
     facts.available_extensions = frozenset(row["name"] for row in rows)
     for source in sources:
         if source.source.sequences:
-            found = await find_sequences(connection, source.sequence_places)
-            facts.sequences |= {(source.label, name): there for name, there in found.items()}
+            followers = await find_sequences(connection, source.sequence_places)
+            facts.sequences |= {(source.label, name): s for name, s in followers.items()}
     await connection.execute(f"set statement_timeout = '{STATEMENT_SECONDS}s'")
     if not facts.knows_records:
         return

@@ -1,7 +1,7 @@
 """Problems of target tables: verdict of the plan, privileges, types, keys, existing rows.
 
-`streamer.apply.plan` makes the plans from the source's present catalogs, so the verdict is the one
-that `run` would give at the first change. Pure.
+`streamer.apply.plan` makes the plans from the source's present catalogs, so the verdict is the
+verdict of `run` at the first change. Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -97,7 +97,7 @@ def check_target_tables(
 def check_missing(
     pair: Pair, shared: SharedTable | None, *, create_tables: bool
 ) -> Iterable[Finding]:
-    """A target table that `run` would make, or should find."""
+    """Judge a target table that `run` would make, or should find."""
     try:
         check_can_be_made(pair.relation, pair.mapping, pair.sid)
     except TargetSchemaError as exc:
@@ -112,7 +112,7 @@ def check_missing(
         statements += create_table_sql(
             pair.relation, pair.mapping, pair.sid, pair.expressions.types
         )
-        # Another role may run them, and owns the table then.
+        # A different role may run these statements, and then owns the table.
         rights = "select, insert, update, delete, truncate"
         statements.append(f"grant {rights} on {pair.quoted} to {role}")
         fix = at_target(*statements, words="or set `target.create_tables: true`")
@@ -142,7 +142,7 @@ def check_collations(pair: Pair) -> Iterable[Finding]:
 
 
 def check_extensions(pair: Pair) -> Iterable[Finding]:
-    """Types of extensions that the target lacks; streamer creates other types with the table."""
+    """Find missing types of extensions; streamer creates the remaining types with the table."""
     for kind in pair.types:
         if kind.full_name in pair.target.types or kind.can_be_created:
             continue
@@ -182,7 +182,7 @@ def missing_types_sql(pair: Pair) -> list[str]:
 def check_table(
     pair: Pair, table: TargetTable, relation: TargetRelation, shared: SharedTable | None
 ) -> Iterable[Finding]:
-    """A target table as it is, or as `run` makes it."""
+    """Judge a target table as it is, or as `run` makes it."""
     yield from check_rights(pair, table, relation)
     is_widened = shared is not None and pair.needs_copy
     if shared is not None:
@@ -235,7 +235,7 @@ def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
 
 
 def _judge_missing(pair: Pair, missing: list[tuple[str, str]]) -> dict[str, AddedColumn]:
-    """Return the definitions of columns that the target lacks, as far as `run` stored them."""
+    """Return the definitions of columns that the target lacks, if `run` stored them."""
     filled = pair.target.filled.get((pair.facts.label, str(pair.mapping.source)))
     if filled is None:
         return {}
@@ -244,7 +244,7 @@ def _judge_missing(pair: Pair, missing: list[tuple[str, str]]) -> dict[str, Adde
 
 
 def _missing_fix(pair: Pair, missing: list[tuple[str, str]], judged: dict[str, AddedColumn]) -> Fix:
-    """Return the same remedy as `run` gives where it meets a change."""
+    """Return the remedy that `run` gives where it meets a change."""
     types = {column.name: column.type for column in pair.relation.columns}
     statements, words = missing_remedy(pair.mapping, pair.name, missing, types, judged)
     return at_target(*missing_types_sql(pair), *statements, words=words)
@@ -253,20 +253,20 @@ def _missing_fix(pair: Pair, missing: list[tuple[str, str]], judged: dict[str, A
 def check_added_types(pair: Pair, added: list[DefinedColumn]) -> Iterable[Finding]:
     """Types of columns to add that the target lacks; `run` makes types only along with a table."""
     names = {column.name for column in added}
-    own = {
+    user_types = {
         column.name
         for column in pair.relation.columns
         if column.type_oid >= USER_OIDS_BEGIN and pair.mapping.target_column(column.name) in names
     }
-    if own and (statements := missing_types_sql(pair)):
-        listed = ", ".join(f'"{name}"' for name in sorted(own))
+    if user_types and (statements := missing_types_sql(pair)):
+        listed = ", ".join(f'"{name}"' for name in sorted(user_types))
         yield error(pair.place, f"the target lacks the type of {listed}", at_target(*statements))
 
 
 def with_added_columns(
     pair: Pair, target: TargetRelation
 ) -> tuple[TargetRelation, list[DefinedColumn]]:
-    """Return *target* with the columns it lacks, and those."""
+    """Return *target* with its missing columns, and the list of these columns."""
     missing = missing_columns(published_relation(pair.relation), pair.mapping, target)
     types = {column.name: column.type for column in pair.relation.columns}
     added = [missing_column(pair.mapping, name, types[source]) for source, name in missing]
@@ -311,10 +311,10 @@ def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> It
     role = pair.target.server.role
     deletes = pair.mapping.type is TableType.CLONE and not relation.is_referenced
     sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
-    wanted = {"select", "insert", "update", "delete"}
+    needed = {"select", "insert", "update", "delete"}
     if deletes and sid is None:
-        wanted.add("truncate")
-    missing = [name for name in table.missing_privileges if name in wanted]
+        needed.add("truncate")
+    missing = [name for name in table.missing_privileges if name in needed]
     grant = f"grant {{}} on {pair.quoted} to {quote_identifier(role)}"
     if missing:
         listed = ", ".join(missing)
@@ -366,28 +366,28 @@ def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
 
 
 def check_columns(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
-    """Columns whose values may not fit, or do not come."""
+    """Find columns whose values may not fit, or do not arrive."""
     for column in pair.relation.columns:
         name = pair.mapping.target_column(column.name)
-        there = relation.columns.get(name) if name is not None else None
+        stored = relation.columns.get(name) if name is not None else None
         if name is None or pair.mapping.is_computed(name):
             continue
         if column.generated:
-            yield from _check_generated(pair, column, name, there)
-        elif there is not None and not there.generated:
-            yield from _check_type(pair, column, there)
+            yield from _check_generated(pair, column, name, stored)
+        elif stored is not None and not stored.generated:
+            yield from _check_type(pair, column, stored)
 
 
 def _check_generated(
-    pair: Pair, column: DefinedColumn, name: str, there: TargetColumn | None
+    pair: Pair, column: DefinedColumn, name: str, stored: TargetColumn | None
 ) -> Iterable[Finding]:
-    if there is not None and there.generated:
+    if stored is not None and stored.generated:
         return
-    fix = generated_fix(pair, column, name, is_there=there is not None)
-    if there is None:
+    fix = generated_fix(pair, column, name, is_there=stored is not None)
+    if stored is None:
         problem = f'column "{column.name}" is generated, and the target has no column of that name'
         yield info(pair.place, problem, fix)
-    elif not there.not_null or there.has_default:  # otherwise the plan has said so
+    elif not stored.not_null or stored.has_default:  # otherwise the plan has said so
         problem = (
             f'column "{column.name}" is generated, so the source does not send it: at the target '
             "it stays empty"
@@ -395,14 +395,14 @@ def _check_generated(
         yield warning(pair.place, problem, fix)
 
 
-def _check_type(pair: Pair, column: DefinedColumn, there: TargetColumn) -> Iterable[Finding]:
-    risk = type_risk(column.type, there.base_type)
-    if risk is None or column.type == there.type:
+def _check_type(pair: Pair, column: DefinedColumn, stored: TargetColumn) -> Iterable[Finding]:
+    risk = type_risk(column.type, stored.base_type)
+    if risk is None or column.type == stored.type:
         return
-    quoted = quote_identifier(there.name)
+    quoted = quote_identifier(stored.name)
     yield warning(
         pair.place,
-        f'column "{column.name}" has type {column.type}, but {there.type} at the target: {risk}',
+        f'column "{column.name}" has type {column.type}, but {stored.type} at the target: {risk}',
         at_target(
             *missing_types_sql(pair),
             f"alter table {pair.quoted} alter column {quoted} type {column.type} "
@@ -412,7 +412,7 @@ def _check_type(pair: Pair, column: DefinedColumn, there: TargetColumn) -> Itera
 
 
 def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
-    """Foreign keys and triggers that would act on changes, because we may not stop them."""
+    """Find foreign keys and triggers that would act on changes, for lack of a privilege."""
     server = pair.target.server
     if server.may_replace_role or not (table.has_foreign_keys or table.triggers):
         return
@@ -446,19 +446,19 @@ def check_left_rows(pair: Pair) -> Iterable[Finding]:
 
 
 def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
-    """Rows in the way of a copy."""
-    found = pair.target.occupied.get((pair.facts.label, pair.mapping.source))
-    if found is None or found is False:
+    """Find rows in the way of a copy."""
+    occupied_by = pair.target.occupied.get((pair.facts.label, pair.mapping.source))
+    if occupied_by is None or occupied_by is False:
         return
-    if isinstance(found, str):
-        problem = f"streamer cannot tell whether target table {pair.name} holds rows: {found}"
+    if isinstance(occupied_by, str):
+        problem = f"streamer cannot tell whether target table {pair.name} holds rows: {occupied_by}"
         yield warning(pair.place, problem, in_words("try again when it is not locked"))
         return
     sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
     empty = f"truncate {pair.quoted}"
     if sid is not None:
-        own = f"{quote_identifier(SID)} = {quote_literal(sid).strip()}"
-        empty = f"delete from {pair.quoted} where {own}"  # noqa: S608  # quoted, and only shown
+        condition = f"{quote_identifier(SID)} = {quote_literal(sid).strip()}"
+        empty = f"delete from {pair.quoted} where {condition}"  # noqa: S608  # quoted, and only shown
     elif relation.is_referenced:
         empty = f"delete from {pair.quoted}"  # noqa: S608  # quoted, and only shown
     occupied = occupied_error(pair.name)
@@ -467,22 +467,22 @@ def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
 
 
 def check_labels(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
-    """Labels of enum types that the target's type of that name lacks."""
+    """Find labels of enum types that the target's type of that name lacks."""
     for name, labels in sorted(facts.labels.items()):
-        there = target.types.get(name)
-        if there is None or not there:
+        target_labels = target.types.get(name)
+        if target_labels is None or not target_labels:
             continue
         statements = []
         for number, label in enumerate(labels):
-            if label in there:
+            if label in target_labels:
                 continue
             add = f"alter type {quote_relation(name)} add value {quote_literal(label).strip()}"
             if number:
                 add += f" after {quote_literal(labels[number - 1]).strip()}"
             else:
-                add += f" before {quote_literal(there[0]).strip()}"
+                add += f" before {quote_literal(target_labels[0]).strip()}"
             statements.append(add)
         if statements:
-            missing = ", ".join(f'"{label}"' for label in labels if label not in there)
+            missing = ", ".join(f'"{label}"' for label in labels if label not in target_labels)
             problem = f"the target's type lacks {missing}, so the target rejects rows with that"
             yield warning(Place(facts.label, f"type {name}"), problem, at_target(*statements))

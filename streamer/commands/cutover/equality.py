@@ -1,7 +1,8 @@
-"""Whether the target of a cut-over has the rows of its source.
+"""Whether the target of a cut-over contains the rows of its source.
 
-All rows are compared while programs write. Marks of both servers come before that
-(`streamer.compare.change_marks`). So the comparison in the downtime reads only the changes since.
+A comparison reads all rows while programs write. Before that, the command reads marks of both
+servers (`streamer.compare.change_marks`). So the comparison in the downtime reads only the changes
+since the marks.
 """
 
 import time
@@ -43,9 +44,10 @@ NAMED_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The tables that were compared, with their results; those without a change were skipped.
+    """The compared tables with their results, and the skipped tables, which did not change.
 
-    ``seconds``: of the comparison. ``skip_seconds``: of reading the marks of all tables.
+    ``seconds``: the time of the comparison. ``skip_seconds``: the time to read the marks of all
+    tables.
     """
 
     compared: list[tuple[TableResult, Extent]]
@@ -64,9 +66,9 @@ class Answer:
     def describe(self) -> str:
         """Return the outcome in words."""
         said = []
-        for extent, what in ((Extent.CHANGES, "changes"), (Extent.WHOLE, "all rows")):
-            if names := [result.source for result, each in self.compared if each is extent]:
-                said.append(f"{what} of {_named(names)}")
+        for extent, label in ((Extent.CHANGES, "changes"), (Extent.WHOLE, "all rows")):
+            if names := [result.source for result, kind in self.compared if kind is extent]:
+                said.append(f"{label} of {_named(names)}")
         parts = [f"compared in {self.seconds:.1f} s: {', '.join(said)}"] if said else []
         if self.skipped:
             parts.append(
@@ -83,7 +85,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 class Equality:
-    """Compares the tables of one source. Use it as a context manager: Spark starts once at most."""
+    """Compares the tables of a source. Use it as a context manager: Spark starts at most once."""
 
     def __init__(
         self, settings: Settings, mapping: Mapping, source: SourceMapping, bookkeeping: Bookkeeping
@@ -102,7 +104,7 @@ class Equality:
         await self._stack.aclose()
 
     async def mappings(self, plain: Connection) -> list[RelationMapping]:
-        """Return the tables of the source and their targets."""
+        """Return the tables of the source with their targets."""
         source = self._source
         names = {*await read_relation_names(plain), *source.exact_names}
         return resolve(source, names, self._settings.target.schema_)
@@ -114,32 +116,32 @@ class Equality:
         began = time.monotonic()
         scope = ComparisonScope(database=self._source.database, sid=self._source.sid)
         results = await self._compare(scope)
-        found = [(result, Extent.WHOLE) for result in results]
-        return Answer(found, [], seconds=time.monotonic() - began)
+        compared = [(result, Extent.WHOLE) for result in results]
+        return Answer(compared, [], seconds=time.monotonic() - began)
 
     async def compare_changes(
-        self, source_id: int, before: Marks, stopped_at: str | None
+        self, source_id: int, earlier: Marks, stopped_at: str | None
     ) -> Answer:
-        """Compare the changes since *before*, a moment before a comparison found all rows equal.
+        """Compare the changes since *earlier*, the marks before a comparison found all rows equal.
 
-        *stopped_at*: a time from which new sessions of the source cannot write, if they cannot.
+        *stopped_at*: the time from which new sessions of the source cannot write, if known.
         """
         began = time.monotonic()
         now = await self.read_marks(source_id, stopped_at)
         records = await read_relation_records(self._bookkeeping, source_id)
-        extents = {record.relation_id: extent_of(record.source, before, now) for record in records}
+        extents = {record.relation_id: extent_of(record.source, earlier, now) for record in records}
         skipped = [r.source for r in records if extents[r.relation_id] is Extent.NOTHING]
-        left = [record for record in records if extents[record.relation_id] is not Extent.NOTHING]
+        due = [record for record in records if extents[record.relation_id] is not Extent.NOTHING]
         skip_seconds = time.monotonic() - began
-        if not left:
+        if not due:
             return Answer([], skipped, skip_seconds)
-        horizons = before.source.horizon, before.target.horizon
+        horizons = earlier.source.horizon, earlier.target.horizon
         scope = ComparisonScope(
             database=self._source.database,
             sid=self._source.sid,
-            relation_ids=frozenset(record.relation_id for record in left),
+            relation_ids=frozenset(record.relation_id for record in due),
         )
-        changed = (each for each, found in extents.items() if found is Extent.CHANGES)
+        changed = (number for number, extent in extents.items() if extent is Extent.CHANGES)
         results = await self._compare(scope, dict.fromkeys(changed, horizons))
         compared = [(result, extents[result.relation_id]) for result in results]
         return Answer(compared, skipped, skip_seconds, time.monotonic() - began - skip_seconds)
@@ -158,18 +160,18 @@ class Equality:
         return await comparison.run(scope)
 
     async def count(self) -> list[str]:
-        """Return the tables that have other numbers of rows."""
+        """Return the tables whose numbers of rows differ."""
         different = []
         async with connection_of_run(self._source, self._bookkeeping) as plain:
             mappings = await self.mappings(plain)
-            if found := uncountable(self._source, mappings):
-                return found
+            if obstacles := uncountable(self._source, mappings):
+                return obstacles
             for mapping in mappings:
-                here = quote_qualified(mapping.source.namespace, mapping.source.name)
-                there = quote_qualified(mapping.target.namespace, mapping.target.name)
-                row = await fetch_one(plain, _COUNT_SQL.format(here))
+                source_table = quote_qualified(mapping.source.namespace, mapping.source.name)
+                target_table = quote_qualified(mapping.target.namespace, mapping.target.name)
+                row = await fetch_one(plain, _COUNT_SQL.format(source_table))
                 async with self._bookkeeping.connection() as target:
-                    number = await target.fetch_value(_COUNT_SQL.format(there))
+                    number = await target.fetch_value(_COUNT_SQL.format(target_table))
                 if row["number"] != number:
                     different.append(
                         f'table "{mapping.source}" has {row["number"]} rows, the target {number}'
@@ -189,11 +191,11 @@ class Equality:
             mappings = await self.mappings(plain)
             names = [mapping.source for mapping in mappings]
             targets = [mapping.target for mapping in mappings]
-            # First: a session that is not late has its changes in the counts read after this.
+            # First: the counts read afterwards include the changes of a session that is not late.
             is_late = (await fetch_one(plain, late_sql(stopped_at).encode()))["late"]
             is_late = is_late or await target.fetch_value(late_sql(None))
-            here = await fetch_one(plain, server_sql().encode())
-            there = dict((await target.fetch(server_sql()))[0])
+            source_server = await fetch_one(plain, server_sql().encode())
+            target_server = dict((await target.fetch(server_sql()))[0])
             rows = await fetch_all(plain, tables_sql(names).encode())
             target_rows = await target.fetch(tables_sql(targets))
         marks = table_marks(
@@ -202,11 +204,11 @@ class Equality:
             [(row["number"], row["definition"], row["changes"]) for row in rows],
             [(row["number"], row["definition"], row["changes"]) for row in target_rows],
         )
-        return Marks(ServerMark(**here), ServerMark(**there), marks, not is_late)
+        return Marks(ServerMark(**source_server), ServerMark(**target_server), marks, not is_late)
 
 
 def uncountable(source: SourceMapping, mappings: list[RelationMapping]) -> list[str]:
-    """Return the tables whose rows at the target are not one for each row of the source. Pure."""
+    """Return the tables whose target rows do not correspond one to one to source rows. Pure."""
     return [
         f'rows of table "{mapping.source}" cannot be counted; use --compare changes'
         for mapping in mappings

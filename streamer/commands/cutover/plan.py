@@ -33,7 +33,7 @@ class StepObstacle:
     remedy: Remedy | None = None
 
     def lines(self) -> list[str]:
-        """Return the obstacle for people, and below it each statement, ready to paste."""
+        """Return the obstacle for people, with each statement below, ready to paste."""
         return found_lines(self.problem, None if self.remedy is None else Fix.of(self.remedy))
 
     def to_json(self) -> dict[str, Any]:
@@ -61,10 +61,10 @@ class FinalComparison(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CutoverOptions:
-    """The options of the command. An interrupted cut-over goes on with those it began with.
+    """The options of the command. An interrupted cut-over continues with the stored options.
 
-    ``reverse``: the configuration file of the stream back; None for no such stream. ``seconds``:
-    the limit for each step behind the check.
+    ``reverse``: the configuration file of the stream back; None without such a stream. ``seconds``:
+    the limit for each step after the check.
     """
 
     stop_writes: StopWrites = StopWrites.READ_ONLY
@@ -80,7 +80,7 @@ class CutoverOptions:
         }
 
     def begun_with(self, record: CutoverRecord | None) -> "CutoverOptions":
-        """Return these options, with the stored ones of a cut-over that has begun."""
+        """Return these options, replaced by the stored options of a cut-over that has begun."""
         if record is None:
             return self
         stored = record.details
@@ -93,15 +93,15 @@ class CutoverOptions:
 
 
 def steps(options: CutoverOptions, record: CutoverRecord | None) -> list[Step]:
-    """Return the steps that are left, in order. The last one that began is done again."""
-    wanted = [step for step in Step if step is not Step.REVERSE or options.reverse is not None]
+    """Return the remaining steps, in order, starting with the last step that began."""
+    chosen = [step for step in Step if step is not Step.REVERSE or options.reverse is not None]
     if record is None:
-        return wanted
+        return chosen
     if record.is_finished:
         return []
     begun = Step(record.step)
     order = list(Step)
-    return [step for step in wanted if order.index(step) >= order.index(begun)]
+    return [step for step in chosen if order.index(step) >= order.index(begun)]
 
 
 def describe(step: Step, options: CutoverOptions, label: str, database: str) -> str:
@@ -132,5 +132,5 @@ def describe(step: Step, options: CutoverOptions, label: str, database: str) -> 
 
 
 def marked(step: Step, obstacles: Sequence[StepObstacle]) -> str:
-    """Return the mark of a step that the check has looked at."""
-    return "fails" if any(each.step is step for each in obstacles) else "ok"
+    """Return the mark of a checked step."""
+    return "fails" if any(obstacle.step is step for obstacle in obstacles) else "ok"

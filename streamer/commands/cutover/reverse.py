@@ -1,9 +1,9 @@
-"""The stream back from the target to the source, for programs that have gone over.
+"""The stream back from the target to the source, for programs that have moved to the target.
 
-Its configuration mirrors that of the source. Its slot exists before programs may write at the
-target, so no change is missed whenever its `run` starts. Both streams mark their transactions with
-a replication origin, so a change does not come back. Tables are declared to be in step
-(``initial: none``): the steps before have shown that they are.
+The configuration mirrors the configuration of the source. The slot exists before programs may write
+at the target, so no change is missed whenever its `run` starts. Both streams mark their
+transactions with a replication origin, so a change does not come back. The tables are marked as in
+sync (``initial: none``), as the earlier steps have proved.
 """
 
 import asyncio
@@ -35,22 +35,22 @@ POLL_SECONDS: Final = 0.1
 
 
 def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[str]:
-    """Return why changes of the target cannot go back to *source*. Pure."""
-    found = []
+    """Return why changes of the target cannot flow back to *source*. Pure."""
+    problems = []
     if source.sid is not None:
-        found.append(
+        problems.append(
             f"source {source.label} has a sid, so rows of other sources may be in its tables"
         )
     for mapping in mappings:
         rule = mapping.rule
-        what = None
+        reason = None
         if mapping.type is not TableType.CLONE:
-            what = f"is of type {mapping.type.value}"
+            reason = f"is of type {mapping.type.value}"
         elif rule.filter is not None or rule.set or rule.hashes or rule.exclude or rule.metadata:
-            what = "has a filter, computed or excluded columns, or row metadata"
-        if what is not None:
-            found.append(f'table "{mapping.source}" {what}, so its rows cannot go back')
-    return found
+            reason = "has a filter, computed or excluded columns, or row metadata"
+        if reason is not None:
+            problems.append(f'table "{mapping.source}" {reason}, so its rows cannot go back')
+    return problems
 
 
 def document(
@@ -61,7 +61,7 @@ def document(
     for mapping in mappings:
         rule: dict[str, Any] = {"target": str(mapping.source), "initial": "none"}
         if mapping.rule.columns is not None:
-            rule["columns"] = {there: here for here, there in mapping.rule.columns}
+            rule["columns"] = {target: name for name, target in mapping.rule.columns}
         tables[str(mapping.target)] = rule
     return {
         "target": _login(source.url) | {"create_tables": False},
@@ -80,18 +80,18 @@ def document(
 
 def _login(url: Secret) -> dict[str, Any]:
     """Return the settings of a connection."""
-    found: dict[str, Any] = {"url": url.reveal()}
+    login: dict[str, Any] = {"url": url.reveal()}
     if isinstance(url, ConnectionUrl):
         place = url.password_source
         if place.file is not None:
-            found["password_file"] = place.file
+            login["password_file"] = place.file
         if place.command is not None:
-            found |= {"password_command": place.command, "password_lifetime": place.seconds}
-    return found
+            login |= {"password_command": place.command, "password_lifetime": place.seconds}
+    return login
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a configuration that others cannot read: it has passwords. A file that is there stays.
+    """Write a configuration with passwords, readable for its owner only. An existing file stays.
 
     Raises CutoverError.
     """
@@ -108,11 +108,11 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 async def find_missing(path: Path, content: dict[str, Any]) -> list[tuple[str, Remedy | None]]:
-    """Return what the stream back lacks at either side, as `streamer check` finds that.
+    """Return the findings of `streamer check` that would stop the stream back, on either side.
 
-    A file at *path* goes before *content*. Warnings count if a GRANT is their fix, or if they are
-    about the event triggers of `ddl: capture`. The sides of the remedies are those of the cut-over:
-    the target is the source of the stream back.
+    A file at *path* precedes *content*. Warnings count if a GRANT fixes them, or if they concern
+    the event triggers of `ddl: capture`. The remedies name the sides of the cut-over: the target is
+    the source of the stream back.
     """
     with tempfile.TemporaryDirectory() as directory:
         if not await asyncio.to_thread(path.exists):
@@ -143,10 +143,10 @@ def _remedy(fix: Fix | None) -> Remedy | None:
 
 
 async def prepare(path: Path, seconds: float) -> None:
-    """Create slot and bookkeeping of the stream back, and declare its tables to be in step.
+    """Create slot and bookkeeping of the stream back, and mark its tables as in sync.
 
-    A second time is fine. Raises the error of the stream that only an operator can end, and
-    TimeoutError after *seconds*, with the error that it met last.
+    A second call is harmless. Raises an error of the stream that only an operator can end, and
+    TimeoutError after *seconds*, with the last error of the stream.
     """
     settings, mapping = await asyncio.to_thread(static.load, path)
     engine = Engine(settings, mapping, StopCondition(when_caught_up=True))
@@ -159,9 +159,9 @@ async def prepare(path: Path, seconds: float) -> None:
                     raise supervisor.failure
             if time.monotonic() > deadline:
                 errors = [
-                    str(each.health.error)
-                    for each in engine.supervisors
-                    if each.health.error is not None
+                    str(member.health.error)
+                    for member in engine.supervisors
+                    if member.health.error is not None
                 ]
                 raise TimeoutError("; ".join(["the stream back did not start", *errors]))
         await running

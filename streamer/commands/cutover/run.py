@@ -1,11 +1,11 @@
 """Runs the steps of a cut-over, and undoes them.
 
-Each step is stored before its work begins and may be done twice. A command that was killed is run
-again: it goes on with the step that began last, or back with ``--undo``. The last step is the one
-that cannot be undone, because programs write at the target from then on.
+The command stores each step before its work begins, and each step may run twice. After a kill, the
+next command continues with the last step, or goes back with ``--undo``. The last step cannot be
+undone, because programs then write at the target.
 
-Each step behind the check has a limit of time. A step that exceeds its limit sends the command back
-to the state before the cut-over, so that programs write to the source again.
+Each step after the check has a time limit. A step that exceeds the limit sends the command back to
+the state before the cut-over, so that programs write to the source again.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ from streamer.target.sequences import TargetSequence, find_sequences, set_ahead,
 
 POLL_SECONDS: Final = 0.2
 GRACE_SECONDS: Final = 10.0
-"""A step may take so much longer than a wait in that step, which names what it waited for."""
+"""A step may take this much longer than a wait in the step, whose error names the cause."""
 COMPARE_FACTOR: Final = 2.0
 
 Problem = tuple[str, Remedy | None]
@@ -101,18 +101,18 @@ class CutoverState:
         ]
 
     def marked_lines(self, obstacles: Sequence[StepObstacle]) -> list[str]:
-        """Return the steps as the check has found them, each with its obstacles below."""
+        """Return the steps with the verdicts of the check, each with its obstacles below."""
         lines = []
         for step, line in zip(self.left, self.lines(), strict=True):
             lines.append(f"{marked(step, obstacles):<5} {line}")
             for obstacle in obstacles:
                 if obstacle.step is step:
-                    lines += [f"        {each}" for each in obstacle.lines()]
+                    lines += [f"        {text}" for text in obstacle.lines()]
         return lines
 
 
 class Cutover:
-    """The cut-over of one source. Use it as a context manager."""
+    """The cut-over of a source. Use it as a context manager."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Cutover:
         self._record: CutoverRecord | None = None
         self._equality = Equality(settings, mapping, source, self._bookkeeping)
         self._marks: Marks | None = None
-        """From before the comparison that found everything equal."""
+        """The marks before the comparison that found all tables equal."""
         self._compared_seconds = 0.0
         self.obstacles: list[StepObstacle] = []
         """The findings of the last check."""
@@ -175,21 +175,21 @@ class Cutover:
         )
 
     async def check(self) -> list[StepObstacle]:
-        """Return the obstacles to every step; changes nothing.
+        """Return the obstacles to every step, without changes.
 
-        It tests each right that a step needs, on both sides and for the way back.
+        The check tests each privilege that a step needs, on both sides and for the way back.
         """
         begun = steps(self._options, self._record)
         if not begun:
             return []
-        found: list[StepObstacle] = []
+        findings: list[StepObstacle] = []
 
         async def look(step: Step, ask: Callable[[], Awaitable[list[Problem]]]) -> None:
             where = step if step in begun else begun[0]
             try:
-                found.extend(StepObstacle(where, *problem) for problem in await ask())
+                findings.extend(StepObstacle(where, *problem) for problem in await ask())
             except StreamerError as exc:
-                found.append(StepObstacle(where, exc.message, exc.remedy))
+                findings.append(StepObstacle(where, exc.message, exc.remedy))
 
         await look(Step.CHECK, self._find_waits)
         await look(Step.STOP_WRITES, self._find_write_obstacles)
@@ -199,10 +199,10 @@ class Cutover:
         if self._options.reverse is not None:
             await look(Step.REVERSE, self._find_reverse_obstacles)
         await look(Step.FINISH, self._find_target_obstacles)
-        if not found:
+        if not findings:
             await look(Step.CHECK, self._find_differences)
-        self.obstacles = found
-        return found
+        self.obstacles = findings
+        return findings
 
     async def _find_waits(self) -> list[Problem]:
         waits = await wait(self._address, self._mapping, self._options.seconds, self._scope)
@@ -224,8 +224,8 @@ class Cutover:
     async def _find_reverse_obstacles(self) -> list[Problem]:
         path, mappings = self._options.reverse, await self._mappings()
         assert path is not None
-        if found := reverse.obstacles(self._source, mappings):
-            return [(text, None) for text in found]
+        if reasons := reverse.obstacles(self._source, mappings):
+            return [(text, None) for text in reasons]
         content = reverse.document(self._settings, self._source, mappings)
         return [*await reverse.find_missing(path, content)]
 
@@ -250,7 +250,7 @@ class Cutover:
                 await self._do(step)
 
     async def undo(self) -> None:
-        """Go back to the state before the cut-over. Raises CutoverError if it has finished."""
+        """Go back to the state before the cut-over. Raises CutoverError after the last step."""
         async with self._acting("undo"):
             await self._undo()
 
@@ -284,8 +284,8 @@ class Cutover:
 
     async def _do(self, step: Step) -> None:
         if step is Step.CHECK:
-            if found := await self.check():
-                raise _refused([(each.problem, each.remedy) for each in found])
+            if obstacles := await self.check():
+                raise _refused([(obstacle.problem, obstacle.remedy) for obstacle in obstacles])
             self._report(
                 step.value,
                 "every table is ready and equal, and the target has every sequence; "
@@ -301,7 +301,7 @@ class Cutover:
             Step.FINISH: self._finish,
         }[step]
         try:
-            if step is not Step.STOP_WRITES:  # which stores more
+            if step is not Step.STOP_WRITES:  # that step stores more
                 await self._store(step, self._details)
             async with asyncio.timeout(self._limit(step)):
                 outcome = await work()
@@ -358,7 +358,7 @@ class Cutover:
         self._record = await read_cutover(self._bookkeeping, self._source_id)
 
     async def _stop_writes(self) -> str:
-        """Store how to undo this, make the database read-only, and end its sessions."""
+        """Store how to undo the step, make the database read-only, and end its sessions."""
         stops = self._options.stop_writes is StopWrites.READ_ONLY
         async with connection_of_run(self._source, self._bookkeeping) as plain:
             facts = await read_write_facts(plain)
@@ -367,7 +367,7 @@ class Cutover:
             details = {"setting": facts.setting, "has_stopped": stops, **self._options.to_json()}
             details["marks"] = None if self._marks is None else self._marks.to_json()
             details["compared_seconds"] = self._compared_seconds
-            if self._record is not None:  # the value of before is that of the first time
+            if self._record is not None:  # the first attempt stored the former setting
                 details |= self._record.details
             await self._store(Step.STOP_WRITES, details)
             if stops:
@@ -410,44 +410,46 @@ class Cutover:
 
     async def _compare_again(self) -> str:
         if self._options.comparison is FinalComparison.COUNTS:
-            if found := await self._equality.count():
-                raise CutoverError("; ".join(found))
+            if differences := await self._equality.count():
+                raise CutoverError("; ".join(differences))
             return "every table has the same number of rows"
         details, equality = self._details, self._equality
         if self._options.comparison is FinalComparison.FULL or details["marks"] is None:
             answer = await equality.compare_all()
         else:
-            before, stopped_at = Marks.from_json(details["marks"]), details.get("stopped_at")
-            answer = await equality.compare_changes(self._source_id, before, stopped_at)
-        if found := answer.problems():
-            raise CutoverError("; ".join(found))
+            marks, stopped_at = Marks.from_json(details["marks"]), details.get("stopped_at")
+            answer = await equality.compare_changes(self._source_id, marks, stopped_at)
+        if differences := answer.problems():
+            raise CutoverError("; ".join(differences))
         return answer.describe()
 
     async def _set_sequences(self) -> str:
         async with connection_of_run(self._source, self._bookkeeping) as plain:
             mappings = await self._equality.mappings(plain)
-            if found := await self._check_sequences(plain, mappings):
-                raise _refused(found)
+            if obstacles := await self._check_sequences(plain, mappings):
+                raise _refused(obstacles)
             pairs = await self._sequences(plain, mappings)
             values = await read_exact(plain, [sequence.name for sequence, _ in pairs])
-        shared = await self._find_shared(there.oid for _, there in pairs if there is not None)
+        shared = await self._find_shared(
+            counterpart.oid for _, counterpart in pairs if counterpart is not None
+        )
         async with self._bookkeeping.connection() as target:
-            for sequence, there in pairs:
-                assert there is not None
+            for sequence, counterpart in pairs:
+                assert counterpart is not None
                 value, is_called = values[sequence.name]
-                if there.oid in shared:
-                    await set_ahead(target, there, value)
+                if counterpart.oid in shared:
+                    await set_ahead(target, counterpart, value)
                 else:
-                    await set_exact(target, there, value, is_called=is_called)
+                    await set_exact(target, counterpart, value, is_called=is_called)
         failpoint("cutover.sequences_set")
         later = ", or later ones where others use them" if shared else ""
         return f"{len(pairs)} sequences have the source's values{later}"
 
     async def _find_shared(self, oids: Iterable[int]) -> set[int]:
-        """Return which sequences of the target have values of others, by their OIDs.
+        """Return the sequences of the target that several sources use, by OID.
 
-        Programs of a source that went over earlier draw values of them by now, so they may not go
-        back. Two sequences of one source may have the same place, too.
+        Programs that moved to the target earlier draw values from these sequences, so the values
+        may not go back. Two sequences of a source may also share a counterpart.
         """
         counts = Counter(oids)
         records = await read_source_records(self._bookkeeping)
@@ -504,19 +506,23 @@ class Cutover:
     async def _sequences(
         self, plain: Connection, mappings: list[RelationMapping]
     ) -> list[tuple[SourceSequence, TargetSequence | None]]:
-        """Return the sequences that have a place at the target, with those that are there."""
+        """Return the sequences with a place at the target, and their counterparts there, if any."""
         sequences = await read_sequences(plain)
-        wanted = places(sequences, mappings, self._settings.target.schema_)
+        expected = places(sequences, mappings, self._settings.target.schema_)
         async with self._bookkeeping.connection() as target:
-            found = await find_sequences(target, wanted)
-        return [(each, found.get(each.name)) for each in sequences if each.name in wanted]
+            counterparts = await find_sequences(target, expected)
+        return [
+            (sequence, counterparts.get(sequence.name))
+            for sequence in sequences
+            if sequence.name in expected
+        ]
 
     async def _check_sequences(
         self, plain: Connection, mappings: list[RelationMapping]
     ) -> list[Problem]:
         problems: list[Problem] = []
-        for sequence, there in await self._sequences(plain, mappings):
-            if there is None:
+        for sequence, counterpart in await self._sequences(plain, mappings):
+            if counterpart is None:
                 name = RelationName(self._settings.target.schema_, sequence.name.name)
                 fix = Remedy.of("make the column of the target table an identity or serial column")
                 if sequence.owner is None:
@@ -524,14 +530,14 @@ class Cutover:
                 text = f'the target has no counterpart of sequence "{sequence.name}"'
                 problems.append((text, fix))
                 continue
-            obstacle, remedy = obstacle_of(sequence, there)
+            obstacle, remedy = obstacle_of(sequence, counterpart)
             if obstacle is not None:
                 problems.append((f'sequence "{sequence.name}": {obstacle}', remedy))
         return problems
 
 
 def _refused(problems: list[Problem]) -> CutoverError:
-    """Return one error for all *problems*, with their statements."""
+    """Return a single error for all *problems*, with their statements."""
     parts: list[Remedy | str] = []
     for _, remedy in problems:
         if remedy is not None:

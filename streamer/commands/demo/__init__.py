@@ -1,4 +1,4 @@
-"""``streamer demo``: two shops stream into one warehouse, all of it on this machine.
+"""``streamer demo``: two shops stream into a warehouse, all on this machine.
 
 show.py         the demo from beginning to end
 stage.py        its processes and directories, and their removal

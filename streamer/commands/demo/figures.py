@@ -68,7 +68,7 @@ class TableOfShops:
 
 
 def gather_tables(compared: Iterable[dict[str, Any]]) -> tuple[TableOfShops, ...]:
-    """Gather the tables of ``compare --json`` by their name. Pure."""
+    """Gather the tables of ``compare --json`` by name. Pure."""
     tables: dict[str, TableOfShops] = {}
     for row in compared:
         table = tables.setdefault(row["source"], TableOfShops(row["source"], row["target"]))

@@ -1,4 +1,4 @@
-"""The shops: their tables, the rows they begin with, and where each table goes."""
+"""The shops: tables, initial rows, and the target of each table."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -36,7 +36,7 @@ TABLES: Final = (
     Table("audit.events", "audit.events", TableType.APPEND),
 )
 
-# Equal to TABLES, as a person would write it.
+# Equal to TABLES, as a person would write YAML.
 TABLES_YAML: Final = """\
       customers: {exclude: [password_hash]}
       products:
@@ -133,7 +133,7 @@ def _pick(words: tuple[str, ...], number: str) -> str:
 
 
 def seed_sql(sid: str) -> str:
-    """Return the SQL that fills a shop's tables: the same rows at every run, at other times."""
+    """Return the SQL that fills a shop's tables: equal rows at every run, with different times."""
     name = f"{_pick(_FIRST_NAMES, 'g * 7')} || ' ' || {_pick(_LAST_NAMES, 'g / 3')}"
     return f"""
 select setseed({0.25 if sid == "eu" else 0.75});

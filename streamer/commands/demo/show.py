@@ -1,7 +1,7 @@
 """The demo from beginning to end.
 
 After any end, an error or Ctrl-C included, the demo stops its processes and removes the directory.
-Only `--keep` leaves them, and only after the comparison.
+`--keep` leaves both, but only after the comparison.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ EXIT_INTERRUPTED: Final = 130
 
 
 async def demo(seconds: float, *, keep: bool, as_json: bool) -> int:
-    """Show it all; return 0 if source and target are equal in the end, 1 if not, 130 for Ctrl-C."""
-    # The demo has its own servers, and no setting of the user may point it elsewhere.
+    """Run the demo; return 0 if source and target are equal, 1 if not, 130 after Ctrl-C."""
+    # The demo starts its own servers, and no setting of the user may redirect the demo.
     for name in list(os.environ):
         if name.startswith((ENVIRONMENT_PREFIX, "PG")):
             del os.environ[name]
@@ -60,7 +60,7 @@ async def demo(seconds: float, *, keep: bool, as_json: bool) -> int:
 
 
 def _first_error(error: BaseException) -> BaseException:
-    """Return the error that ended a group of tasks: a StreamerError, if there is one."""
+    """Return the error that ended a group of tasks: a StreamerError, if any."""
     while isinstance(error, BaseExceptionGroup):
         ours, _ = error.split(StreamerError)
         error = (ours or error).exceptions[0]
@@ -69,7 +69,7 @@ def _first_error(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def _on_signals(task: "asyncio.Task[DemoReport]", view: View) -> Iterator[None]:
-    """Cancel *task* at the first SIGINT, SIGTERM or SIGHUP; those that follow change nothing."""
+    """Cancel *task* at the first SIGINT, SIGTERM or SIGHUP; later signals are ignored."""
     loop = asyncio.get_running_loop()
     asked = False
 
@@ -143,7 +143,7 @@ async def _make_shops(stage: Stage) -> int:
 
 
 class _Program:
-    """The program of the demo, as its commands see it."""
+    """The program of the demo, as the commands see it."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

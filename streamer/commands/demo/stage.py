@@ -1,4 +1,4 @@
-"""The processes of the demo: a directory, three servers in it, and streamer; and their end."""
+"""The processes of the demo: a directory, three servers there, and streamer; start and stop."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from streamer.owned_directory import write_private
 from streamer.waiting import in_thread
 
 SOURCES: Final = {"eu": 16, "us": 18}
-"""The shops, by sid, and the version of PostgreSQL each of them runs."""
+"""The shops, by sid, and the version of PostgreSQL that each shop runs."""
 TARGET: Final = 18
 JAVA_MAJOR_MIN: Final = 17
 STOP_SECONDS: Final = 12.0
@@ -39,7 +39,7 @@ class DemoError(StreamerError):
 
 
 class Stage:
-    """Everything that runs on behalf of the demo."""
+    """The directory and the processes of the demo."""
 
     def __init__(self) -> None:
         self.directory = make_directory("streamer-demo-")
@@ -67,7 +67,7 @@ class Stage:
         return self.servers[-1]
 
     async def start_servers(self) -> None:
-        """Make and start the servers, and the databases in them."""
+        """Make and start the servers, and create the databases."""
         await in_thread(self._prepare_servers)
         async with asyncio.TaskGroup() as group:
             for server in self.servers:
@@ -101,7 +101,7 @@ class Stage:
         write_private(self.config, text)
 
     def start_streamer(self) -> None:
-        """Start ``streamer run``, in a session of its own: Ctrl-C is for us, and we end it."""
+        """Start ``streamer run`` in its own session: Ctrl-C reaches the demo, which ends `run`."""
         self._temporary.mkdir()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -126,7 +126,7 @@ class Stage:
         return os.environ | {"TMPDIR": temporary, "SPARK_LOCAL_DIRS": temporary}
 
     async def compare(self) -> list[dict[str, Any]]:
-        """Run ``streamer compare``; return its tables. Raises DemoError if it does not compare."""
+        """Run ``streamer compare`` and return the tables. Raises DemoError without a comparison."""
         process = await asyncio.create_subprocess_exec(
             *self._command("compare", "--json"),
             stdin=asyncio.subprocess.DEVNULL,
@@ -140,7 +140,7 @@ class Stage:
             output, errors = await process.communicate()
         finally:
             if process.returncode is None:
-                process.send_signal(signal.SIGINT)  # its Spark ends with it
+                process.send_signal(signal.SIGINT)  # also ends its Spark process
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(STOP_SECONDS):
                         await process.wait()
@@ -152,7 +152,7 @@ class Stage:
         return tables
 
     def check_streamer(self) -> None:
-        """Raises DemoError with its last words when the program has ended."""
+        """Raises DemoError with the last lines of the log after the program has ended."""
         if self._process is not None and self._process.poll() is not None:
             raise DemoError(
                 f"`streamer run` ended with exit code {self._process.returncode}: "
@@ -175,7 +175,7 @@ class Stage:
         await in_thread(shutil.rmtree, self.directory, ignore_errors=True)
 
     def write_stop_script(self) -> Path:
-        """Write the script that ends everything after the demo itself has gone."""
+        """Write the script that ends the remaining processes after the end of the demo."""
         assert self._process is not None
         postmasters = (server.postmaster_pid for server in self.servers)
         path = self.directory / "stop"
@@ -238,7 +238,7 @@ def _make(server: Server, database: str) -> None:
 
 
 async def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask the program to stop; end it when it does not. Its Spark ends with it."""
+    """Ask the program to stop; kill a program that does not stop. Its Spark ends, too."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
@@ -251,7 +251,7 @@ async def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def check_java() -> None:
-    """Raises DemoError unless the Java that Spark would use is there and recent enough."""
+    """Raises DemoError unless Spark has a recent Java to use."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else "java"
     hint = f"install a Java runtime, version {JAVA_MAJOR_MIN} or newer; `make demo` does it for you"
@@ -261,7 +261,7 @@ def check_java() -> None:
         ).stderr
     except (OSError, subprocess.SubprocessError) as exc:
         raise DemoError("Spark needs Java, and there is none", hint=hint) from exc
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
-    if found is None or int(found[1]) < JAVA_MAJOR_MIN:
-        version = found[1] if found else said.strip()
+    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    if match is None or int(match[1]) < JAVA_MAJOR_MIN:
+        version = match[1] if match else said.strip()
         raise DemoError(f"Spark does not run on Java {version} ({program})", hint=hint)

@@ -1,7 +1,7 @@
 """The work in a shop while its changes stream: customers order, pay, return, look and leave.
 
-Each customer keeps to a pace, so that the machine has time left for streamer. The demo shows that
-streamer follows, not how fast it is.
+Each customer follows a pace, so that the machine has time left for streamer. The demo shows that
+streamer follows, not how fast.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from streamer.commands.demo import shop
 
 CLIENTS_PER_SHOP: Final = 2
 TRANSACTIONS_PER_SECOND: Final = 120.0
-"""Of each client."""
+"""The rate of each client."""
 SALE_SECONDS: Final = 4.0
-"""How often a shop does something to thousands of rows at once."""
+"""The pause between sales, which change thousands of rows at once."""
 SALE_PRODUCTS: Final = 500
 ARCHIVED_ORDERS: Final = 3_000
 
@@ -27,7 +27,7 @@ Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
 class ShopClient:
-    """One connection to a shop, and its customer."""
+    """A connection to a shop, and the customer who uses it."""
 
     def __init__(self, sid: str, url: str, number: int) -> None:
         self.transactions = 0
@@ -54,7 +54,7 @@ class ShopClient:
                 else:
                     (action,) = self._random.choices(actions, weights)
                 await self._transact(action)
-                # A client that is late does not make up for all of it.
+                # A client that is late does not catch up in full.
                 due = max(due + self._random.expovariate(TRANSACTIONS_PER_SECOND), now - 0.2)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
 
@@ -84,7 +84,7 @@ class ShopClient:
         )
 
     def _some_order(self) -> int:
-        """Return an order's id, of a late order more often than of an early one."""
+        """Return the id of an order, more often a late order than an early order."""
         age = int(self._random.expovariate(1 / 3000))
         return max(1, self._last_order - age)
 
@@ -92,7 +92,7 @@ class ShopClient:
 
     async def _order(self) -> None:
         customer = self._random.randint(1, shop.CUSTOMERS)
-        # In order of id, to avoid deadlocks.
+        # Ordered by id, to avoid deadlocks.
         products = sorted(
             self._random.sample(range(1, shop.PRODUCTS + 1), self._random.randint(1, 5))
         )
@@ -107,7 +107,7 @@ class ShopClient:
             order,
             products,
         )
-        # The description, in its own storage, stays as it is.
+        # The description, stored out of line, stays unchanged.
         await self._execute(
             "update products set stock = stock - 1, updated_at = now() where id = any (%s)",
             products,
@@ -133,7 +133,7 @@ class ShopClient:
 
     async def _cancel(self) -> None:
         order = self._some_order()
-        await self._execute("delete from orders where id = %s", order)  # and its items with it
+        await self._execute("delete from orders where id = %s", order)  # also deletes the items
         await self._note("cancel", order=order)
 
     async def _register(self) -> None:
@@ -170,15 +170,15 @@ class ShopClient:
             )
 
     async def _end_price(self) -> None:
-        """Take a price away, or set one where there is none."""
+        """Delete a price, or set a missing price."""
         product = self._random.randint(1, 50)
         (currency, *_) = shop.CURRENCIES[self._sid]
-        gone = await self._execute(
+        deleted = await self._execute(
             "delete from prices where product_id = %s and currency = %s returning 1",
             product,
             currency,
         )
-        if not gone:
+        if not deleted:
             await self._execute(
                 "insert into prices values (%s, %s, 19.99, 'infinity')", product, currency
             )
@@ -201,7 +201,7 @@ class ShopClient:
         await self._execute("truncate carts")
 
     async def _hold_a_sale(self) -> None:
-        """Touch thousands of rows in one transaction."""
+        """Change thousands of rows in a single transaction."""
         first = self._random.randint(1, shop.PRODUCTS - SALE_PRODUCTS)
         await self._execute(
             "update prices set amount = round(amount * 0.99, 2) where product_id between %s and %s",
@@ -241,7 +241,7 @@ class Workload:
         }
 
     def transactions(self, sid: str) -> int:
-        """The number of transactions at a shop, including rolled back ones."""
+        """The number of transactions at a shop, including rolled back transactions."""
         return sum(client.transactions for client in self.clients[sid])
 
     async def run(self, seconds: float) -> None:
