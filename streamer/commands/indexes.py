@@ -17,20 +17,20 @@ from streamer.target.connection import TargetAddress
 async def missing_fk(
     address: TargetAddress, mapping: Mapping, target_namespace: str, *, apply: bool
 ) -> list[MissingIndex]:
-    """Return the missing indexes; with *apply*, after building those that it can build now.
+    """Return the missing indexes; with *apply*, after building as many of them as possible.
 
     Raises SourceError, TargetConnectionError, TargetRejectedError.
     """
     bookkeeping = Bookkeeping(address, "streamer indexes")
     try:
-        found = await _survey(address, mapping, target_namespace, bookkeeping)
+        listed = await _survey(address, mapping, target_namespace, bookkeeping)
         if not apply:
-            return found
-        with suppress(TargetContentionError):  # a build that runs removes it, or the next one
-            await drop_leftovers(address, {table for m in found for table, _ in m.statements})
+            return listed
+        with suppress(TargetContentionError):  # the next build removes the remains
+            await drop_leftovers(address, {table for m in listed for table, _ in m.statements})
         results = []
-        for missing in found:
-            # Building takes its time: another table may have begun to lag since.
+        for missing in listed:
+            # Building takes time: a further table may have begun to lag since the survey.
             now = await _survey(address, mapping, target_namespace, bookkeeping)
             current = next((m for m in now if m.name == missing.name), None)
             results.append(

@@ -1,7 +1,7 @@
-"""Rows as a table in the terminal: the one form in which commands print records.
+"""Rows as a table in the terminal: the form in which all commands print records.
 
-A table never cuts or wraps a value, so other programs can read each row as a line. Texts are
-printed as they are: values of rows may look like the markup of a terminal library.
+A table never cuts or wraps a value, so programs can read each row as a line. Texts appear
+unchanged: values of rows may look like the markup of a terminal library.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -78,12 +78,12 @@ def _text(value: object) -> Text:
 
 
 def print_lines(lines: Iterable[Text | str], console: Console | None = None) -> None:
-    """Print *lines* as they are, on standard output by default."""
+    """Print *lines* unchanged, on standard output by default."""
     console = Console() if console is None else console
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def print_rows(listing: Listing[T], rows: Sequence[T], console: Console | None = None) -> None:
-    """Print *rows*, or that there are none."""
+    """Print *rows*, or the text for an empty list."""
     print_lines(table_lines(listing.columns, rows) if rows else [listing.nothing], console)

@@ -23,9 +23,9 @@ ABSENT_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Requests when a command waits for them no longer. ``obstacle``: why some are open.
+    """Requests at the end of a wait. ``obstacle``: why some requests are open.
 
-    ``is_absent``: no process runs their source; otherwise one is late.
+    ``is_absent``: no process runs the source of an open request; otherwise a process is late.
     """
 
     requests: list[Request]
@@ -34,7 +34,7 @@ class Outcomes:
 
 
 async def read(address: TargetAddress, request_id: int | None, limit: int) -> list[Request]:
-    """Return the newest requests, or the one with an id. Raises MappingError if there is none."""
+    """Return the newest requests, or the request with an id. Raises MappingError without any."""
     ids = None if request_id is None else [request_id]
     async with installed(address, "streamer requests") as bookkeeping:
         requests = await read_requests(bookkeeping, ids, limit)
@@ -48,9 +48,9 @@ async def read(address: TargetAddress, request_id: int | None, limit: int) -> li
 async def await_outcomes(
     bookkeeping: Bookkeeping, ids: Collection[int], *, expects_process: bool = False
 ) -> Outcomes:
-    """Wait until requests have ended, or nobody is about to take them.
+    """Wait until requests have ended, or no process is about to take them.
 
-    *expects_process*: without a process that runs the source now, wait for one as after a stop.
+    *expects_process*: without a process for the source, wait for its next start.
     """
     began = time.monotonic()
     seen = began if expects_process else began - ABSENT_SECONDS

@@ -22,14 +22,14 @@ def in_order_of_need(tables: Iterable[TableStatus]) -> list[TableStatus]:
 
 
 def only_problems(report: StatusReport) -> StatusReport:
-    """Return a report without sources and tables that are fine; it still counts the sources."""
-    left = []
+    """Return a report without sources and tables that are fine; the counts include them."""
+    shown = []
     for status in report.sources:
         if problems := find_problems(status):
             names = {problem.subject.table for problem in problems}
             tables = [table for table in status.tables if table.source in names]
-            left.append(replace(status, tables=tables))
-    return replace(report, sources=left, fine=report.fine + len(report.sources) - len(left))
+            shown.append(replace(status, tables=tables))
+    return replace(report, sources=shown, fine=report.fine + len(report.sources) - len(shown))
 
 
 async def troubled(address: TargetAddress, mapping: Mapping, scope: Scope) -> Scope:

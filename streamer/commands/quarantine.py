@@ -1,7 +1,7 @@
 """``streamer quarantine``: lists quarantined changes, and stores requests to retry or drop them.
 
-`retry` and `drop` are requests like ``pause`` and ``resume``. A running process fulfils them at
-once, in their place among the changes; a stopped one at its next start.
+`retry` and `drop` are requests like ``pause`` and ``resume``. A running process carries out a
+request at once, at its place among the changes; a stopped process at the next start.
 """
 
 import json
@@ -29,7 +29,7 @@ from streamer.target.connection import TargetAddress
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The selected rows; all of them without a selection."""
+    """The selected rows; all rows without a selection."""
 
     table: str | None = None
     database: str | None = None
@@ -61,7 +61,7 @@ class QuarantinedRow:
 async def _relations(
     bookkeeping: Bookkeeping, choice: Choice
 ) -> dict[int, tuple[SourceRecord, RelationRecord]]:
-    """Return the relations that are meant, by their id. Raises MappingError if none is."""
+    """Return the chosen relations by id. Raises MappingError without any."""
     pattern = None if choice.table is None else parse_relation(choice.table, "public")
     meant = await read_matching(bookkeeping, pattern, choice.database, choice.sid)
     if not meant:
@@ -144,14 +144,14 @@ async def _by_relation(
     bookkeeping: Bookkeeping, ids: tuple[int, ...], relations: dict[int, Any]
 ) -> dict[int, list[int] | None]:
     changes = await read_quarantined(bookkeeping, ids)
-    found = {each.id: each.relation_id for each in changes if each.relation_id in relations}
-    if unknown := [number for number in ids if number not in found]:
+    relation_ids = {c.id: c.relation_id for c in changes if c.relation_id in relations}
+    if unknown := [number for number in ids if number not in relation_ids]:
         raise MappingError(
             f"no change in quarantine has the number {unknown[0]}",
             hint="`streamer quarantine list` shows them",
         )
     by_relation: dict[int, list[int] | None] = {}
-    for number, relation_id in found.items():
+    for number, relation_id in relation_ids.items():
         numbers = by_relation.setdefault(relation_id, [])
         assert numbers is not None
         numbers.append(number)

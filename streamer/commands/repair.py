@@ -1,9 +1,9 @@
-"""``streamer repair`` and ``streamer compare --repair``: bring tables that differ back in step.
+"""``streamer repair`` and ``streamer compare --repair``: correct tables that differ.
 
-The comparison names the keys of the rows that differ, and a resync limited to them brings these
-(`streamer.mapping.resync.RowScope`). It has the protocol of a resync: changes wait at the position
-of a snapshot, and one transaction exchanges rows and stores the position. If the keys are too many,
-or rows have none, a resync that compares brings the rows of the whole table that differ. The
+The comparison names the keys of the rows that differ, and a resync of these keys copies the rows
+(`streamer.mapping.resync.RowScope`). The protocol is that of a resync: changes wait at the position
+of a snapshot, and a single transaction exchanges rows and stores the position. If the keys are too
+many, or rows have none, a resync in mode `diff` copies the differing rows of the whole table. The
 command then compares the same rows again.
 """
 
@@ -31,7 +31,7 @@ KEYS_MAX: Final = 5000
 async def repair(
     settings: Settings, mapping: Mapping, scope: ComparisonScope, options: Options
 ) -> list[TableResult]:
-    """Compare tables, repair those that differ, and compare these again.
+    """Compare tables, repair the tables that differ, and compare those again.
 
     Return the results of the last comparison of each table. Raises ComparisonError if a repair ends
     with an error, and the errors of `compare`.
@@ -48,8 +48,8 @@ async def repair(
         replace(scope, relation_ids=frozenset(result.relation_id for result in different)),
         options,
     )
-    found = {result.relation_id: result for result in again}
-    return [found.get(result.relation_id, result) for result in results]
+    results_again = {result.relation_id: result for result in again}
+    return [results_again.get(result.relation_id, result) for result in results]
 
 
 def choose_resync(result: TableResult, where: Expression | None) -> Resync:
@@ -67,7 +67,7 @@ def choose_resync(result: TableResult, where: Expression | None) -> Resync:
 async def _repair_tables(
     address: TargetAddress, different: Sequence[TableResult], where: Expression | None
 ) -> None:
-    """Request a resync of tables, and wait for its end."""
+    """Request a resync of tables, and wait for the end of the requests."""
     bookkeeping = Bookkeeping(address, "streamer repair")
     try:
         ids = [

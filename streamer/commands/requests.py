@@ -1,6 +1,7 @@
-"""``streamer resync``, ``pause`` and ``resume``: asked through the bookkeeping in the target.
+"""``streamer resync``, ``pause`` and ``resume``: requests through the bookkeeping in the target.
 
-A notification wakes a running process at once; a stopped one finds the request at its next start.
+A notification wakes a running process at once; a stopped process finds the request at the next
+start.
 """
 
 import getpass
@@ -27,7 +28,7 @@ from streamer.target.connection import TargetAddress
 
 
 def command_actor() -> str:
-    """Return the user of the command line, as the audit names them."""
+    """Return the user of the command line, as named in the audit."""
     try:
         return f"command line: {getpass.getuser()}"
     except (OSError, KeyError):
@@ -36,7 +37,7 @@ def command_actor() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Requests that were made: the names of their tables by the ids of the requests.
+    """The requests made: the names of the tables by the ids of the requests.
 
     ``left_out``: the tables that wait before a mass delete.
     """
@@ -81,25 +82,23 @@ async def request(
     actor: str | None = None,
     unless: Sequence[RelationPattern] | None = None,
 ) -> Asked:
-    """Ask for *action* on the tables that *table*, a name or a pattern, means.
+    """Request *action* for the tables that *table*, a name or a pattern, matches.
 
-    *unless*: names of other tables, which *table* may match, too. *actor*: the operator; by
-    default the user of the command line.
-
-    Raises MappingError when it means none.
+    *unless*: names of further tables that *table* may match, too. *actor*: the operator; by default
+    the user of the command line. Raises MappingError without a match.
     """
     pattern = parse_relation(table, "public")
     async with installed(address, f"streamer {action}") as bookkeeping:
         matching = [
             (source, relation)
             for source, relation in await read_matching(bookkeeping, pattern, database, sid)
-            if not any(other.matches(parse_name(relation.source)) for other in unless or ())
+            if not any(excluded.matches(parse_name(relation.source)) for excluded in unless or ())
         ]
         decides = bool((options or {}).get("skip_deletes"))
-        meant = [each for each in matching if is_meant(each[1], pattern, action, decides=decides)]
+        meant = [m for m in matching if is_meant(m[1], pattern, action, decides=decides)]
         if not meant:
             raise _no_table(table, matching, decides=decides)
-        left_out = [] if decides else [each for each in matching if each not in meant]
+        left_out = [] if decides else [m for m in matching if m not in meant]
         _check_gaps(meant, action, options)
         await _check_columns(bookkeeping, meant, (options or {}).get("columns") or ())
         made = await make_requests(
@@ -121,7 +120,7 @@ def is_meant(
     """Whether a request is about a relation that matches *pattern*. Pure.
 
     A mass delete needs a decision of its own, so a pattern alone resumes no table that waits before
-    one. *decides*: the request skips the deletes of such tables.
+    a mass delete. *decides*: the request skips the deletes of such tables.
     """
     waits = relation.waiting_brake is not None
     return waits if decides else not (waits and action == "resume" and pattern.is_pattern)
@@ -148,17 +147,17 @@ def _no_table(table: str, matching: Matching, *, decides: bool) -> MappingError:
 
 async def _check_columns(
     bookkeeping: Bookkeeping,
-    found: Matching,
+    matching: Matching,
     columns: Sequence[str],
 ) -> None:
     """Refuse columns that a target table lacks. Raises MappingError."""
     if not columns:
         return
-    names = [parse_name(relation.target) for _, relation in found]
+    names = [parse_name(relation.target) for _, relation in matching]
     async with bookkeeping.connection() as target:
-        there = await read_relations(target, names)
+        relations = await read_relations(target, names)
     for name in names:
-        present = there[name].columns if name in there else {}
+        present = relations[name].columns if name in relations else {}
         missing = [column for column in columns if column not in present]
         if missing:
             raise MappingError(
@@ -197,9 +196,10 @@ RESUMABLE = ("error", "paused")
 
 @dataclass(frozen=True, slots=True)
 class SourceOutcome:
-    """The outcome of a request to one source of several.
+    """The outcome of a request to several sources, for one source.
 
-    ``tables``: how many tables it is about. ``error``: why it is about none, or not about all.
+    ``tables``: the number of tables in the request. ``error``: why the request skips some or all
+    tables.
     """
 
     database: str
@@ -222,15 +222,15 @@ async def request_each(
     options: dict[str, Any] | None = None,
     actor: str | None = None,
 ) -> list[SourceOutcome]:
-    """Ask several sources for *action*, each in a transaction; return the outcome of each.
+    """Request *action* from several sources, each in a transaction; return the outcome of each.
 
-    *tables*: names or patterns; none means all tables. *state*: only tables in this state. Sources
-    that fail leave the requests of the others in place. Raises MappingError for a faulty pattern,
-    and TargetError.
+    *tables*: names or patterns; none means all tables. *state*: only tables in this state. A source
+    that fails leaves the requests to the remaining sources in place. Raises MappingError for a
+    faulty pattern, and TargetError.
     """
     scope = Scope(tuple(tables))
     scope.of([])
-    found: list[SourceOutcome] = []
+    outcomes: list[SourceOutcome] = []
     async with installed(address, f"streamer {action}") as bookkeeping:
         records = {
             SourceKey(record.database, record.sid): record.source_id
@@ -242,14 +242,14 @@ async def request_each(
         lost: TargetError | None = None
         for key in dict.fromkeys(sources):
             if lost is not None:
-                found.append(_failed(key, lost))
+                outcomes.append(_failed(key, lost))
                 continue
-            own = relations.get(records.get(key, -1), [])
-            chosen = scope.of((relation.source, relation) for relation in own)
+            source_relations = relations.get(records.get(key, -1), [])
+            chosen = scope.of((relation.source, relation) for relation in source_relations)
             try:
                 outcome = choose(key, action, chosen, state)
                 if isinstance(outcome, SourceOutcome):
-                    found.append(outcome)
+                    outcomes.append(outcome)
                     continue
                 ids, left_out = outcome
                 asked = [(key, relation) for relation in chosen if relation.relation_id in ids]
@@ -257,11 +257,11 @@ async def request_each(
                 await make_requests(
                     bookkeeping, ids, action, options, actor=actor or command_actor()
                 )
-                found.append(_asked(key, len(ids), left_out))
+                outcomes.append(_asked(key, len(ids), left_out))
             except StreamerError as exc:
-                found.append(_failed(key, exc))
+                outcomes.append(_failed(key, exc))
                 lost = exc if isinstance(exc, TargetError) else None
-    return found
+    return outcomes
 
 
 def choose(
@@ -270,7 +270,7 @@ def choose(
     """Return the relations of a source to ask, and the tables left out; or why there are none.
 
     A table that waits before a mass delete needs a decision of its own, so no request about many
-    tables resumes it. Pure.
+    tables resumes such a table. Pure.
     """
     states = RESUMABLE if action == "resume" else None
     chosen = [

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Sources and tables; everything if it is empty.
+    """Sources and tables; empty: all.
 
     ``tables``: names or patterns. ``labels``: of sources, beside ``database`` and ``sid``.
     """
@@ -37,7 +37,7 @@ class Scope:
         return [s for s in named if self.labels is None or s.label in self.labels]
 
     def of(self, items: Iterable[tuple[str, T]]) -> list[T]:
-        """Return those of some items whose table is meant; each comes with its table's name.
+        """Return the items whose table is in the scope; each item comes with the name of a table.
 
         Raises MappingError for a faulty pattern.
         """

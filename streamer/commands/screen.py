@@ -7,9 +7,7 @@ from typing import Any
 
 
 async def until_interrupted(showing: Coroutine[Any, Any, None]) -> None:
-    """Show a view until it ends, a signal arrives, or its reader has gone: each is an orderly
-    end.
-    """
+    """Show a view until the view ends, a signal arrives, or the reader of the output has gone."""
     task = asyncio.create_task(showing, name="showing")
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)

@@ -48,7 +48,7 @@ from streamer.target.connection import TargetAddress
 Connect = Callable[[SourceMapping], AbstractAsyncContextManager[Connection]]
 
 UNKNOWN: Final = "unknown"
-"""The state of a source while the target, which stores it, does not answer."""
+"""The state of a source while the target, which stores the state, does not answer."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class TableStatus:
 
     ``bytes_total`` and ``rows_total`` are estimates during a copy; the rates are those of a copy.
     Held changes wait in the running process, for any reason. ``retained_wal_bytes``: the WAL that
-    the source retains for them, or None if the source does not answer.
+    the source retains for these changes, or None if the source does not answer.
     """
 
     source: str
@@ -77,9 +77,9 @@ class TableStatus:
     rows_per_second: float | None = None
     seconds_left: float | None = None
     chunks_copied: int | None = None
-    """During a copy in chunks: how many of them the target has, which stay after a restart."""
+    """During a copy in chunks: the chunks in the target, which stay after a restart."""
     chunks_total: int | None = None
-    """About how many there are."""
+    """The estimated number of chunks."""
     held_changes: int = 0
     held_bytes: int = 0
     retained_wal_bytes: int | None = None
@@ -97,11 +97,11 @@ class TableStatus:
     """The format in which the source sends values: 'text' or 'binary'."""
     transport_reason: str | None = None
     verified_at: str | None = None
-    """When the last comparison began that found the table equal to its source."""
+    """The start of the last comparison that found the table equal to its source."""
     differing_rows: int | None = None
-    """Rows that the last comparison found to differ; None without one."""
+    """Rows that differed in the last comparison; None without a comparison."""
     verification_error: str | None = None
-    """Why the last comparison could not compare the table."""
+    """The error that prevented the last comparison of the table."""
     truncates_skipped: int = 0
     """How often streamer has ignored a TRUNCATE of the table (`skip_truncate`)."""
     waits_before: dict[str, Any] | None = None
@@ -134,9 +134,9 @@ class SourceStatus:
     """The operator's next step about ``error``, if known."""
     backlog: dict[str, Any] | None = None
     role: str | None = None
-    """The role of its server: 'primary' or 'standby'; None if it does not answer."""
+    """The role of the server: 'primary' or 'standby'; None without an answer."""
     process: str | None = None
-    """Host and pid of the process that runs it now."""
+    """Host and pid of the process that runs the source now."""
     sequences: list[SequenceRecord] = field(default_factory=list)
     """The sequences of the target that follow those of this source."""
     implementation: str | None = None
@@ -144,7 +144,7 @@ class SourceStatus:
     waiting_for: str | None = None
     """What the start of the source waits for: its turn to copy, or sessions at the source."""
     own: dict[str, Any] | None = None
-    """State and error of the process that reads the status, where that cannot reach the source."""
+    """State and error in the process that reads the status, if the source is unreachable there."""
     tables: list[TableStatus] = field(default_factory=list)
 
     @property
@@ -153,7 +153,7 @@ class SourceStatus:
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems of the source and its tables, those of the source first."""
+        """The problems of the source, then those of its tables."""
         return of_source(source_of_row(self._fields()))
 
     def to_json(self) -> dict[str, Any]:
@@ -204,13 +204,13 @@ class _Bookkeeping:
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """All that ``status`` shows: the target first, because without it the rest is not known."""
+    """The facts that ``status`` shows: the target first, because the target stores the rest."""
 
     target: TargetHealth
     sources: list[SourceStatus]
     mapping: MappingTrouble | None = None
     fleet: Fleet = field(default_factory=Fleet)
-    """The processes that share the sources, and those that have their locks."""
+    """The processes that share the sources, and the processes that hold the locks of sources."""
     fine: int = 0
     """Sources without a problem that the report leaves out."""
 
@@ -221,7 +221,7 @@ class StatusReport:
             if self.mapping is None
             else self.mapping.to_json(),
             "sources": [status.to_json() for status in self.sources],
-            "replicas": [self._replica(each) for each in self.fleet.replicas],
+            "replicas": [self._replica(replica) for replica in self.fleet.replicas],
         }
 
     def _replica(self, replica: ReplicaRecord) -> dict[str, Any]:
@@ -240,11 +240,11 @@ class StatusReport:
         }
 
     def outdated_replicas(self) -> list[ReplicaRecord]:
-        """Return the replicas that run another mapping than the one that changed last."""
+        """Return the replicas whose mapping is not the mapping that changed last."""
         newest = find_newest_mapping(self.fleet.replicas)
         if newest is None:
             return []
-        return [each for each in self.fleet.replicas if each.mapping not in (None, newest.mapping)]
+        return [r for r in self.fleet.replicas if r.mapping not in (None, newest.mapping)]
 
     @property
     def exit_code(self) -> int:
@@ -256,23 +256,23 @@ class StatusReport:
     def problems(self) -> list[Problem]:
         """The problems of the target and of the mapping as a whole."""
         report = self.target.report
-        found = [*of_target(ReportedTarget(self.target.name, self.target.state, report))]
-        return found if self.mapping is None else [*found, of_mapping(self.mapping.report)]
+        problems = [*of_target(ReportedTarget(self.target.name, self.target.state, report))]
+        return problems if self.mapping is None else [*problems, of_mapping(self.mapping.report)]
 
     @property
     def failure(self) -> str:
         """Return the line that ends the command when `exit_code` is not 0."""
         kind = ProblemKind.TARGET if self.exit_code == 3 else ProblemKind.MAPPING
-        return next((each.sentence for each in self.problems if each.kind is kind), "")
+        return next((problem.sentence for problem in self.problems if problem.kind is kind), "")
 
 
 @dataclass(frozen=True, slots=True)
 class MappingState:
-    """The mapping as it is known before the target answers."""
+    """The mapping as known before the target answers."""
 
     trouble: MappingTrouble | None = None
     missing: Path | None = None
-    """The mapping database, if there is no such file: before its first start there is none."""
+    """The path of the mapping database, if missing: before the first start there is no file."""
 
 
 async def read_report(
@@ -281,11 +281,10 @@ async def read_report(
     state: MappingState | None = None,
     scope: Scope = ALL,
 ) -> StatusReport:
-    """Read the status of the target and the sources of *scope*; an outage of either is part of the
-    report.
+    """Read the status of the target and the sources of *scope*. An outage is part of the report.
 
-    With tables in *scope*, the report leaves out other tables, and sources without such a table
-    whose tables are known. Raises MappingError for a scope without a source, or a faulty pattern.
+    With tables in *scope*, the report leaves out unmatched tables, and sources whose tables are
+    known but do not match. Raises MappingError for a scope without a source, or a faulty pattern.
     """
     state = state or MappingState()
     is_empty = not mapping.sources
@@ -413,7 +412,7 @@ async def _read_bookkeeping(bookkeeping: Bookkeeping) -> _Bookkeeping:
         await read_definitions(bookkeeping),
     )
     async with bookkeeping.connection() as target:
-        fleet = Fleet.of(await read_fleet(target))  # last: a source that has its process by now
+        fleet = Fleet.of(await read_fleet(target))  # last: a source may have a process by now
     return replace(books, fleet=fleet)
 
 
@@ -501,7 +500,7 @@ async def _add_positions(
     if (backlog := Backlog.of(source, retained, stored)) is not None:
         troubles = {name: (stored or {}).get(name) for name in ("obstacle", "journal")}
         status.backlog = backlog.to_json() | troubles
-    # A crashed process could not report its end. Only its lock tells whether it runs.
+    # A crashed process could not report the end. Only the lock tells whether the process runs.
     has_ended = status.state in ("starting", "waiting") and status.process is None
     has_ended = has_ended and not is_vacant
     if has_ended and (slot is None or slot.active_pid is None):
@@ -524,8 +523,8 @@ async def _add_positions(
     _add_held(status, books if slot.active_pid is not None else books.without_held(), end)
     if slot.confirmed_flush_lsn is not None:
         status.confirmed_flush_lsn = str(slot.confirmed_flush_lsn)
-        # Acknowledged changes may be in a journal only, and the target may have unacknowledged
-        # ones.
+        # Acknowledged changes may be in a journal only, and the target may hold unacknowledged
+        # changes.
         position = slot.confirmed_flush_lsn
         if record is not None and record.acknowledged_lsn:
             position = min(position, record.acknowledged_lsn)

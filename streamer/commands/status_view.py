@@ -1,7 +1,7 @@
 """The output of ``streamer status``, and the pages of ``--watch``.
 
-A summary comes first, then the problems, then every source with its tables. `render_lines` leaves
-out columns in a narrow terminal; it never cuts or wraps a name.
+A summary comes first, then the problems, then every source with its tables. `render_lines` drops
+columns in a narrow terminal, but never cuts or wraps a name.
 """
 
 import asyncio
@@ -45,32 +45,30 @@ STATE_STYLES = {
     "waiting": "yellow",
 }
 _NAMED_MAX: Final = 10
-"""Sources that the summary names; the list of problems has the others."""
+"""Sources that the summary names; the list of problems names all."""
 
 ReadReport = Callable[[], Awaitable[StatusReport]]
 
 
 def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
-    """Return the status as lines for people. A *width* leaves out columns that do not fit; None
-    keeps all.
-    """
-    found = [(status, find_problems(status)) for status in report.sources]
-    found.sort(key=lambda item: not item[1])
-    ordered = [status for status, _ in found]
+    """Return the status as lines for people. A *width* drops columns that do not fit."""
+    pairs = [(status, find_problems(status)) for status in report.sources]
+    pairs.sort(key=lambda item: not item[1])
+    ordered = [status for status, _ in pairs]
     lines = [
         _target_line(report.target),
         _summary(report.sources),
         _fine_line(summarize(report)),
     ]
     replicas = report.fleet.replicas
-    if len(replicas) > 1 or any(each.max_sources is not None for each in replicas):
+    if len(replicas) > 1 or any(r.max_sources is not None for r in replicas):
         counts = report.fleet.counts()
-        runs = [f"{each.name} runs {counts[each.name]}{_limit(each)}" for each in replicas]
+        runs = [f"{r.name} runs {counts[r.name]}{_limit(r)}" for r in replicas]
         lines.append(Text(f"{len(runs)} replica{'s' * (len(runs) > 1)}: {', '.join(runs)}"))
-        if outdated := [each.name for each in report.outdated_replicas()]:
+        if outdated := [r.name for r in report.outdated_replicas()]:
             names = ", ".join(outdated)
             lines.append(Text(f"{names}: not yet using the newest mapping", "bold"))
-    listed = [*report.problems, *(problem for _, problems in found for problem in problems)]
+    listed = [*report.problems, *(problem for _, problems in pairs for problem in problems)]
     problems = [_problem_line(problem) for problem in listed]
     if problems:
         lines += [Text(), Text("Problems:", "bold"), *problems]
@@ -93,12 +91,12 @@ def _target_line(target: TargetHealth) -> Text:
 def _summary(statuses: Sequence[SourceStatus]) -> Text:
     tables = [table for status in statuses for table in status.tables]
     text = Text()
-    for what, states in (
+    for noun, states in (
         ("source", [status.state for status in statuses]),
         ("table", [table.state for table in tables]),
     ):
         text.append("; " if text else "")
-        text.append(f"{len(states)} {what}{'' if len(states) == 1 else 's'}", "bold")
+        text.append(f"{len(states)} {noun}{'' if len(states) == 1 else 's'}", "bold")
         counts = sorted(Counter(states).items(), key=lambda item: STATE_STYLES.get(item[0], ""))
         for number, (state, count) in enumerate(counts):
             text.append(", " if number else ": ")
@@ -107,7 +105,7 @@ def _summary(statuses: Sequence[SourceStatus]) -> Text:
 
 
 def _fine_line(summary: dict[str, Any]) -> Text:
-    """Name the sources that are not fine: the one line for a fleet."""
+    """Name the sources that need attention, in a single line for a fleet."""
     count, fine = summary["sources"], summary["fine"]
     if fine == count:
         return Text("all sources are fine" if count else "no source is mapped")
@@ -238,9 +236,9 @@ async def watch(
     as_json: bool = False,
 ) -> None:
     """Show the status every *interval* seconds until interrupted: in pages on a terminal; elsewhere
-    one below the other, or one JSON object a line.
+    one after the next, or one JSON object a line.
 
-    During an outage of the target, the view shows it and waits.
+    During an outage of the target, the view shows the outage and waits.
     """
     if console.is_terminal and not as_json:
         showing = _watch_screen(read, interval, console, is_wide=is_wide)
@@ -255,8 +253,8 @@ async def _watch_lines(
     while True:
         report = await read()
         if as_json:
-            found = as_json_object(report) | {"error": report.target.error}
-            console.file.write(json.dumps(found, default=str) + "\n")
+            fields = as_json_object(report) | {"error": report.target.error}
+            console.file.write(json.dumps(fields, default=str) + "\n")
         else:
             print_lines([_clock()], console)
             print_status(report, console, is_wide=True)
@@ -281,9 +279,9 @@ async def _watch_screen(
             for line in page:
                 line.no_wrap, line.overflow = True, "crop"
             screen.update(Group(*page), refresh=True)
-            left = looked_at + interval - asyncio.get_running_loop().time()
+            seconds = looked_at + interval - asyncio.get_running_loop().time()
             try:
-                async with asyncio.timeout(max(0.0, left)):
+                async with asyncio.timeout(max(0.0, seconds)):
                     if not pager.press(await keys.get()):
                         return
                 continue
@@ -328,14 +326,14 @@ class Pager:
 
 @contextlib.contextmanager
 def _keys() -> Iterator["asyncio.Queue[str]"]:
-    """Queue the operator's keystrokes during the block; none if stdin is no terminal."""
+    """Queue the operator's keystrokes during the block; none if stdin is not a terminal."""
     keys: asyncio.Queue[str] = asyncio.Queue()
     if not sys.stdin.isatty():
         yield keys
         return
     descriptor = sys.stdin.fileno()
     loop = asyncio.get_running_loop()
-    before = termios.tcgetattr(descriptor)
+    attributes = termios.tcgetattr(descriptor)
 
     def read() -> None:
         if data := os.read(descriptor, 32):
@@ -349,4 +347,4 @@ def _keys() -> Iterator["asyncio.Queue[str]"]:
         yield keys
     finally:
         loop.remove_reader(descriptor)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, attributes)

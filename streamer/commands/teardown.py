@@ -1,6 +1,6 @@
 """``streamer teardown``: removes streamer's objects at the sources, and its bookkeeping.
 
-Rows in the target stay. A second run is fine.
+Rows in the target stay. A second run is harmless.
 """
 
 from pathlib import Path
@@ -30,11 +30,10 @@ async def teardown(
     actor: str | None,
     drops_schema: bool = True,
 ) -> list[Teardown]:
-    """Drop slots, publications, journals (below *spools*) and bookkeeping of *sources*, and with
-    *drops_schema* the schema if it is empty then.
+    """Drop slots, publications, journals (below *spools*) and bookkeeping of *sources*.
 
-    *actor*: the operator, for the target's audit. None: the mapping database has the act, which
-    outlives the bookkeeping.
+    *drops_schema*: also drop a schema that is then empty. *actor*: the operator, for the target's
+    audit. None: the mapping database has the act, which outlives the bookkeeping.
     """
     bookkeeping = Bookkeeping(address, "streamer teardown")
     try:

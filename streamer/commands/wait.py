@@ -1,8 +1,8 @@
-"""``streamer wait``: until everything committed by now is visible at the target.
+"""``streamer wait``: until the target shows all commits of the sources up to now.
 
-A source that does not answer counts as behind. Its commits count from the moment it answers. A
-table with a request counts as behind until its process has taken that and stored the new state.
-With a list of tables, only their positions count, so other tables may stand still.
+A source that does not answer counts as behind. Its commits count from the moment of its answer. A
+table with a request counts as behind until its process has taken the request and stored the new
+state. With a list of tables, only the positions of these tables count.
 """
 
 import asyncio
@@ -30,9 +30,7 @@ from streamer.target.connection import TargetAddress
 POLL_SECONDS: Final = 0.02
 POLL_SECONDS_MAX: Final = 0.25
 POLL_GROWTH: Final = 1.25
-"""Each pause between two polls is longer than the one before, so a short wait ends early and a long
-one costs the target little.
-"""
+"""Pauses between polls grow, so a short wait ends early and a long wait costs the target little."""
 NOTIFY_SECONDS: Final = 1.0
 RECONNECT_SECONDS: Final = 10.0
 """After that long a wait connects anew, because the target may have failed over. An old primary
@@ -44,13 +42,13 @@ _NOT_SET_UP: Final = "nothing is set up yet: is `streamer run` running?"
 
 
 Wanted = dict[str, Lsn | SourceError | None]
-"""The position to wait for, by the label of its source, or why that is not known yet."""
+"""The position to wait for, by the label of the source, or why the position is unknown."""
 
 
 async def wait(
     address: TargetAddress, mapping: Mapping, seconds: float, scope: Scope = ALL
 ) -> str | None:
-    """Do the same as `wait_over`, over a connection of its own. The obstacle names the problems."""
+    """Call `wait_over` with a new connection. The returned obstacle names the problems, too."""
     bookkeeping = Bookkeeping(address, "streamer wait")
     try:
         obstacle = await wait_over(bookkeeping, mapping, seconds, scope)
@@ -67,7 +65,7 @@ async def name_problems(address: TargetAddress, mapping: Mapping, scope: Scope =
     problems = list(report.problems)
     for status in report.sources:
         problems += [problem for problem in status.problems if problem.blocks]
-    shown = [f"{each.subject}: {each.sentence}" for each in worst_first(problems)]
+    shown = [f"{worst.subject}: {worst.sentence}" for worst in worst_first(problems)]
     more = len(shown) - PROBLEMS_MAX
     return shown[:PROBLEMS_MAX] + ([f"and {more} more problems"] if more > 0 else [])
 
@@ -77,7 +75,7 @@ ReadEnd = Callable[[SourceMapping], Awaitable[Lsn]]
 
 
 async def read_end(source: SourceMapping, bookkeeping: Bookkeeping) -> Lsn:
-    """Return the position behind everything that *source* has committed. Raises StreamerError."""
+    """Return the position after the last commit of *source*. Raises StreamerError."""
     async with connection_of_run(source, bookkeeping) as plain:
         return await flush_source(source, plain)
 
@@ -91,19 +89,18 @@ async def wait_over(
 ) -> str | None:
     """Wait until all commits so far are visible, every table is ready, and no request waits.
 
-    Return the obstacle, if any.
-
-    *ask*: in place of `read_end`. Raises StreamerError for a failure that an operator must fix.
+    Return the obstacle, if any. *ask*: in place of `read_end`. Raises StreamerError for a failure
+    that an operator must fix.
     """
     ask = ask or partial(read_end, bookkeeping=bookkeeping)
-    wanted: Wanted = {s.label: None for s in scope.sources(mapping)}
+    positions: Wanted = {s.label: None for s in scope.sources(mapping)}
     makes_definitions = any(source.makes_definitions for source in scope.sources(mapping))
-    waiting = _Waiting(bookkeeping, scope, wanted, makes_definitions=makes_definitions)
+    waiting = _Waiting(bookkeeping, scope, positions, makes_definitions=makes_definitions)
     try:
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
             for source in scope.sources(mapping):
                 group.create_task(
-                    _find_position(source, wanted, ask), name=f"position {source.label}"
+                    _find_position(source, positions, ask), name=f"position {source.label}"
                 )
             group.create_task(waiting.run(), name="waiting")
     except TimeoutError:
@@ -113,17 +110,17 @@ async def wait_over(
     return None
 
 
-async def _find_position(source: SourceMapping, wanted: Wanted, ask: ReadEnd) -> None:
+async def _find_position(source: SourceMapping, positions: Wanted, ask: ReadEnd) -> None:
     while True:
         try:
-            wanted[source.label] = await ask(source)
+            positions[source.label] = await ask(source)
             return
-        except TargetError:  # the other task names it
+        except TargetError:  # the second task names this error
             pass
         except SourceError as exc:
             if exc.retry is not Retry.TIMED:
                 raise
-            wanted[source.label] = exc
+            positions[source.label] = exc
         await asyncio.sleep(SOURCE_RETRY_SECONDS)
 
 
@@ -131,17 +128,17 @@ class _Waiting:
     """Polls the bookkeeping. ``missing``: the obstacles at the last poll."""
 
     def __init__(
-        self, bookkeeping: Bookkeeping, scope: Scope, wanted: Wanted, *, makes_definitions: bool
+        self, bookkeeping: Bookkeeping, scope: Scope, positions: Wanted, *, makes_definitions: bool
     ) -> None:
         self._bookkeeping = bookkeeping
         self._scope = scope
-        self._wanted = wanted
+        self._wanted = positions
         self._makes_definitions = makes_definitions
         self._is_installed = False
         self.missing = _NOT_SET_UP
 
     async def run(self) -> None:
-        """Return when nothing is missing."""
+        """Return as soon as no obstacle remains."""
         asked_at, pause = -math.inf, POLL_SECONDS
         connected_at = time.monotonic()
         while True:
@@ -149,25 +146,25 @@ class _Waiting:
                 await self._bookkeeping.close()
                 self._is_installed, connected_at = False, time.monotonic()
             try:
-                found = await self._look()
+                obstacles = await self._look()
                 now = time.monotonic()
-                if found and now - asked_at >= NOTIFY_SECONDS:
+                if obstacles and now - asked_at >= NOTIFY_SECONDS:
                     asked_at = now
                     of_tables = bool(self._scope.tables)
                     await ask_for_positions(self._bookkeeping, of_tables=of_tables)
             except MappingError:
                 raise
             except StreamerError as exc:  # the target may restart; there is time
-                found = [str(exc)]
-                self._is_installed = False  # it may be another server
-            if not found:
+                obstacles = [str(exc)]
+                self._is_installed = False  # the next connection may reach a different server
+            if not obstacles:
                 return
-            self.missing = "; ".join(found)
+            self.missing = "; ".join(obstacles)
             await asyncio.sleep(pause)
             pause = min(POLL_SECONDS_MAX, pause * POLL_GROWTH)
 
     async def _look(self) -> list[str]:
-        """Return the present obstacles, one line for each source."""
+        """Return the present obstacles, at most one line for each source."""
         bookkeeping = self._bookkeeping
         if not self._is_installed:
             self._is_installed = await is_installed(bookkeeping)
@@ -176,19 +173,19 @@ class _Waiting:
         positions = await read_positions(bookkeeping)
         missing = []
         has_table = False
-        for label, wanted in self._wanted.items():
+        for label, awaited in self._wanted.items():
             position = positions.get(label)
-            if isinstance(wanted, SourceError):
-                missing.append(str(wanted))
+            if isinstance(awaited, SourceError):
+                missing.append(str(awaited))
             elif position is None:
                 missing.append(f'source "{label}" has never been started')
-            elif wanted is None:
+            elif awaited is None:
                 missing.append(f'source "{label}" has not answered')
             else:
-                relations = self._scope.of((each.source, each) for each in position.relations)
+                relations = self._scope.of((r.source, r) for r in position.relations)
                 has_table = has_table or bool(relations)
-                if what := self._missing_of(position, relations, wanted):
-                    missing.append(what)
+                if obstacle := self._missing_of(position, relations, awaited):
+                    missing.append(obstacle)
                 elif self._makes_definitions:
                     missing += await _pending(bookkeeping, label, relations)
         if self._wanted and self._scope.tables and not has_table and not missing:
@@ -197,7 +194,7 @@ class _Waiting:
         return missing
 
     def _missing_of(
-        self, position: SourcePosition, relations: list[RelationPosition], wanted: Lsn
+        self, position: SourcePosition, relations: list[RelationPosition], awaited: Lsn
     ) -> str | None:
         label, acknowledged_lsn = position.label, position.acknowledged_lsn
         for relation in relations:
@@ -206,26 +203,26 @@ class _Waiting:
             if relation.has_request:
                 where = f'table "{relation.source}" of "{label}"'
                 return f"{where} has a pending request: is `streamer run` running?"
-        if acknowledged_lsn >= wanted:
+        if acknowledged_lsn >= awaited:
             return None
         if not self._scope.tables:
-            return f'source "{label}": confirmed {acknowledged_lsn}, waiting for {wanted}'
+            return f'source "{label}": confirmed {acknowledged_lsn}, waiting for {awaited}'
         for relation in relations:
             visible_lsn = max(acknowledged_lsn, relation.visible_lsn or NOTHING)
-            if visible_lsn < wanted:
+            if visible_lsn < awaited:
                 where = f'table "{relation.source}" of "{label}"'
-                return f"{where}: visible {visible_lsn}, waiting for {wanted}"
+                return f"{where}: visible {visible_lsn}, waiting for {awaited}"
         return None
 
 
 async def _pending(
     bookkeeping: Bookkeeping, label: str, relations: list[RelationPosition]
 ) -> list[str]:
-    """Return the definitions that a process is still to make; those it gave up do not count."""
-    found = await read_definitions(bookkeeping)
+    """Return the definitions that a process has yet to make, without abandoned definitions."""
+    definitions = await read_definitions(bookkeeping)
     return [
         f'{record.label} of table "{record.source}" of "{label}" is not created yet'
         for relation in relations
-        for record in found.get(relation.relation_id, [])
+        for record in definitions.get(relation.relation_id, [])
         if not record.is_given_up
     ][:1]

@@ -1,7 +1,7 @@
-"""Everything that a bug report needs, in one file without secrets.
+"""The facts that a bug report needs, in a single file without secrets.
 
 Connection strings appear without passwords, as on the page. As a second guard, the bundle blanks
-every secret of the configuration wherever it occurs in the gathered text.
+every secret of the configuration wherever the secret occurs in the gathered text.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from streamer.target.connection import TargetAddress, target_connection
 from streamer.waiting import in_thread
 
 NET_LENGTH_MIN: Final = 4
-"""The search in texts skips shorter secrets: every other word would contain one."""
+"""The search in texts skips shorter secrets: every second word would contain such a secret."""
 SECONDS_MAX: Final = 30.0
 
 
@@ -90,7 +90,7 @@ async def write_bundle(
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    """Write a file that is whole or not there, for its owner alone, over nothing that is there."""
+    """Write a complete file for its owner alone, or no file. An existing file stays."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -126,7 +126,7 @@ def _configuration(settings: Settings, mapping: Mapping) -> Any:
 
 
 def _shown(value: Any) -> Any:
-    """Return a value of the configuration as YAML can hold it, secrets masked."""
+    """Return a value of the configuration in types of YAML, secrets masked."""
     if isinstance(value, Secret):
         return MASK
     if isinstance(value, BaseModel):
@@ -157,10 +157,10 @@ def _shown_field(name: str, value: Any) -> Any:
 
 def secrets_of(settings: Settings, mapping: Mapping) -> set[str]:
     """Return all secret values."""
-    found = set(_secrets_in(settings))
+    secrets = set(_secrets_in(settings))
     for source in mapping.sources:
-        found |= _secrets_in_url(source.url)
-    return found
+        secrets |= _secrets_in_url(source.url)
+    return secrets
 
 
 def _secrets_in(value: Any) -> Iterable[str]:
@@ -183,14 +183,14 @@ def _secrets_in_url(url: Secret) -> set[str]:
     text = url.reveal()
     written = {span.of(text) for span in secret_spans(text)}
     try:
-        given = parse_conninfo(text)
+        parameters = parse_conninfo(text)
     except ValueError:
         return written | {text}
-    return written | {value for name, value in given.items() if name in SECRET_PARAMETERS}
+    return written | {value for name, value in parameters.items() if name in SECRET_PARAMETERS}
 
 
 class _Net:
-    """Blanks secrets in texts, whichever way they got there."""
+    """Blanks secrets in texts, regardless of their origin."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         long_enough = (secret for secret in secrets if len(secret) >= NET_LENGTH_MIN)
@@ -198,7 +198,7 @@ class _Net:
 
     def blank(self, text: str) -> str:
         for secret in self._secrets:
-            # As it is, and as it stands in JSON.
+            # The plain text, and the text as escaped in JSON.
             for ensure_ascii in (True, False):
                 text = text.replace(json.dumps(secret, ensure_ascii=ensure_ascii)[1:-1], MASK)
             text = text.replace(secret, MASK)
@@ -216,27 +216,27 @@ from pg_catalog.pg_replication_slots s where s.slot_name = %s
 
 
 async def _slots(settings: Settings, mapping: Mapping) -> list[Any]:
-    """Return each source's view of our slot, unless another server than that of `run` answers."""
+    """Return each source's view of its slot, or an error if a server other than `run`'s answers."""
     bookkeeping = Bookkeeping(TargetAddress.parse(settings.target.url), "streamer doctor")
 
     async def read(source: SourceMapping) -> Any:
-        known = KnownPlace()
+        place = KnownPlace()
         try:
-            with contextlib.suppress(TargetError, TimeoutError):  # bookkeeping.json says so
+            with contextlib.suppress(TargetError, TimeoutError):  # bookkeeping.json reports it
                 async with asyncio.timeout(SECONDS_MAX):
-                    known = await read_known_place(bookkeeping, source)
+                    place = await read_known_place(bookkeeping, source)
             async with asyncio.timeout(SECONDS_MAX), connection(source) as plain:
-                await require_server_of_run(source, plain, known)
+                await require_server_of_run(source, plain, place)
                 return [dict(row) for row in await fetch_all(plain, _SLOTS_SQL, source.slot)]
         except (SourceError, TimeoutError) as exc:
             return {"error": str(exc) or "no answer in time"}
 
     try:
-        found = await asyncio.gather(*map(read, mapping.sources))
+        rows = await asyncio.gather(*map(read, mapping.sources))
     finally:
         await bookkeeping.close()
     labels = [source.label for source in mapping.sources]
-    return [{"source": label, "found": its} for label, its in zip(labels, found, strict=True)]
+    return [{"source": label, "found": slots} for label, slots in zip(labels, rows, strict=True)]
 
 
 # Names and errors, never values of rows.
@@ -254,7 +254,7 @@ _BOOKKEEPING_SQL: Final = {
 
 async def _bookkeeping(settings: Settings) -> Any:
     address = TargetAddress.parse(settings.target.url)
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     try:
         async with (
             asyncio.timeout(SECONDS_MAX),
@@ -262,12 +262,12 @@ async def _bookkeeping(settings: Settings) -> Any:
         ):
             for name, sql in _BOOKKEEPING_SQL.items():
                 try:
-                    found[name] = [dict(row) for row in await target.fetch(sql)]
-                except TargetError as exc:  # an older one, or none at all
-                    found[name] = {"error": str(exc)}
+                    contents[name] = [dict(row) for row in await target.fetch(sql)]
+                except TargetError as exc:  # an older bookkeeping, or none at all
+                    contents[name] = {"error": str(exc)}
     except (StreamerError, TimeoutError) as exc:
-        found["error"] = str(exc) or "no answer in time"
-    return found
+        contents["error"] = str(exc) or "no answer in time"
+    return contents
 
 
 def _versions(examination: Examination) -> Any:

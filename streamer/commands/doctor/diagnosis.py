@@ -1,7 +1,7 @@
 """Problems as sentences: findings of a check, and deviations in the status.
 
-It has no rules of its own: a check judges servers and configuration, and `streamer.report.problems`
-judges the status.
+`streamer doctor` has no rules: a check judges servers and configuration, and
+`streamer.report.problems` judges the status.
 """
 
 import asyncio
@@ -38,25 +38,25 @@ class Diagnosis:
 
 
 async def diagnose(settings: Settings, mapping: Mapping) -> Diagnosis:
-    """Look at everything. Raises ConfigurationError; all else is part of the diagnosis."""
+    """Read all facts. Raises ConfigurationError; the remaining errors are part of the diagnosis."""
     require_sources(settings, mapping)
     address = TargetAddress.parse(settings.target.url)
     examination, statuses = await asyncio.gather(
         examine(settings, mapping), _statuses(address, mapping)
     )
     checked = [f for f in examination.report.findings if f.severity is not Severity.INFO]
-    told = [from_problem(each) for status in statuses for each in status.problems]
+    told = [from_problem(problem) for status in statuses for problem in status.problems]
     return Diagnosis(merged(told, checked), statuses, examination)
 
 
 def merged(told: Sequence[Finding], checked: Sequence[Finding]) -> list[Finding]:
-    """Return the problems of the status, and those that only a check knows; the worst first. Pure.
+    """Return the problems of the status, and the problems that only a check finds; the worst first.
 
-    A check meets the error of a stopped source or table too. All screens have the words and the
-    remedy of the status for that error.
+    A check meets the error of a stopped source or table too. All screens use the words and the
+    remedy of the status for that error. Pure.
     """
-    known = {(finding.place, finding.code) for finding in told if finding.code is not None}
-    new = [finding for finding in checked if (finding.place, finding.code) not in known]
+    codes = {(finding.place, finding.code) for finding in told if finding.code is not None}
+    new = [finding for finding in checked if (finding.place, finding.code) not in codes]
     worst = list(Severity)
     return sorted([*told, *new], key=lambda finding: worst.index(finding.severity))
 
@@ -72,17 +72,17 @@ async def _statuses(address: TargetAddress, mapping: Mapping) -> list[SourceStat
 
 
 def sentences(diagnosis: Diagnosis) -> Iterable[str]:
-    """Say it to people, one finding after the other."""
+    """Return the diagnosis as lines for people, ordered by severity."""
     titles = {
         Severity.ERROR: "Problems:",
         Severity.WARNING: "Warnings:",
         Severity.INFO: "In progress:",
     }
     for severity, title in titles.items():
-        found = [f for f in diagnosis.findings if f.severity is severity]
-        if found:
+        selected = [f for f in diagnosis.findings if f.severity is severity]
+        if selected:
             yield title
-        for finding in found:
+        for finding in selected:
             yield from _sentence(finding)
     if diagnosis.is_well:
         yield "No problems found."

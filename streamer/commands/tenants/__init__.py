@@ -1,1 +1,1 @@
-"""``streamer tenants``: the databases of a group, which the targets tell apart by their sid."""
+"""``streamer tenants``: the databases of a group, identified in the targets by sid."""

@@ -1,8 +1,8 @@
 """``streamer tenants add`` and ``remove``: a group's tables and settings are the template.
 
 With a mapping database, both edit the draft and apply it (`streamer.admin.edit`). In static mode
-they edit the configuration file where its comments and layout can stay. Elsewhere they print the
-lines to write.
+they edit the configuration file where comments and layout can stay. Elsewhere they print the lines
+to write.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ SID_VARIABLE: Final = "{sid}"
 class Changed:
     """The effect of adding or removing tenants.
 
-    ``lines``: those to write into the file, or to take out of it, if this command did not.
+    ``lines``: the lines that the operator must write or remove, if the command did not.
     ``next_step``: the operator's next step. ``is_applied``: the mapping has the change.
     """
 
@@ -55,9 +55,9 @@ class Changed:
 
 
 def urls_of(template: str, sids: list[str]) -> list[tuple[str, str]]:
-    """Return url and sid of each new tenant; ``{sid}`` in the url stands for its sid.
+    """Return url and sid of each new tenant; ``{sid}`` in the url stands for the sid.
 
-    Raises MappingError if two tenants would have one url.
+    Raises MappingError if two tenants would have the same url.
     """
     urls = [(template.replace(SID_VARIABLE, sid), sid) for sid in sids]
     if len({url for url, _ in urls}) < len(urls):
@@ -120,7 +120,7 @@ def remove_from_file(config: Path, database: str, sid: str) -> Changed:
 
 
 def _write(config: Path, text: str) -> bool:
-    """Replace the file if its new text is a sound configuration; False if it cannot be written."""
+    """Replace the file if the new text is a sound configuration; False if the write fails."""
     try:
         path = config.resolve(strict=True)
         with tempfile.NamedTemporaryFile(
@@ -146,7 +146,7 @@ def _write(config: Path, text: str) -> bool:
 async def finish_removal(
     address: TargetAddress, settings: Settings, source: SourceMapping, actor: str, seconds: float
 ) -> Teardown | None:
-    """Wait until the process that ran *source* has dropped its slot; without one, drop it here.
+    """Wait until the process that ran *source* has dropped the slot; without a process, drop it.
 
     Returns None if a process still runs the source after *seconds*.
     """

@@ -16,17 +16,17 @@ from streamer.report.problems import needs_operator, of_source
 from streamer.target.connection import TargetAddress
 
 REMOVED = "removed"
-"""The state of a tenant that is not mapped, and whose rows are still in the target."""
+"""The state of a tenant without a mapping whose rows are still in the target."""
 PURGING = "purging"
-"""The same, after a purge of its rows has begun."""
+"""The state of such a tenant after a purge of the rows has begun."""
 
 
 @dataclass(slots=True)
 class Tenant:
     """A tenant in ``tenants list --json``.
 
-    ``state``: that of its source, or `REMOVED` or `PURGING`. ``purge``: the tables with rows of a
-    removed tenant.
+    ``state``: the state of the source, or `REMOVED` or `PURGING`. ``purge``: the tables with rows
+    of a removed tenant.
     """
 
     database: str
@@ -57,9 +57,9 @@ class Tenant:
 async def read_tenants(
     address: TargetAddress, mapping: Mapping, database: str | None = None
 ) -> list[Tenant]:
-    """Return the mapped tenants, and those whose rows are still in the target.
+    """Return the mapped tenants, and unmapped tenants whose rows are still in the target.
 
-    It asks the target alone. Raises TargetConnectionError, TargetRejectedError.
+    The answer comes from the target alone. Raises TargetConnectionError, TargetRejectedError.
     """
     bookkeeping = Bookkeeping(address, "streamer tenants")
     records: list[SourceRecord] = []
@@ -71,8 +71,8 @@ async def read_tenants(
             purges = await read_purges(bookkeeping)
     finally:
         await bookkeeping.close()
-    found = [_mapped(status) for status in statuses] + _left(mapping, records, purges)
-    return [tenant for tenant in found if database in (None, tenant.database)]
+    tenants = [_mapped(status) for status in statuses] + _left(mapping, records, purges)
+    return [tenant for tenant in tenants if database in (None, tenant.database)]
 
 
 def _mapped(status: SourceStatus) -> Tenant:
@@ -94,28 +94,28 @@ def _mapped(status: SourceStatus) -> Tenant:
 def _left(
     mapping: Mapping, records: Sequence[SourceRecord], purges: Sequence[PurgeRecord]
 ) -> list[Tenant]:
-    """Return the tenants that are not mapped, and whose rows may be in the target."""
-    left: dict[str, Tenant] = {}
+    """Return the tenants without a mapping whose rows may be in the target."""
+    removed: dict[str, Tenant] = {}
     for record in records:
         if record.sid is not None:
             tenant = Tenant(record.database, record.sid, REMOVED, record.slot)
-            left[tenant.label] = tenant
+            removed[tenant.label] = tenant
     for purge in purges:
         if not purge.is_finished:
             label = SourceLabel(purge.database, purge.sid)
-            tenant = left.setdefault(label, Tenant(purge.database, purge.sid, REMOVED, None))
+            tenant = removed.setdefault(label, Tenant(purge.database, purge.sid, REMOVED, None))
             tenant.purge.append(purge)
             if purge.has_begun:
                 tenant.state = PURGING
     return [
         tenant
-        for tenant in left.values()
+        for tenant in removed.values()
         if find_source(mapping.sources, tenant.database, tenant.sid) is None
     ]
 
 
 def note_of(tenant: Tenant) -> str:
-    """Return the remark about a tenant: its error, or the rows that it left."""
+    """Return the remark about a tenant: its error, or its remaining rows."""
     if tenant.error:
         return tenant.error
     if tenant.state not in (REMOVED, PURGING):

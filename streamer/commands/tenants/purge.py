@@ -1,10 +1,10 @@
 """``streamer tenants purge``: deletes the rows of a source that is no longer mapped, in chunks.
 
 The purge holds the source's lock (`streamer.progress.lock`), so no process can stream the source
-meanwhile, and the purge refuses to begin while one does. A chunk is a range of blocks of a table,
-or a number of rows where an index finds those of a sid. The transaction that deletes a chunk checks
-the lock and stores the position. A purge that is killed has lost nothing and repeats nothing: the
-next one continues at that position.
+meanwhile, and the purge refuses to begin while a process streams. A chunk is a range of blocks of a
+table, or a number of rows where an index finds the rows of a sid. The transaction that deletes a
+chunk checks the lock and stores the position. A killed purge loses no work: the next purge
+continues at the stored position.
 """
 
 import os
@@ -70,7 +70,7 @@ Report = Callable[[list[PurgeRecord]], None]
 
 @dataclass(frozen=True, slots=True)
 class PurgedLeaf:
-    """A table with rows of its own: the target table, or a partition of it."""
+    """A table that stores rows: the target table, or a partition."""
 
     name: RelationName
     blocks: int
@@ -82,12 +82,12 @@ class PurgedLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk: how many blocks of the whole table lie before its end, and its DELETE."""
+    """A chunk: the number of blocks of the whole table before its end, and its DELETE."""
 
     sql: str
     next_block: int
     repeats: bool = False
-    """The same statement again, until it deletes no row."""
+    """Whether to repeat the statement until it deletes no row."""
 
 
 async def purge(
@@ -101,8 +101,8 @@ async def purge(
 ) -> list[PurgeRecord]:
     """Delete the rows of a source in all target tables; return the record of each table.
 
-    Raises MappingError while the source is mapped or streams, or if another database writes rows
-    with this sid to one of the tables.
+    Raises MappingError while the source is mapped or streams, or if a second database writes rows
+    with this sid to a target table.
     """
     label = SourceLabel(database, sid)
     if find_source(mapping.sources, database, sid) is not None:
@@ -137,10 +137,10 @@ async def purge(
 
 
 async def _check_known(bookkeeping: Bookkeeping, database: str, sid: str) -> None:
-    """Refuse a database of which streamer knows no target table: a typing error, perhaps."""
+    """Refuse a database without known target tables, perhaps a typing error."""
     async with bookkeeping.connection() as connection:
-        known = await read_targets(connection, database)
-    if not known and not await _of(bookkeeping, database, sid):
+        targets = await read_targets(connection, database)
+    if not targets and not await _of(bookkeeping, database, sid):
         raise MappingError(
             f'streamer knows no target table of "{SourceLabel(database, sid)}"',
             hint=f"`{command('tenants list')}` shows the tenants that it knows",
@@ -179,18 +179,18 @@ async def _purge_all(
 ) -> None:
     records = await _of(bookkeeping, database, sid)
     names = {record.target for record in records} | await read_targets(target, database)
-    found = await read_relations(target, [parse_name(name) for name in names])
-    relations = {str(name): relation for name, relation in found.items() if relation.has_sid}
-    other = await find_other_writer(target, database, sid, list(relations))
-    if other is not None:
+    existing = await read_relations(target, [parse_name(name) for name in names])
+    relations = {str(name): relation for name, relation in existing.items() if relation.has_sid}
+    writer = await find_other_writer(target, database, sid, list(relations))
+    if writer is not None:
         raise MappingError(
-            f'database "{other[1]}" writes rows with sid "{sid}" to {other[0]}, too',
+            f'database "{writer[1]}" writes rows with sid "{sid}" to {writer[0]}, too',
             hint="delete the rows of the former source by hand",
         )
     async with _under(claim, target):
         await begin_purge(target, database, sid, relations)
         await keep_columns(target, claim.source_id)
-        # From here on rows are missing: a source that comes back has to be copied.
+        # From here on rows are missing: a source that returns needs a new copy.
         await remove_relations(target, claim.source_id)
         for record in records:  # tables that were dropped meanwhile
             if record.target not in relations:
@@ -232,7 +232,7 @@ async def _purge_table(
                 if is_last:
                     break
         async with _under(claim, target):
-            # Another program may have moved a row to a block that was done.
+            # A program may have moved a row to a finished block.
             if not await holds_rows(target, relation.name, record.sid):
                 await finish_purge(target, record)
                 break
@@ -246,25 +246,22 @@ async def _purge_table(
 
 
 def steps(leaves: list[PurgedLeaf], relation: TargetRelation, sid: str, first: int) -> list[Chunk]:
-    """Return the chunks of a table from block *first* on, counted over all of its partitions.
-
-    Pure.
-    """
+    """Return the chunks of a table from block *first* on, counted over all partitions. Pure."""
     column = quote_identifier(SID)
     value = quote_literal(sid)
-    found: list[Chunk] = []
-    before = 0
+    chunks: list[Chunk] = []
+    offset = 0
     for leaf in leaves:
         if SID in relation.leading_index_columns:
-            if before + leaf.blocks > first:
+            if offset + leaf.blocks > first:
                 sql = (
                     f"delete from {leaf.sql} "  # noqa: S608  # quoted names
                     f"where ctid = any (array(select ctid from {leaf.sql} "
                     f"where {column} = {value} limit {CHUNK_ROWS}))"
                 )
-                found.append(Chunk(sql, before + leaf.blocks, repeats=True))
+                chunks.append(Chunk(sql, offset + leaf.blocks, repeats=True))
         else:
-            begin = max(0, first - before)
+            begin = max(0, first - offset)
             for block in range(begin, leaf.blocks, CHUNK_BLOCKS):
                 stop = min(block + CHUNK_BLOCKS, leaf.blocks)
                 sql = (
@@ -272,6 +269,6 @@ def steps(leaves: list[PurgedLeaf], relation: TargetRelation, sid: str, first: i
                     f"where ctid >= '({block},0)'::tid "
                     f"and ctid < '({stop},0)'::tid and {column} = {value}"
                 )
-                found.append(Chunk(sql, before + stop))
-        before += leaf.blocks
-    return found
+                chunks.append(Chunk(sql, offset + stop))
+        offset += leaf.blocks
+    return chunks
