@@ -1,10 +1,10 @@
-"""Authentication and roles: tokens, passwords, sessions; and requests forged by another site.
+"""Authentication and roles: tokens, passwords, sessions; and requests forged by a foreign site.
 
-Reading needs the role `viewer`, changing needs `admin`. A browser never sends a bearer token by
-itself, but it does send a session cookie. So changes in a session need its CSRF token as well.
-Without any credentials, the server accepts only this machine, with full access for every user on
-it. The Host header must then name this machine, so that a foreign name for it (DNS rebinding) lets
-no web page in.
+Reading needs the role `viewer`, changing needs `admin`. A browser never sends a bearer token
+unasked, but always sends a session cookie. So changes in a session also need a CSRF token. Without
+any credentials, the server accepts only this machine, with full access for every user there. The
+Host header must then name this machine, so that a foreign name for this machine (DNS rebinding)
+lets no web page in.
 
 Wrong tokens and passwords slow down further attempts, by address, and passwords also by name.
 """
@@ -43,7 +43,7 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 FAILURES_MAX: Final = 5
 FAILURES_OF_NAME_MAX: Final = 20
-"""More than of an address: others could lock a user out."""
+"""More than for an address, so that attackers cannot easily lock a user out."""
 WINDOW_SECONDS: Final = 300.0
 SESSIONS_MAX: Final = 1000
 _KEYS_MAX: Final = 10_000
@@ -77,7 +77,7 @@ class UserIdentity:
 
 
 def actor_of(request: HTTPConnection) -> str:
-    """Return the name of the client, as the audit has it."""
+    """Return the name of the client, as written to the audit."""
     identity: UserIdentity | None = getattr(request.state, "identity", None)
     return identity.name if identity is not None else "nobody"
 
@@ -87,14 +87,14 @@ _ONLY_READING: Final = frozenset({"/api/discover", "/api/login", "/login"})
 
 
 def needed_role(path: str) -> Role:
-    """Return the role for a request to *path* that is not safe: any may end its own session."""
+    """Return the role for an unsafe request to *path*: any role may end its own session."""
     return Role.VIEWER if path in _OF_A_SESSION else Role.ADMIN
 
 
 def changes_mapping(path: str) -> bool:
     """Whether a request to *path* that is not safe changes the mapping or acts on running tables.
 
-    Static mode refuses those; it serves all others.
+    Static mode refuses such requests, and serves the remaining paths.
     """
     return path not in _OF_A_SESSION and path not in _ONLY_READING
 
@@ -103,7 +103,7 @@ _ACTS: Final = ("/resync", "/pause", "/resume", "/retry", "/drop", "/purge", "/a
 
 
 def acts_on_tables(path: str) -> bool:
-    """Whether a request to *path* that is not safe acts on tables that run."""
+    """Whether a request to *path* that is not safe acts on running tables."""
     return path.endswith(_ACTS)
 
 
@@ -176,11 +176,11 @@ class Access:
         return not self._settings.has_credentials and not self._had_stored
 
     def set_stored(self, stored: Sequence[UserSettings]) -> None:
-        """Take the users of the mapping database; those of the configuration take precedence.
+        """Adopt the users of the mapping database; users of the configuration take precedence.
 
-        Sessions end if their user is gone or has another password or role. After the first such
-        user, access without credentials stays closed until a restart, because the server may listen
-        on the network by then.
+        A session ends if the user is removed, or gets a new password or role. After the first
+        stored user, access without credentials stays closed until a restart, because the server may
+        listen on the network by then.
         """
         self._had_stored = self._had_stored or bool(stored)
         users = {user.name: user for user in stored} | self._configured
@@ -226,7 +226,7 @@ class Access:
     def authorize(
         self, request: HTTPConnection, method: str, needed: Role = Role.ADMIN
     ) -> UserIdentity:
-        """Return the identity, if its role suffices; *needed* is the role that a change needs.
+        """Return the identity, if the role suffices; *needed* is the role for a change.
 
         Raises UnauthenticatedError, ForbiddenError, ThrottledError.
         """
@@ -249,11 +249,12 @@ class Access:
     ) -> None:
         """Raise ForbiddenError unless *identity* may send a form of the page.
 
-        *csrf*: as the form has it. A bearer token, which no browser sends by itself, needs none.
+        *csrf*: the token in the form. A bearer token, which no browser sends unasked, needs no CSRF
+        token.
         """
         check_origin(request)
-        wanted = self.csrf_of(identity)
-        if wanted is not None and not _is_equal(csrf, wanted):
+        expected = self.csrf_of(identity)
+        if expected is not None and not _is_equal(csrf, expected):
             raise ForbiddenError(
                 "the form belongs to another session",
                 hint="reload the page, and send the form again",
@@ -277,11 +278,11 @@ class Access:
     def _check_token(self, authorization: str, address: str) -> UserIdentity:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() == "bearer":
-            given = token.strip()
-            # A right one counts in any case: its sender has nothing left to guess.
-            if _is_same(given, self._settings.token):
+            sent = token.strip()
+            # A correct token always counts: its sender has no need to guess.
+            if _is_same(sent, self._settings.token):
                 return UserIdentity("token", Role.ADMIN)
-            if _is_same(given, self._settings.viewer_token):
+            if _is_same(sent, self._settings.viewer_token):
                 return UserIdentity("viewer token", Role.VIEWER)
         self._throttle.check(f"address {address}", FAILURES_MAX)
         self._throttle.count(f"address {address}")
@@ -301,7 +302,8 @@ class Access:
         """
         keys = {f"address {_address(request)}": FAILURES_MAX, f"name {name}": FAILURES_OF_NAME_MAX}
         async with self._hashing:
-            # Looked at with the turn, so that many at once do not get in before any has failed.
+            # Checked inside the lock, so that no parallel attempts pass before the first failure
+            # counts.
             for key, most in keys.items():
                 self._throttle.check(key, most)
             user = self._users.get(name)
@@ -325,12 +327,12 @@ class Access:
         return cookie, session
 
     def log_out(self, request: HTTPConnection) -> None:
-        """End the session of a request, if it has one."""
+        """End the session of a request, if any."""
         if cookie := request.cookies.get(COOKIE):
             self._sessions.pop(_digest(cookie), None)
 
     def session(self, request: HTTPConnection) -> LoginSession | None:
-        """Return the session whose cookie a request has."""
+        """Return the session of the cookie of a request."""
         cookie = request.cookies.get(COOKIE)
         if not cookie:
             return None
@@ -341,7 +343,7 @@ class Access:
         return session
 
     def _verify(self, user: UserSettings | None, password: str) -> bool:
-        # A name that is not there takes as long as one that is.
+        # An unknown name takes as long as a known name.
         self._nobody = self._nobody or self._hasher.hash(secrets.token_hex())
         stored = user.password_hash.reveal() if user is not None else self._nobody
         try:
@@ -356,7 +358,7 @@ def hash_password(password: str) -> str:
 
 
 def check_origin(request: HTTPConnection) -> None:
-    """Refuse a request that a page of another site had a browser send. Raises ForbiddenError."""
+    """Refuse a request that a page of a foreign site had a browser send. Raises ForbiddenError."""
     origin = request.headers.get("origin")
     site = request.headers.get("sec-fetch-site", "none")
     host = request.headers.get("host", "")
@@ -386,7 +388,7 @@ def _address(request: HTTPConnection) -> str:
 
 
 def _digest(cookie: str) -> bytes:
-    # Looked up by hash: how long that takes says nothing about the cookie.
+    # The key is a hash: the time of a lookup then reveals no part of the cookie.
     return hashlib.sha256(cookie.encode(errors="replace")).digest()
 
 
@@ -398,9 +400,9 @@ def _check_role(identity: UserIdentity, needed: Role) -> None:
         )
 
 
-def _is_same(given: str, token: Secret | None) -> bool:
-    return token is not None and _is_equal(given, token.reveal())
+def _is_same(sent: str, token: Secret | None) -> bool:
+    return token is not None and _is_equal(sent, token.reveal())
 
 
-def _is_equal(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
+def _is_equal(sent: str, expected: str) -> bool:
+    return hmac.compare_digest(sent.encode(errors="replace"), expected.encode())

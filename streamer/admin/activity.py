@@ -28,17 +28,17 @@ class ChangeActivity:
         self._newer: tuple[datetime, dict[tuple[str, str], int]] | None = None
 
     def remember(self, counts: Counts, now: datetime) -> None:
-        """Take the counts of *now*, if the newest kept ones are old enough."""
+        """Store the counts of *now*, if the newest stored counts are old enough."""
         if self._newer is None or (now - self._newer[0]).total_seconds() >= WINDOW_SECONDS:
-            taken = {key: number for key, (number, _) in counts.items()}
-            self._older, self._newer = self._newer or (now, taken), (now, taken)
+            numbers = {key: number for key, (number, _) in counts.items()}
+            self._older, self._newer = self._newer or (now, numbers), (now, numbers)
 
     def of(self, counts: Counts, source: str, table: str, now: datetime) -> TableActivity | None:
-        """Return the activity of a table; None if it had no change."""
-        found = counts.get((source, table))
-        if found is None:
+        """Return the activity of a table; None without a change."""
+        count = counts.get((source, table))
+        if count is None:
             return None
-        number, last_change_at = found
+        number, last_change_at = count
         if self._older is None:
             return TableActivity(last_change_at, 0.0)
         at, earlier = self._older

@@ -59,7 +59,7 @@ async def load_applied(settings: Settings) -> Mapping:
 async def read_applied(settings: Settings) -> tuple[Mapping, MappingTrouble | None]:
     """Return the applied mapping, and the fault of its database.
 
-    For a command that shows the present state: a damaged file is part of that.
+    For a command that shows the present state, which includes a damaged file.
     """
     path = settings.mapping_database
     assert path is not None
@@ -79,7 +79,7 @@ async def show_static(store: AdminStore, settings: Settings, mapping: Mapping) -
     """Fill the store in memory from the configuration file."""
     try:
         await store.merge(_rows_of(settings, mapping), None, "file")
-    except AdminError as exc:  # the running sources do not depend on it
+    except AdminError as exc:  # the running sources do not depend on the API
         log.warning("the API cannot show the mapping", error=str(exc))
 
 
@@ -97,7 +97,7 @@ def _escaped(value: Any) -> Any:
 def _rows_of(settings: Settings, mapping: Mapping) -> Wanted:
     """Return the sources of the file as rows, with unreplaced variables."""
     written = {(s.database, s.sid): s.written_url for s in mapping.sources}
-    wanted: Wanted = []
+    rows: Wanted = []
     for group in settings.sources:
         urls = [
             models.validate(
@@ -120,5 +120,5 @@ def _rows_of(settings: Settings, mapping: Mapping) -> Wanted:
         ]
         fields = _escaped(group.model_dump(mode="json", exclude={"database", "urls", "tables"}))
         database = models.validate("database", {**fields, "name": group.database})
-        wanted.append((database, urls, tables))
-    return wanted
+        rows.append((database, urls, tables))
+    return rows

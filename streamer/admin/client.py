@@ -1,7 +1,7 @@
-"""The mapping, for the command line: over the API of the running process, or in its file.
+"""The mapping, for the command line: over the API of the running process, or in the file.
 
-The user does not choose: a command asks a running process, and without one it edits the file. A
-process counts only if it has the same mapping database.
+The user does not choose: a command calls a running process, or edits the file if no process runs. A
+process counts only if it runs on the same mapping database.
 """
 
 import json
@@ -36,10 +36,10 @@ from streamer.mapping.rules import Mapping
 from streamer.postgres.secret import Secret
 
 SECONDS_MAX: Final = 300.0
-"""A plan looks at every server."""
+"""A plan reads every server."""
 PROBE_SECONDS: Final = 3.0
 EVENT_SECONDS: Final = 60.0
-"""A process says something every quarter of a minute."""
+"""A process sends an event or comment every quarter of a minute."""
 
 
 class MappingClient(Protocol):
@@ -183,7 +183,7 @@ _BY_STATUS: Final[dict[int, type[AdminError]]] = {
 
 
 def _refusal(status: int, body: bytes, url: str) -> AdminError:
-    """Return an answer that is an error as the error it was."""
+    """Return the error that an answer of the API stands for."""
     try:
         problem = json.loads(body)["error"]
         message, hint = str(problem["message"]), problem["hint"]
@@ -200,7 +200,7 @@ def _refusal(status: int, body: bytes, url: str) -> AdminError:
 async def open_client(
     settings: Settings, config: Path, mapping: Mapping, url: str | None
 ) -> AsyncIterator[MappingClient]:
-    """Return the client of the command line: for the process at *url*, or the running one, or the
+    """Yield the client of the command line: for the process at *url*, the running process, or the
     file.
 
     Raises AdminError, ConfigurationError.
@@ -220,9 +220,9 @@ async def open_client(
 async def find_process(
     settings: Settings, url: str | None, *, may_be_static: bool = False
 ) -> AsyncIterator[RemoteClient | None]:
-    """Return the process at *url*, or the one that this configuration is of; None if none runs.
+    """Yield the process at *url*, or the process of this configuration; None without a process.
 
-    Without a mapping database there is nothing to edit: such a process counts only if it
+    Without a mapping database no edit is possible: such a process counts only if it
     *may_be_static*. Raises AdminError.
     """
     is_static = settings.mapping_database is None

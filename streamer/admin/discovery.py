@@ -1,4 +1,4 @@
-"""The tables of a database, and the obstacles to replicating them, as the API shows them. Pure."""
+"""The tables of a database, and the obstacles to their replication, for the API. Pure."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ def discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
         relation = facts.relations.get(seen.relation)
         if relation is None and seen.root is not None:
             continue  # a partition comes along with its root
-        own = by_object.pop(str(seen.relation), [])
+        table_findings = by_object.pop(str(seen.relation), [])
         pattern = RelationPattern(seen.namespace, seen.name)
         table: Row = {
             "schema": pattern.written_namespace,
             "name": pattern.written_name,
             "obstacle": seen.obstacle,
-            "mapped": any(each.matches(seen.relation) for each in mapped),
-            "findings": own,
+            "mapped": any(pattern_of_rule.matches(seen.relation) for pattern_of_rule in mapped),
+            "findings": table_findings,
         }
         if relation is not None:
             table |= {
@@ -53,5 +53,5 @@ def discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
             "in_recovery": server.in_recovery,
         },
         "tables": tables,
-        "findings": [finding for rest in by_object.values() for finding in rest],
+        "findings": [finding for leftover in by_object.values() for finding in leftover],
     }

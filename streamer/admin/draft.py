@@ -1,7 +1,7 @@
-"""The rows of the store as a `Mapping`: through the same models and the same builder as the YAML.
+"""The rows of the store as a `Mapping`, with the models and the builder of the YAML file.
 
-A database without a url or without a table is not wrong, only unfinished, so the mapping omits it.
-Pure, except that it reads environment variables, as the reader of a file does.
+A database without a url or without a table is unfinished, so the mapping omits such a database.
+Pure, except that this module reads environment variables, as the reader of a file does.
 """
 
 from collections.abc import Mapping as Dictionary
@@ -31,7 +31,7 @@ _HINT: Final = "set it in the environment of `streamer run`"
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A database with its urls and tables."""
+    """A database, its urls and its tables."""
 
     database: Row
     urls: list[Row]
@@ -43,7 +43,7 @@ class _Group:
 
 
 def groups_of(content: Content) -> list[_Group]:
-    """Return the databases of *content* with their urls and tables, in order of their names."""
+    """Return the databases of *content* with their urls and tables, in order of name."""
     groups = []
     for database in sorted(content["databases"], key=lambda row: str(row["name"])):
         urls = [row for row in content["urls"] if row["database_id"] == database["id"]]
@@ -78,10 +78,10 @@ def unfinished(content: Content) -> list[str]:
 def build_mapping(
     content: Content, urls: Dictionary[int, str | StoreError], settings: Settings
 ) -> Mapping:
-    """Return the sources that the rows describe. *urls*: with their passwords, by id, or the reason
-    why one cannot be read.
+    """Return the sources that the rows describe.
 
-    Raises ConfigurationError that names object and field.
+    *urls*: complete with passwords, by id, or the error of an unreadable password. Raises
+    ConfigurationError that names object and field.
     """
     groups = [group for group in groups_of(content) if group.is_complete]
     places = _Places(groups)
@@ -91,7 +91,7 @@ def build_mapping(
     faults: dict[Location, MappingFault] = {}
     for number, group in enumerate(groups):
         location: Location = ("sources", number)
-        given = {
+        values = {
             **group.database["settings"],
             "database": group.database["name"],
             "urls": [
@@ -102,9 +102,9 @@ def build_mapping(
         for at, row in enumerate(group.urls):
             if isinstance(refused := urls[row["id"]], StoreError):
                 faults[*location, "urls", at, "url"] = MappingFault(refused.message, refused.hint)
-        given = _without_refused(given, location, allowed, places, faults)
+        values = _without_refused(values, location, allowed, places, faults)
         try:
-            replaced = variables.in_source(given, location)
+            replaced = variables.in_source(values, location)
         except LookupError as exc:
             raise SettingsError(f"{places.describe(location)}: {exc.args[0]}", hint=_HINT) from None
         for url in replaced["urls"]:
@@ -131,7 +131,7 @@ def _without_refused(
     places: "_Places",
     faults: dict[Location, MappingFault],
 ) -> Any:
-    """Note each string that names something it may not, as a fault of its source.
+    """Record a fault of the source for each string that names a forbidden variable or file.
 
     The environment does not replace the variables of such a string.
     """
@@ -169,23 +169,23 @@ def target_namespace(content: Content, settings: Settings) -> str:
 
 
 def default_on_error(content: Content, settings: Settings) -> OnError:
-    """Return the error policy of tables whose rule has none."""
-    given = content["settings"].get("on_error")
+    """Return the error policy for tables without a policy of their own."""
+    policy = content["settings"].get("on_error")
     try:
-        return OnError(given) if given is not None else settings.on_error
+        return OnError(policy) if policy is not None else settings.on_error
     except ValueError:
-        raise SettingsError(f"settings: on_error: {given} is not known") from None
+        raise SettingsError(f"settings: on_error: {policy} is not known") from None
 
 
-def _validate(given: Row, location: Location, places: "_Places") -> SourceSettings:
+def _validate(values: Row, location: Location, places: "_Places") -> SourceSettings:
     try:
-        return SourceSettings.model_validate(given)
+        return SourceSettings.model_validate(values)
     except ValidationError as exc:
         raise explain(exc, lambda inner: places.describe((*location, *inner))) from None
 
 
 class _Places:
-    """Says for a location which object and which field of it is meant."""
+    """Names the object and the field at a location."""
 
     _PARTS: Final = ("urls", "tables")
 
@@ -197,16 +197,16 @@ class _Places:
             return "mapping"
         group = self._groups[location[1]]
         name = group.database["name"]
-        rest = location[2:]
-        if len(rest) < 2 or rest[0] not in self._PARTS:
-            return _joined(f'database {group.database["id"]} "{name}"', rest)
-        if rest[0] == "urls":
-            assert isinstance(rest[1], int)
-            url = group.urls[rest[1]]
+        parts = location[2:]
+        if len(parts) < 2 or parts[0] not in self._PARTS:
+            return _joined(f'database {group.database["id"]} "{name}"', parts)
+        if parts[0] == "urls":
+            assert isinstance(parts[1], int)
+            url = group.urls[parts[1]]
             label = SourceLabel(name, url["sid"])
-            return _joined(f'url {url["id"]} "{label}"', rest[2:])
-        table = group.tables[str(rest[1])]
-        return _joined(f'table {table["id"]} "{rest[1]}" of database "{name}"', rest[2:])
+            return _joined(f'url {url["id"]} "{label}"', parts[2:])
+        table = group.tables[str(parts[1])]
+        return _joined(f'table {table["id"]} "{parts[1]}" of database "{name}"', parts[2:])
 
 
 def _joined(place: str, field: Location) -> str:
@@ -214,7 +214,7 @@ def _joined(place: str, field: Location) -> str:
 
 
 def check_table(fields: Row, settings: Settings) -> None:
-    """Reject the faults of a rule for one table that show without a server. Raises InvalidError."""
+    """Reject the faults of a table's rule that show without a server. Raises InvalidError."""
     rule = {
         k: v
         for k, v in fields.items()
@@ -223,7 +223,7 @@ def check_table(fields: Row, settings: Settings) -> None:
     try:
         replaced = replace_all(rule, AllowedNames(settings.admin))
     except LookupError:
-        return  # `apply` reports it: the variable may have a value by then
+        return  # `apply` reports this error: the variable may have a value by then
     except NotAllowedError as exc:
         raise InvalidError(str(exc), hint=HINT) from None
     key = table_key(fields)

@@ -23,13 +23,13 @@ Row = dict[str, Any]
 
 
 async def add_source(client: "MappingClient", database: str, url: str, sid: str | None) -> Row:
-    """Add a url, and the database if that is new. Raises AdminError."""
-    found = await client.rows("database", {"name": database})
-    group = found[0] if found else await client.create("database", {"name": database})
+    """Add a url, and its database if new. Raises AdminError."""
+    groups = await client.rows("database", {"name": database})
+    group = groups[0] if groups else await client.create("database", {"name": database})
     try:
         return await client.create("url", {"database_id": group["id"], "url": url, "sid": sid})
     except BaseException:
-        if not found:
+        if not groups:
             await client.delete("database", group["id"])
         raise
 
@@ -43,7 +43,7 @@ async def set_source(
     password: str | None = None,
     settings: list[str],
 ) -> Row:
-    """Change the url of a sid, its password, or settings of it or of its database; return the url.
+    """Change the url of a sid, its password, its settings or those of its database; return the url.
 
     *settings*: ``name=YAML``. Raises AdminError.
     """
@@ -78,7 +78,7 @@ async def remove_source(client: "MappingClient", database: str, sid: str | None)
 async def add_tenants(
     client: "MappingClient", database: str, urls: list[tuple[str, str]], *, applies: bool
 ) -> Changed:
-    """Add tenants to the draft, and apply it unless it had other changes. Raises AdminError."""
+    """Add tenants to the draft, and apply a draft without further changes. Raises AdminError."""
     was_changed = await client.is_changed()
     for url, sid in urls:
         await add_source(client, database, url, sid)
@@ -88,7 +88,7 @@ async def add_tenants(
 async def remove_tenant(
     client: "MappingClient", database: str, sid: str, *, applies: bool
 ) -> Changed:
-    """Remove a tenant from the draft, and apply it unless it had other changes."""
+    """Remove a tenant from the draft, and apply a draft without further changes."""
     was_changed = await client.is_changed()
     await remove_source(client, database, sid)
     return await _apply_tenants(client, database, [sid], applies, was_changed)
@@ -109,7 +109,7 @@ async def _apply_tenants(
 async def add_table(
     client: "MappingClient", database: str, fields: Row, settings: list[str]
 ) -> Row:
-    """Add a table; *settings* are others of it, as ``name=YAML``. Raises AdminError."""
+    """Add a table with further *settings*, as ``name=YAML``. Raises AdminError."""
     group = await _database(client, database)
     more = dict(_setting(text) for text in settings)
     return await client.create("table", {**fields, **more, "database_id": group["id"]})
@@ -152,7 +152,7 @@ async def _table(client: "MappingClient", database: str, table: str) -> Row:
 
 
 async def _url(client: "MappingClient", group: Row, database: str, sid: str | None) -> Row:
-    """Return the url of *sid*; without one, the only url."""
+    """Return the url of *sid*; without a sid, the only url."""
     filters = {"database_id": group["id"]} | ({} if sid is None else {"sid": sid})
     rows = await client.rows("url", filters)
     if len(rows) == 1:
@@ -161,9 +161,9 @@ async def _url(client: "MappingClient", group: Row, database: str, sid: str | No
         raise InvalidError(
             f'database "{database}" has {len(rows)} urls', hint="choose one of them with --sid"
         )
-    what = "no url" if sid is None else f'no url with sid "{sid}"'
+    obstacle = "no url" if sid is None else f'no url with sid "{sid}"'
     raise NotFoundError(
-        f'database "{database}" has {what}', hint="`streamer sources list` shows its urls"
+        f'database "{database}" has {obstacle}', hint="`streamer sources list` shows its urls"
     )
 
 
@@ -202,9 +202,9 @@ def _or_default(body: type[BaseModel], name: str, value: Any) -> Any:
     return default.value if isinstance(default, Enum) else default
 
 
-def _unknown(name: str, known: Iterable[str]) -> InvalidError:
+def _unknown(name: str, names: Iterable[str]) -> InvalidError:
     return InvalidError(
-        f'there is no setting "{name}"', hint=f"the settings are: {', '.join(sorted(known))}"
+        f'there is no setting "{name}"', hint=f"the settings are: {', '.join(sorted(names))}"
     )
 
 

@@ -1,7 +1,7 @@
-"""``streamer events``: events of the running process, or of the bookkeeping while none runs.
+"""``streamer events``: events of the running process, or of the bookkeeping without a process.
 
-When one of the two ends, the command looks for both again, so a tail continues over a restart. It
-does not repeat events.
+When either stream ends, the command searches for a process again, so a tail continues over a
+restart, without repeated events.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ CHATTY: Final = ("lag", "rate")
 
 
 async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGenerator[Event]:
-    """Yield the state of everything, and with *follow* later changes.
+    """Yield the state of sources and tables, and with *follow* later changes.
 
-    Raises the errors of the first read; later, it waits for an unreachable process.
+    Raises the errors of the first read; later, the tail waits for an unreachable process.
     """
-    known: dict[tuple[str, str | None], tuple[str, str | None]] = {}
+    states: dict[tuple[str, str | None], tuple[str, str | None]] = {}
     is_first = True
     while True:
         try:
@@ -43,7 +43,7 @@ async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGen
                 async with aclosing(told):
                     async for name, data in told:
                         is_first = False
-                        for event in _new(name, data, known):
+                        for event in _new(name, data, states):
                             yield event
                         if not follow:
                             return
@@ -59,16 +59,16 @@ async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGen
 def _new(
     name: str,
     data: dict[str, Any],
-    known: dict[tuple[str, str | None], tuple[str, str | None]],
+    states: dict[tuple[str, str | None], tuple[str, str | None]],
 ) -> list[Event]:
-    """Return the news of an event, a snapshot taken apart."""
+    """Return the events without known states, a snapshot as its states."""
     if name not in ("snapshot", "state"):
         return [(name, data)]
     events = []
     for state in data["states"] if name == "snapshot" else [data]:
         key, value = (state["source"], state["table"]), (state["state"], state["error"])
-        if known.get(key) != value:
-            known[key] = value
+        if states.get(key) != value:
+            states[key] = value
             events.append(("state", state))
     return events
 
@@ -76,14 +76,14 @@ def _new(
 async def _from_bookkeeping(settings: Settings) -> AsyncGenerator[Event]:
     bookkeeping = Bookkeeping(TargetAddress.parse(settings.target.url), "streamer events")
     try:
-        before = await _look(bookkeeping)
-        yield "snapshot", {"states": [as_state(*item) for item in before.states.items()]}
+        earlier = await _look(bookkeeping)
+        yield "snapshot", {"states": [as_state(*item) for item in earlier.states.items()]}
         for _ in range(LOOKS):
             await asyncio.sleep(LOOK_SECONDS)
             now = await _look(bookkeeping)
-            for event in changes_between(before, now):
+            for event in changes_between(earlier, now):
                 yield event
-            before = now
+            earlier = now
     finally:
         await bookkeeping.close()
 
@@ -110,7 +110,7 @@ async def _look(bookkeeping: Bookkeeping) -> SeenState:
 
 
 def as_line(event: Event, now: datetime) -> str:
-    """Return an event for people, in one line. Pure."""
+    """Return an event for people, as a line. Pure."""
     name, data = event
     where = " ".join(str(data[key]) for key in ("source", "table") if data.get(key))
     match name:
@@ -128,8 +128,8 @@ def as_line(event: Event, now: datetime) -> str:
         case "rate":
             text = f"{data['changes_per_second']:,.0f} changes/s"
         case _:
-            rest = {key: value for key, value in data.items() if key not in ("source", "table")}
-            text = f"{name} " + ", ".join(f"{key} {value}" for key, value in rest.items())
+            fields = {key: value for key, value in data.items() if key not in ("source", "table")}
+            text = f"{name} " + ", ".join(f"{key} {value}" for key, value in fields.items())
     line = f"{now:%Y-%m-%d %H:%M:%S}  {where + '  ' if where else ''}{text}".rstrip()
     return redact(line.replace("\n", "\\n").replace("\r", "\\r").replace("\x1b", "\\e"))
 

@@ -1,8 +1,8 @@
 """Events for listeners: states, lag, rates, progress of copies, changes of the mapping.
 
-One task looks once a second and puts the changes into the queue of every listener. A listener whose
-queue overflows is disconnected; on reconnect it receives a new `snapshot`. The last rates and
-errors stay in memory for later listeners. Without listeners the task asks no server.
+A task reads the states once a second and puts the changes into the queue of every listener. A
+listener whose queue overflows is disconnected; on reconnect it receives a new `snapshot`. The last
+rates and errors stay in memory for later listeners. Without listeners the task queries no server.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 1.0
 COMMENT_SECONDS: Final = 15.0
-"""The server sends something at least this often, so that a listener notices a lost connection."""
+"""The pause between comments at most, so that a listener notices a lost connection."""
 QUEUE_MAX: Final = 1000
 LISTENERS_MAX: Final = 100
 RATES_MAX: Final = 120
-"""The number of seconds for which the rates of a source are kept."""
+"""The number of seconds of stored rates of a source."""
 ERRORS_MAX: Final = 500
 PAST_MAX: Final = 1000
 """The number of events for the events page."""
@@ -66,7 +66,7 @@ class Watched(Protocol):
 
 @dataclass(slots=True)
 class SeenState:
-    """The state of everything at the last look."""
+    """The states at the last read."""
 
     states: dict[tuple[str, str | None], ShownState] = field(default_factory=dict)
     lags: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class SeenState:
 
 @dataclass(frozen=True, slots=True)
 class PastError:
-    """An error that a source, or a table of it, had. ``at``: when it was first seen."""
+    """An error of a source, or of a table there. ``at``: the time when it was first seen."""
 
     at: datetime
     source: str
@@ -104,10 +104,10 @@ class PastEvent:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The events that a listener wants.
+    """The events that a listener subscribes to.
 
-    ``source``: the label of the only source whose events it gets. ``is_brief``: it gets neither
-    lag, rates and progress nor the states of the snapshot: a wall of sources reads those itself.
+    ``source``: the label of the only source to send. ``is_brief``: leave out lag, rates, progress
+    and the states of the snapshot: the fleet overview reads those itself.
     """
 
     source: str | None = None
@@ -120,11 +120,11 @@ class Wanted:
         return self.source is None or data.get("source") in (None, self.source)
 
     def snapshot(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """Return the wanted part of a snapshot."""
+        """Return the subscribed part of a snapshot."""
         if self.is_brief:
             return whole | {"states": [], "lag": [], "rates": []}
         return whole | {
-            part: [each for each in whole[part] if self.has(part, each)]
+            part: [item for item in whole[part] if self.has(part, item)]
             for part in ("states", "lag", "rates")
         }
 
@@ -163,7 +163,7 @@ class Events:
             self._task = asyncio.create_task(self._watch(), name="events")
 
     def errors(self, source: str, table: str | None = None) -> list[PastError]:
-        """Return the last errors of a source, or of one table of it, the newest first."""
+        """Return the last errors of a source, or of a table there, the newest first."""
         return [
             error
             for error in reversed(self._errors)
@@ -171,7 +171,7 @@ class Events:
         ]
 
     def activity(self, source: str, table: str) -> TableActivity | None:
-        """Return when a table had its last change, and its rate; None if it had none."""
+        """Return the time of a table's last change, and its rate; None without a change."""
         return self._activity.of(
             self._engine.metrics.changes_of_tables, source, table, datetime.now(UTC)
         )
@@ -181,22 +181,25 @@ class Events:
         return list(reversed(self._past))
 
     def source_states(self) -> dict[tuple[str, str | None], ShownState]:
-        """Return the same for sources alone, which are few."""
-        return {(each.source.label, None): each.condition for each in self._engine.supervisors}
+        """Return `known_states` for sources alone, which are few."""
+        return {
+            (supervisor.source.label, None): supervisor.condition
+            for supervisor in self._engine.supervisors
+        }
 
     def known_states(self) -> dict[tuple[str, str | None], ShownState]:
-        """Return state and error of sources and tables as this process knows them now."""
+        """Return state and error of sources and tables, as known to this process now."""
         return self._look().states
 
     @property
     def target(self) -> dict[str, Any]:
-        """Return this process's present knowledge of the target."""
+        """Return the state of the target, as known to this process now."""
         return self._engine.target.to_json() | {
             "silent_seconds": self._engine.target.silent_seconds
         }
 
     async def close(self) -> None:
-        """End all streams; a server that stops waits for them."""
+        """End all streams; a server that stops waits for their end."""
         self._is_closed = True
         await self.history.close()
         for queue in list(self._listeners):
@@ -207,11 +210,11 @@ class Events:
                 await self._task
 
     def publish(self, name: str, data: dict[str, Any]) -> None:
-        """Send an event to every listener."""
+        """Send an event to every subscribed listener."""
         if (event := past_event(name, data, datetime.now(UTC))) is not None:
             self._past.append(event)
-        for queue, wanted in list(self._listeners.items()):
-            if not wanted.has(name, data):
+        for queue, subscription in list(self._listeners.items()):
+            if not subscription.has(name, data):
                 continue
             try:
                 queue.put_nowait((name, data))
@@ -225,7 +228,7 @@ class Events:
         queue.put_nowait(None)
 
     def subscribe(self, wanted: "Wanted | None" = None) -> "asyncio.Queue[Event | None]":
-        """Return a queue that receives the wanted events from now on, by default all.
+        """Return a queue that receives the events of *wanted* from now on, by default all.
 
         Raises UnreadyError for too many listeners.
         """
@@ -288,12 +291,12 @@ class Events:
             await bookkeeping.close()
 
     def _remember(self, now: SeenState) -> None:
-        """Keep rates and errors."""
+        """Store rates and errors."""
         self._activity.remember(self._engine.metrics.changes_of_tables, datetime.now(UTC))
         seconds = max(now.at - self._seen.at, 0.001)
         for label, changes in now.changes.items():
-            before = self._seen.changes.get(label, changes)
-            now.rates[label] = round((changes - before) / seconds, 1)
+            earlier = self._seen.changes.get(label, changes)
+            now.rates[label] = round((changes - earlier) / seconds, 1)
             self._rates.setdefault(label, deque(maxlen=RATES_MAX)).append(now.rates[label])
         for label in self._rates.keys() - now.changes.keys():
             del self._rates[label]
@@ -306,15 +309,15 @@ class Events:
                 self._errors.append(PastError(datetime.now(UTC), label, table, redact(error.text)))
 
     def _look_early(self) -> None:
-        """Tell the changes since the last look now, so that a snapshot is of this moment.
+        """Publish the changes since the last read now, so that a snapshot is of this moment.
 
-        Rates keep their interval: the next look in turn counts from the one before.
+        Rates keep their interval: the next regular read compares with the previous regular read.
         """
-        before, now = self._seen, self._look()
-        now.at, now.changes, now.rates = before.at, before.changes, before.rates
-        now.progress = before.progress
+        earlier, now = self._seen, self._look()
+        now.at, now.changes, now.rates = earlier.at, earlier.changes, earlier.rates
+        now.progress = earlier.progress
         self._remember_errors(now)
-        for name, data in changes_between(before, now):
+        for name, data in changes_between(earlier, now):
             self.publish(name, data)
         self._seen = now
 
@@ -350,14 +353,14 @@ class Events:
 _Progress = dict[tuple[str, str], CopyProgress]
 
 
-async def read_copies(bookkeeping: Bookkeeping, before: _Progress) -> _Progress:
-    """Return how far copies are, by source and table; *before* if the target is away."""
+async def read_copies(bookkeeping: Bookkeeping, earlier: _Progress) -> _Progress:
+    """Return the progress of copies, by source and table; *earlier* if the target is unreachable."""
     try:
         async with bookkeeping.connection() as connection:
             copies = await read_progress(connection)
             labels = await read_labels(connection, list(copies))
     except StreamerError:
-        return before  # states tell that the target is gone
+        return earlier  # states tell that the target is unreachable
     return {label: copies[relation_id] for relation_id, label in labels.items()}
 
 
@@ -368,15 +371,15 @@ def as_state(key: tuple[str, str | None], value: ShownState) -> dict[str, Any]:
 
 
 def past_event(name: str, data: dict[str, Any], at: datetime) -> PastEvent | None:
-    """Return an event for the list; None for those that come every second. Pure."""
+    """Return an event for the list; None for events that come every second. Pure."""
     if name == "state":
         subject = "table" if data["table"] else "source"
         return PastEvent(at, data["source"], data["table"], subject, data["state"], data["error"])
     if name == "verified":
         if not data["differing_rows"]:
-            return None  # the table is as it should be
-        what = f"{data['differing_rows']} rows differ from the source"
-        return PastEvent(at, data["source"], data["table"], "table", "differs", what)
+            return None  # the table is equal to its source
+        difference = f"{data['differing_rows']} rows differ from the source"
+        return PastEvent(at, data["source"], data["table"], "table", "differs", difference)
     if name == "target":
         error = redact(data["error"]) if data.get("error") else None
         return PastEvent(at, None, None, "target", data["state"], error)
@@ -410,23 +413,23 @@ def _progress(copy: CopyProgress) -> dict[str, Any]:
     }
 
 
-def changes_between(before: SeenState, now: SeenState) -> Iterable[Event]:
-    if now.target is not None and now.target != before.target:
+def changes_between(earlier: SeenState, now: SeenState) -> Iterable[Event]:
+    if now.target is not None and now.target != earlier.target:
         yield "target", now.target
     for key, value in now.states.items():
-        if before.states.get(key) != value:
+        if earlier.states.get(key) != value:
             yield "state", as_state(key, value)
-    for key in before.states.keys() - now.states.keys():
+    for key in earlier.states.keys() - now.states.keys():
         yield "state", as_state(key, ("removed", None))
     for (label, table), record in now.verified.items():
-        if before.verified.get((label, table)) != record:
+        if earlier.verified.get((label, table)) != record:
             yield "verified", {"source": label, "table": table} | _verification(record)
     for label, lag in now.lags.items():
-        if before.lags.get(label) != lag:
+        if earlier.lags.get(label) != lag:
             yield "lag", _lag(label, lag)
     for label, rate in now.rates.items():
-        if rate != before.rates.get(label, 0.0):
+        if rate != earlier.rates.get(label, 0.0):
             yield "rate", {"source": label, "changes_per_second": rate}
     for (label, table), copy in now.progress.items():
-        if before.progress.get((label, table)) != copy:
+        if earlier.progress.get((label, table)) != copy:
             yield "progress", {"source": label, "table": table} | _progress(copy)

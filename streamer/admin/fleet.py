@@ -1,7 +1,7 @@
-"""All sources in a line each: the wall of the page, and `GET /api/sources`. Pure.
+"""All sources, each as a line: the fleet overview of the page, and `GET /api/sources`. Pure.
 
-A survey reads every table once. Filters, order and pages work on its lines, so a request of a page
-costs the same with 20,000 tables as with 200.
+A survey reads every table once. Filters, order and pages use the lines of the survey, so a request
+of a page costs the same with 20,000 tables as with 200.
 """
 
 from collections import Counter
@@ -24,8 +24,9 @@ PROBLEMS_SHOWN: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A source with all that one line shows. ``names``: for search, those of the source, of its
-    process, and of its tables on both sides.
+    """A source, as shown in a line.
+
+    ``names``: for search, the names of the source, of its process, and of its tables on both sides.
     """
 
     row: Row
@@ -55,9 +56,9 @@ class FleetSurvey:
     lines: list[SourceLine]
     summary: str
     copies: Row | None
-    """Of all sources together, see `view.copy_progress`."""
+    """The copies of all sources together, see `view.copy_progress`."""
     queue: list[Row]
-    """Sources that copy or wait for their turn: those that copy first."""
+    """Sources that copy or wait for their turn: sources that copy first."""
 
     @property
     def healths(self) -> dict[str, int]:
@@ -146,27 +147,27 @@ def _health(state: str, problems: Sequence[Row], *, is_busy: bool) -> str:
 
 
 def choose(fleet: FleetSurvey, choice: LineFilter) -> list[SourceLine]:
-    """Return the wanted lines in the wanted order."""
+    """Return the lines of *choice*, in its order."""
     text = choice.text.strip().lower()
-    found = [
+    chosen = [
         line
         for line in fleet.lines
         if choice.health in ("", line.health)
         and choice.database in ("", line.database)
         and (not text or text in line.names)
     ]
-    found.sort(key=lambda line: _rank(line, choice.sort))
+    chosen.sort(key=lambda line: _rank(line, choice.sort))
     if choice.is_grouped:
         worst: dict[str, int] = {}
-        for line in found:
+        for line in chosen:
             rank = HEALTHS.index(line.health)
             worst[line.database] = min(rank, worst.get(line.database, rank))
-        found.sort(key=lambda line: (worst[line.database], line.database))
-    return found
+        chosen.sort(key=lambda line: (worst[line.database], line.database))
+    return chosen
 
 
 def _rank(line: SourceLine, sort: str) -> tuple[float, float, str]:
-    """Return the place of a line. The label decides last, so that good lines keep their places."""
+    """Return the rank of a line. The label decides ties, so that good lines keep their places."""
     if sort == "name":
         return 0.0, 0.0, line.label
     if sort in ("lag", "wal"):
@@ -180,7 +181,7 @@ def groups(lines: Iterable[SourceLine]) -> dict[str, dict[str, int]]:
     by_database: dict[str, list[SourceLine]] = {}
     for line in lines:
         by_database.setdefault(line.database, []).append(line)
-    return {database: count_healths(its) for database, its in by_database.items()}
+    return {database: count_healths(members) for database, members in by_database.items()}
 
 
 def count_healths(lines: Iterable[SourceLine]) -> dict[str, int]:

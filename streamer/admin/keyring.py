@@ -1,9 +1,10 @@
 """Encrypts the passwords in the mapping database.
 
 The key comes from the settings (``admin.key``, which is STREAMER_ADMIN__KEY in the environment) or
-from a file that only its owner may read. The first password creates a missing file. It is never in
-the database: a copy of that, a backup for instance, gives no password away. Of several keys, in
-lines or separated by commas, the first encrypts and all decrypt, so a key can be replaced.
+from a file that only its owner may read. The first password creates a missing file. The key is
+never in the database, so a copy of the database, a backup for instance, reveals no password. Of
+several keys, in lines or separated by commas, the first encrypts and all decrypt, so a key can be
+replaced.
 """
 
 import os
@@ -100,7 +101,7 @@ class Keyring:
 
     @staticmethod
     def _create(path: Path) -> None:
-        """Make the file with a new key in it, unless it is there; never half written."""
+        """Create the file with a new key, unless it exists; never a partial file."""
         try:
             with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name) as file:
                 file.write(generate_key() + "\n")

@@ -1,7 +1,7 @@
-"""The mapping of kuvasz-streamer: its map.yaml, and the SQLite database that replaces it.
+"""The mapping of kuvasz-streamer: its map.yaml, and the SQLite database that replaces that file.
 
 kuvasz-streamer reads the tables ``db``, ``url`` and ``tbl`` of that database. `read_database`
-writes them as a map.yaml, so that an import takes both the same way.
+converts these tables to a map.yaml, so that an import reads only YAML.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def is_database(path: Path) -> bool:
 def read_database(path: Path) -> str:
     """Return the mapping in an SQLite database of kuvasz-streamer as a map.yaml.
 
-    Raises SettingsError if it is something else.
+    Raises SettingsError for a different kind of database.
     """
     uri = f"{path.resolve().as_uri()}?mode=ro"
     try:
@@ -79,8 +79,7 @@ def from_kuvasz(
     *,
     excludes_missing: bool,
 ) -> Any:
-    """Return a database of a map.yaml as ours. Raises SettingsError for a setting that means
-    something else here.
+    """Convert a database of a map.yaml. Raises SettingsError for a setting of different meaning.
 
     *excludes_missing*: leave out columns that the target lacks, as kuvasz-streamer does.
     """
@@ -118,12 +117,12 @@ def _url_from_kuvasz(url: Any) -> Any:
 
 
 def _without_replication(text: str) -> str:
-    """Take `replication=…` out: streamer asks for that itself, where it needs it."""
+    """Remove `replication=…`: streamer adds this parameter where needed."""
     address, mark, query = text.partition("?")
     if not mark:
         return re.sub(r"(^|\s)replication\s*=\s*\S+", "", text).strip()
-    kept = [part for part in query.split("&") if not part.startswith("replication=")]
-    return address + (f"?{'&'.join(kept)}" if kept else "")
+    parameters = [part for part in query.split("&") if not part.startswith("replication=")]
+    return address + (f"?{'&'.join(parameters)}" if parameters else "")
 
 
 def _table_from_kuvasz(
@@ -150,11 +149,11 @@ def _table_from_kuvasz(
             f"{where}: `partitions_regex` is left out: a partitioned table is mapped by its root, "
             "and its partitions come with it"
         )
-    kept = {
+    settings = {
         name: value
         for name, value in table.items()
         if name not in ("filter", "set", "partitions_regex") and value not in (None, "")
     }
     if excludes_missing:
-        kept["on_column_added"] = OnColumnAdded.IGNORE.value
-    return kept
+        settings["on_column_added"] = OnColumnAdded.IGNORE.value
+    return settings

@@ -23,9 +23,9 @@ class LocalClient:
         rows: list[Row] = []
         while True:
             query = Query(len(rows) // PER_PAGE + 1, PER_PAGE, filters=filters)
-            found, total = await self._service.store.page(kind, query)
-            rows += found
-            if len(rows) >= total or not found:
+            part, total = await self._service.store.page(kind, query)
+            rows += part
+            if len(rows) >= total or not part:
                 return rows
 
     async def create(self, kind: str, fields: Row) -> Row:

@@ -1,11 +1,11 @@
-"""The file of the mapping database, as a process that runs on it finds it.
+"""The file of the mapping database, as seen by a process that runs on this database.
 
-SQLite continues with a deleted or replaced file, and the end of the process would lose its changes.
-It also serves pages of a damaged file from its cache. So this module examines the file itself: its
-identity before every change, and its content after every write to it.
+SQLite continues with a deleted or replaced file, and the changes would end with the process. SQLite
+also serves pages of a damaged file from the cache. So this module examines the file: the identity
+before every change, and the content after every write.
 
-A file that comes back is valid again. A damaged file is not, because the connections of this
-process may hold pages of either state: only a restart ends that.
+A restored file is valid again. A damaged file is not, because the connections of this process may
+hold pages of either state: only a restart discards these pages.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ FileIdentity = tuple[int, int]
 
 
 class MappingFile:
-    """The file at *path*; a missing one is created for its owner alone."""
+    """The file at *path*; a missing file is created for its owner alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,13 +45,13 @@ class MappingFile:
         self._examined: list[tuple[int, int]] | None = None
 
     def look(self, *, is_thorough: bool) -> MappingTrouble | None:
-        """Return the fault of the file; None if there is none.
+        """Return the fault of the file, or None.
 
-        *is_thorough*: also examine the content, if the file has changed since the last time.
+        *is_thorough*: also examine the content, if the file has changed since the last examination.
         """
-        gone = _find_other_file(self.path, self._identity)
-        if gone is not None:
-            return _trouble(self.path, gone, "then put the file back, or " + _RESTORE)
+        fate = _find_other_file(self.path, self._identity)
+        if fate is not None:
+            return _trouble(self.path, fate, "then put the file back, or " + _RESTORE)
         if is_thorough and self.damage is None:
             written = [_version(self.path), _version(self.path.with_name(f"{self.path.name}-wal"))]
             if written != self._examined:
@@ -88,7 +88,7 @@ def is_damage(error: BaseException | None) -> bool:
 
 
 def is_busy(error: BaseException | None) -> bool:
-    """Return whether an error of SQLite means that another connection has a lock."""
+    """Return whether an error of SQLite means that a different connection has a lock."""
     return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -110,22 +110,22 @@ def _trouble(path: Path, state: str, advice: str) -> MappingTrouble:
 
 
 def _touch(path: Path) -> FileIdentity:
-    """Make the file; SQLite gives its journal the same mode."""
+    """Create the file; SQLite gives its journal the same mode."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    found = path.stat()
-    return found.st_dev, found.st_ino
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _find_other_file(path: Path, identity: FileIdentity) -> str | None:
-    """Return the fate of the file at *path*; None while it is the one with *identity*."""
+    """Return the fate of the file at *path*; None while the file there has *identity*."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return "was deleted"
     except OSError as exc:
         return f"is unreachable ({exc.strerror})"
-    if (found.st_dev, found.st_ino) != identity:
+    if (status.st_dev, status.st_ino) != identity:
         return "was replaced by another file"
     return None
 
@@ -133,7 +133,7 @@ def _find_other_file(path: Path, identity: FileIdentity) -> str | None:
 def _version(path: Path) -> tuple[int, int]:
     """Return a fingerprint that changes with every write to a file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

@@ -1,4 +1,4 @@
-"""The rows of the mapping database in SQL: how each kind is read, written, checked and audited.
+"""The rows of the mapping database in SQL: reads, writes, checks and audit of each kind.
 
 The functions take a connection and leave transactions to their caller, `streamer.admin.store`.
 """
@@ -59,20 +59,20 @@ def field_expressions(kind: str) -> dict[str, str]:
 
 
 async def fetch_one(connection: aiosqlite.Connection, sql: str, parameters: list[Any]) -> Any:
-    """Return the one row of a query."""
+    """Return the only row of a query."""
     (row,) = await connection.execute_fetchall(sql, parameters)
     return row
 
 
 def row_of(kind: str, row: Any) -> Row:
-    """Return a row as the API shows it, with the defaults of its settings."""
+    """Return a row as shown by the API, with the defaults of its settings."""
     fields: Row = dict(row)
     settings: Row = json.loads(fields.pop("settings"))
     return fields | default_settings(kind) | settings
 
 
 async def fetch_row(connection: aiosqlite.Connection, kind: str, number: int) -> Row:
-    """Return one row. Raises NotFoundError."""
+    """Return a row by id. Raises NotFoundError."""
     rows = list(
         await connection.execute_fetchall(
             f"{select_sql(kind)} {from_sql(kind)} where r.id = ?", [number]
@@ -128,15 +128,15 @@ async def fetch_settings(connection: aiosqlite.Connection) -> Row:
 
 
 async def store_settings(writer: aiosqlite.Connection, settings: Row, actor: str) -> None:
-    """Let the settings of the mapping be *settings*, and audit the change."""
-    before = await fetch_settings(writer)
-    after = {name: settings[name] for name in sorted(settings) if settings[name] is not None}
-    if before == after:
+    """Replace the settings of the mapping, and audit the change."""
+    earlier = await fetch_settings(writer)
+    later = {name: settings[name] for name in sorted(settings) if settings[name] is not None}
+    if earlier == later:
         return
     await writer.execute("delete from setting")
-    for name, value in after.items():
+    for name, value in later.items():
         await writer.execute("insert into setting values (?, ?)", [name, json.dumps(value)])
-    await write_audit(writer, actor, "change", "settings", None, "settings", before, after)
+    await write_audit(writer, actor, "change", "settings", None, "settings", earlier, later)
 
 
 def column_values(values: Row, columns: list[str]) -> list[Any]:
@@ -147,7 +147,7 @@ def column_values(values: Row, columns: list[str]) -> list[Any]:
 
 
 async def insert_row(writer: aiosqlite.Connection, kind: str, values: Row) -> int:
-    """Insert a row; return its id."""
+    """Insert a row; return the id."""
     columns = [*COLUMNS[kind], "settings", *(["secret"] if kind == "url" else [])]
     columns += ["id"] if "id" in values else []
     names = ", ".join(COLUMN_NAMES.get(name, name) for name in columns)
@@ -162,7 +162,7 @@ async def insert_row(writer: aiosqlite.Connection, kind: str, values: Row) -> in
 
 @contextmanager
 def translating_constraints(kind: str, fields: Row) -> Iterator[None]:
-    """Say which field is at fault where SQLite refuses a row."""
+    """Name the field at fault where SQLite refuses a row."""
     try:
         yield
     except sqlite3.IntegrityError as exc:
@@ -177,8 +177,8 @@ def translating_constraints(kind: str, fields: Row) -> Iterator[None]:
                 message = f'name: database "{fields["name"]}" already exists'
             case "url":
                 sid = fields["sid"]
-                what = "without a sid" if sid is None else f'with sid "{sid}"'
-                message = f"sid: the database already has a url {what}"
+                label = "without a sid" if sid is None else f'with sid "{sid}"'
+                message = f"sid: the database already has a url {label}"
             case _:
                 name = f"{fields['schema']}.{fields['name']}"
                 message = f'name: the database already has a table "{name}"'
@@ -220,7 +220,7 @@ async def prune_audit(writer: aiosqlite.Connection) -> None:
 
 
 def key_of(kind: str, row: Row) -> tuple[Any, ...]:
-    """Return the name of a row within its database."""
+    """Return the name of a row within the database."""
     return (row["sid"],) if kind == "url" else (row["schema"], row["name"])
 
 
@@ -236,10 +236,10 @@ def label_of(kind: str, row: Row) -> str:
 
 
 def now_text() -> str:
-    """Return the present time as it is stored."""
+    """Return the present time in the stored form."""
     return time_text(datetime.now(UTC))
 
 
 def time_text(time: datetime) -> str:
-    """Return a time as it is stored."""
+    """Return a time in the stored form."""
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

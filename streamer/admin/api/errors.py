@@ -1,4 +1,4 @@
-"""Errors of the API: the status of each, and one shape for all answers."""
+"""Errors of the API: the status of each, and the common shape of their answers."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Routes about many sources: their list, their history, and acts on all of them at once."""
+"""Routes about many sources: the list, the history, and acts on many tables at once."""
 
 from typing import Annotated, Any, Literal
 
@@ -44,11 +44,11 @@ def _add_looks(
     ) -> Any:
         """List the sources in a line each, without their tables."""
         fleet, _ = await status.fleet()
-        found = choose(fleet, LineFilter(q or "", health or "", database or "", sort))
-        part = found[(page - 1) * per_page : page * per_page]
+        lines = choose(fleet, LineFilter(q or "", health or "", database or "", sort))
+        part = lines[(page - 1) * per_page : page * per_page]
         return {
             "items": [line.row for line in part],
-            "total": len(found),
+            "total": len(lines),
             "page": page,
             "per_page": per_page,
             "summary": fleet.summary,

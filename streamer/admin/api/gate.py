@@ -26,7 +26,7 @@ BODY_BYTES_MAX: Final = 8_000_000
 BODY_BYTES_MAX_WITHOUT_LOGIN: Final = 16_000
 PREFIX: Final = "/api"
 ALIVE: Final = "/healthz"
-"""Answers every client, also a probe that uses another name of this machine."""
+"""Answers every client, also a probe that uses a different name of this machine."""
 OPEN_PATHS: Final = frozenset({"/api/openapi.json", "/api/login"})
 """Paths without credentials: a description without data, and the login."""
 
@@ -81,7 +81,7 @@ class Gate:
 
 
 def _bounded(receive: Receive, most: int, announced: str) -> Receive:
-    """Refuse a body of more than *most* bytes, before the first of them if its size says so."""
+    """Refuse a body of more than *most* bytes, at once if the header announces the size."""
     size = 0
     is_too_large = announced.isdecimal() and int(announced) > most
 
@@ -97,7 +97,7 @@ def _bounded(receive: Receive, most: int, announced: str) -> Receive:
 
 
 def _with_forgetting(send: Send, service: AdminService) -> Send:
-    """Let requests read the servers again after one that was not refused."""
+    """Let requests read the servers again after an accepted request."""
 
     async def with_forgetting(message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] < 400:

@@ -124,7 +124,7 @@ def _add_lists(router: APIRouter, service: AdminService) -> None:
 
 
 def _examples(kind: str) -> tuple[Any, Any]:
-    """Return examples for OpenAPI: a whole row, and a part of one."""
+    """Return examples for OpenAPI: a whole row, and a part of a row."""
     example = _EXAMPLES[kind]
     last = list(example)[-1]
     return {"typical": {"value": example}}, {"typical": {"value": {last: example[last]}}}
@@ -142,7 +142,7 @@ class _Rows:
         self._one = f"{self._path}/{{number}}"
 
     def add(self, create: Any, replace: Any, change: Any) -> None:
-        """Add the routes; the three functions name the models of their bodies."""
+        """Add the routes; the three functions name the models of the bodies."""
         service, kind = self._service, self._kind
 
         async def get(number: Number) -> Any:

@@ -19,6 +19,6 @@ IdFilter = Annotated[int | None, Query(ge=1, le=models.ID_MAX)]
 
 
 def given_fields(body: Any) -> dict[str, Any]:
-    """Return the fields that a request has; those that it left out are absent."""
-    given: dict[str, Any] = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return given
+    """Return the fields that a request contains, without defaults for the remaining fields."""
+    fields: dict[str, Any] = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return fields

@@ -1,4 +1,4 @@
-"""All routes in one application, and their description in OpenAPI."""
+"""All routes in one application, and the OpenAPI description."""
 
 from typing import Any, Final
 
@@ -76,7 +76,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
 def install_api(
     app: FastAPI, service: AdminService, access: Access, events: Events, status: StatusReader
 ) -> None:
-    """Add the API to *app*, and the gate before it."""
+    """Add the API to *app*, and the gate before the API."""
     add_routes(app, make_router(service, access, events, status))
 
     @app.get("/api/openapi.json", include_in_schema=False)

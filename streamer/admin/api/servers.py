@@ -48,9 +48,9 @@ def _add_actions(router: APIRouter, service: AdminService) -> None:
         request: Request, number: Number, values: models.ResyncBody | None = None
     ) -> dict[str, Any]:
         """Copy a table again while the others keep streaming."""
-        given = values or models.ResyncBody()
-        options = given.resync().to_json()
-        names = await service.act("resync", number, given.sid, actor_of(request), options)
+        body = values or models.ResyncBody()
+        options = body.resync().to_json()
+        names = await service.act("resync", number, body.sid, actor_of(request), options)
         return {"action": "resync", "tables": names}
 
     @router.post("/tables/{number}/pause", tags=["servers"], status_code=202)
@@ -67,9 +67,9 @@ def _add_actions(router: APIRouter, service: AdminService) -> None:
         request: Request, number: Number, values: models.ResumeBody | None = None
     ) -> dict[str, Any]:
         """Go on with a table that is paused or in error."""
-        given = values or models.ResumeBody()
-        options = {"skip_deletes": True} if given.skip_deletes else None
-        names = await service.act("resume", number, given.sid, actor_of(request), options)
+        body = values or models.ResumeBody()
+        options = {"skip_deletes": True} if body.skip_deletes else None
+        names = await service.act("resume", number, body.sid, actor_of(request), options)
         return {"action": "resume", "tables": names}
 
 

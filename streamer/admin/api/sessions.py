@@ -1,4 +1,4 @@
-"""Routes of sessions, and the cookies they live in."""
+"""Routes of sessions, and the cookies of sessions."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def add_sessions(router: APIRouter, access: Access) -> None:
 
 
 def set_cookies(request: Request, response: Response, cookie: str, session: LoginSession) -> None:
-    """Give a browser its session, and the token that it has to send beside it."""
+    """Send a browser its session, and the token to send along with that."""
     # uvicorn uses X-Forwarded-Proto only from a trusted proxy.
     secure = request.url.scheme == "https"
     response.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", secure=secure)
