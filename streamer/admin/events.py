@@ -182,10 +182,7 @@ class Events:
 
     def source_states(self) -> dict[tuple[str, str | None], ShownState]:
         """Return `known_states` for sources alone, which are few."""
-        return {
-            (supervisor.source.label, None): supervisor.condition
-            for supervisor in self._engine.supervisors
-        }
+        return {(s.source.label, None): s.condition for s in self._engine.supervisors}
 
     def known_states(self) -> dict[tuple[str, str | None], ShownState]:
         """Return state and error of sources and tables, as known to this process now."""
@@ -354,7 +351,7 @@ _Progress = dict[tuple[str, str], CopyProgress]
 
 
 async def read_copies(bookkeeping: Bookkeeping, earlier: _Progress) -> _Progress:
-    """Return the progress of copies, by source and table; *earlier* if the target is unreachable."""
+    """Return the progress of copies, by source and table; *earlier* during an outage."""
     try:
         async with bookkeeping.connection() as connection:
             copies = await read_progress(connection)

@@ -1,9 +1,9 @@
-"""The minutes that the processes of a fleet tell each other, through the table `streamer.minute` in
-the target.
+"""The minutes that the processes of a fleet exchange, through the table `streamer.minute` in the
+target.
 
-Each process stores the minutes of the sources that it runs, and takes over those of all others. So
-the page of any process shows the history of the whole fleet, and a source that moves keeps its
-history. A target that is away delays the exchange: the minutes wait in memory.
+Each process stores the minutes of the sources that it runs, and reads the minutes of the other
+processes. So the page of any process shows the history of the whole fleet, and a source that moves
+keeps its history. An unreachable target delays the exchange: the minutes wait in memory.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from streamer.progress.minutes import Minute, add_minutes, read_minutes
 log = structlog.get_logger()
 
 STORE_AT: Final = 1
-"""The second of each minute in which a process stores the minute before."""
+"""The second of each minute in which a process stores the previous minute."""
 READ_AT: Final = 25
-"""The second in which it reads: the others have stored theirs, if their clocks are about right."""
+"""The second in which a process reads: by then all have stored, if their clocks agree roughly."""
 LATE_SECONDS: Final = 2 * COARSE_SECONDS
-"""Each reading goes back so far behind the one before the last, for minutes that came late."""
+"""Each read begins this long before the last read but one, for minutes that arrived late."""
 LOOK_SECONDS: Final = 1.0
 PART_SECONDS: Final = 600
-"""One statement stores or reads so much of the history: the event loop also streams."""
+"""The part of the history in a single statement, because the event loop also streams."""
 
 
 class MinuteExchange:
@@ -46,11 +46,11 @@ class MinuteExchange:
         self._waiting: dict[int, dict[str, None]] = {}
         """Sources with a minute that is to be stored, by the time of that minute."""
         self._read_at: list[float] = []
-        """When the last two readings were; empty before the first."""
+        """The times of the last two reads; empty before the first."""
         self._failure: str | None = None
 
     def note(self, minutes: Sequence[Minute]) -> None:
-        """Store *minutes*, which the series has, as soon as the target takes them."""
+        """Store *minutes* of the series as soon as the target accepts them."""
         for minute in minutes:
             self._waiting.setdefault(minute.at, {})[minute.source] = None
         oldest = self._clock() - KEPT_SECONDS
@@ -69,11 +69,11 @@ class MinuteExchange:
             await self._try(self.read)
 
     async def _sleep_until(self, second: int) -> None:
-        left = (second - self._clock()) % COARSE_SECONDS
-        await asyncio.sleep(left or COARSE_SECONDS)
+        seconds = (second - self._clock()) % COARSE_SECONDS
+        await asyncio.sleep(seconds or COARSE_SECONDS)
 
     async def _try(self, act: Callable[[], Awaitable[None]]) -> None:
-        """Exchange; after a failure the next minute does it."""
+        """Exchange; the next minute repeats a failed exchange."""
         try:
             await act()
             self._failure = None
@@ -98,7 +98,7 @@ class MinuteExchange:
                 del self._waiting[at]
 
     async def read(self) -> None:
-        """Take over the minutes that other processes have stored. Raises StreamerError."""
+        """Read the minutes that other processes have stored. Raises StreamerError."""
         bookkeeping = self._find_bookkeeping()
         if bookkeeping is None:
             return
@@ -106,7 +106,7 @@ class MinuteExchange:
         oldest = now - KEPT_SECONDS
         since = max(oldest, self._read_at[0] - LATE_SECONDS) if self._read_at else oldest
         while since < now:
-            # The clock of another process may be ahead.
+            # The clock of a second process may be ahead.
             is_last = since + PART_SECONDS >= now
             until = now + AHEAD_SECONDS if is_last else since + PART_SECONDS
             minutes = await read_minutes(bookkeeping, since, until)

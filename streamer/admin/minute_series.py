@@ -1,8 +1,8 @@
 """Lag, rate and retained WAL of each source over the last day, in memory. Pure.
 
-Two rings of slots hold the values of every source: one of 10 s for an hour, one of a minute for a
-day. A slot has the number of its moment, so a process that stood still or a restart leaves a gap.
-A source takes 22 kB, whatever its tables.
+Two rings of slots hold the values of every source: slots of 10 s for an hour, and slots of a minute
+for a day. A slot has the number of its moment, so a process that stood still or a restart leaves a
+gap. A source takes 22 kB, whatever the number of its tables.
 """
 
 import math
@@ -21,17 +21,17 @@ COARSE_SLOTS: Final = 1440
 KEPT_SECONDS: Final = COARSE_SECONDS * COARSE_SLOTS
 FIELDS: Final = ("lag_seconds", "changes_per_second", "retained_wal_bytes")
 AHEAD_SECONDS: Final = 3600
-"""The clock of another process may be ahead by so much."""
+"""The limit for the clock of a second process that is ahead."""
 WIDTH: Final = 240
 HEIGHT: Final = 32
 DOT: Final = 3
-"""The width of a value that has no neighbour."""
+"""The width of a value without a neighbour."""
 DRAWN_POINTS: Final = 120
 """Points of a drawn line; more than these no small picture shows."""
 
 
 class Ring:
-    """The newest values of all sources, one slot for each *seconds*."""
+    """The newest values of all sources, in slots of *seconds*."""
 
     def __init__(self, seconds: int, slots: int) -> None:
         self.seconds = seconds
@@ -61,15 +61,15 @@ class Ring:
             held[index] = math.nan if value is None else value
 
     def _advance(self, slot: int) -> None:
-        """Empty the slots between the newest and *slot*, which are reused."""
+        """Empty the slots between the newest and *slot*, for reuse."""
         if self._newest is None or slot <= self._newest - self._slots:
             self._sources.clear()
         elif slot > self._newest:
             passed = range(max(self._newest, slot - self._slots) + 1, slot + 1)
             for held in self._sources.values():
-                for each in passed:
+                for passed_slot in passed:
                     for number in range(len(FIELDS)):
-                        held[number * self._slots + each % self._slots] = math.nan
+                        held[number * self._slots + passed_slot % self._slots] = math.nan
         else:
             return
         self._newest = slot
@@ -79,12 +79,12 @@ class Ring:
         return self._values(self._sources[source], slot)
 
     def _values(self, held: "array[float]", slot: int) -> Values:
-        found = (held[number * self._slots + slot % self._slots] for number in range(len(FIELDS)))
-        lag, rate, wal = (None if math.isnan(value) else value for value in found)
+        values = (held[number * self._slots + slot % self._slots] for number in range(len(FIELDS)))
+        lag, rate, wal = (None if math.isnan(value) else value for value in values)
         return lag, rate, wal
 
     def known_values(self, source: str, slot: int) -> Values | None:
-        """Return the values of a slot, if the ring holds it and any of them is known."""
+        """Return the values of a slot, if the ring holds the slot with a known value."""
         newest, held = self._newest, self._sources.get(source)
         if newest is None or held is None or not newest - self._slots < slot <= newest:
             return None
@@ -92,20 +92,22 @@ class Ring:
         return values if is_known(values) else None
 
     def points(self, source: str) -> list[tuple[int, Values]]:
-        """Return time and values of each slot of a source, from its first known one on. A thread
-        may ask while the event loop adds values.
+        """Return time and values of each slot of a source, from the first known slot on.
+
+        A thread may call this while the event loop adds values.
         """
         newest, held = self._newest, self._sources.get(source)
         if newest is None or held is None:
             return []
         slots = range(newest - self._slots + 1, newest + 1)
-        found = [(slot * self.seconds, self._values(held, slot)) for slot in slots]
-        first = next((n for n, (_, values) in enumerate(found) if is_known(values)), len(found))
-        return found[first:]
+        points = [(slot * self.seconds, self._values(held, slot)) for slot in slots]
+        first = next((n for n, (_, values) in enumerate(points) if is_known(values)), len(points))
+        return points[first:]
 
     def known(self, source: str, field: int, since: float) -> list[tuple[int, float]]:
-        """Return times and known values of one field after *since*. A wall asks for many sources,
-        so this reads no other field.
+        """Return times and known values of a field after *since*.
+
+        The fleet overview reads many sources, so this reads no further field.
         """
         newest, held = self._newest, self._sources.get(source)
         if newest is None or held is None:
@@ -125,15 +127,16 @@ class Ring:
 
 
 class Series:
-    """The last day of all sources: the last hour in fine slots, what is older in coarse ones."""
+    """The last day of all sources: the last hour in fine slots, older minutes in coarse slots."""
 
     def __init__(self) -> None:
         self._fine = Ring(FINE_SECONDS, FINE_SLOTS)
         self._coarse = Ring(COARSE_SECONDS, COARSE_SLOTS)
 
     def take_over(self, minutes: Iterable[Minute], now: float) -> None:
-        """Take over minutes that this process or another one has stored, the newest of one minute
-        last. Those outside the last day do not count: a clock was wrong.
+        """Add stored minutes, of this or a second process, the newest version of a minute last.
+
+        Minutes outside the last day do not count: a clock was wrong.
         """
         newest = max(int(now) // COARSE_SECONDS, self._coarse.newest or 0)
         last = (int(now) + AHEAD_SECONDS) // COARSE_SECONDS
@@ -144,37 +147,37 @@ class Series:
                 newest = max(newest, number)
 
     def minute(self, source: str, at: int) -> Minute | None:
-        """Return the minute of a source that begins at *at*, if it is known."""
+        """Return the minute of a source that begins at *at*, if known."""
         values = self._coarse.known_values(source, at // COARSE_SECONDS)
         return None if values is None else Minute(at, source, values)
 
     def add(self, at: float, samples: dict[str, Values]) -> list[Minute]:
-        """Add the values of a moment, in unix time; return the minute that it completes."""
-        slot, before = int(at) // FINE_SECONDS, self._fine.newest
+        """Add the values of a moment, in unix time; return the minute that this completes."""
+        slot, latest = int(at) // FINE_SECONDS, self._fine.newest
         completed: list[Minute] = []
-        if before is not None and slot * FINE_SECONDS // COARSE_SECONDS != _minute_of(before):
-            completed = self._complete(_minute_of(before))
+        if latest is not None and slot * FINE_SECONDS // COARSE_SECONDS != _minute_of(latest):
+            completed = self._complete(_minute_of(latest))
         for source, values in samples.items():
             self._fine.put(source, slot, values)
         return completed
 
     def _complete(self, number: int) -> list[Minute]:
-        """Move a minute to the coarse slots: its highest lag and WAL, and its mean rate."""
+        """Move a minute to the coarse slots: highest lag and WAL, and mean rate."""
         slots_of_minute = COARSE_SECONDS // FINE_SECONDS
         slots = range(number * slots_of_minute, (number + 1) * slots_of_minute)
-        found = []
+        minutes = []
         for source in self._fine.sources:
             values = summary(self._fine.get(source, slot) for slot in slots)
             if is_known(values):
                 self._coarse.put(source, number, values)
-                found.append(Minute(number * COARSE_SECONDS, source, values))
-        return found
+                minutes.append(Minute(number * COARSE_SECONDS, source, values))
+        return minutes
 
     def of(self, source: str, *, since: float = 0.0) -> list[tuple[int, Values]]:
         """Return times and values of a source after *since*, the oldest first.
 
-        A minute of the last hour in which another process ran the source has one point, that of the
-        whole minute.
+        A minute of the last hour in which a second process ran the source is a single point, for
+        the whole minute.
         """
         fine, coarse = self._fine.points(source), self._coarse.points(source)
         if fine:
@@ -197,10 +200,10 @@ class Series:
         return sorted([*(point for point in coarse if point[0] not in sampled), *fine])
 
     def keep_only(self, sources: Iterable[str]) -> None:
-        """Forget sources that are gone."""
-        wanted = list(sources)
-        self._fine.keep_only(wanted)
-        self._coarse.keep_only(wanted)
+        """Remove the sources that are not in *sources*."""
+        names = list(sources)
+        self._fine.keep_only(names)
+        self._coarse.keep_only(names)
 
 
 _UNKNOWN: Final[Values] = (None, None, None)
@@ -219,7 +222,7 @@ def _filled(
 
 
 def _gap(points: list[tuple[int, Values]], begin: int) -> list[tuple[int, Values]]:
-    """Return an unknown moment if values are missing before *begin*, so that no line joins them."""
+    """Return an unknown moment for a gap before *begin*, so that no line spans the gap."""
     if points and begin - points[-1][0] > COARSE_SECONDS:
         return [(points[-1][0] + COARSE_SECONDS, _UNKNOWN)]
     return []
@@ -235,7 +238,7 @@ def is_known(values: Values) -> bool:
 
 
 def summary(several: Iterable[Values]) -> Values:
-    """Return several moments as one: the highest lag and WAL, and the mean rate."""
+    """Summarize several moments: the highest lag and WAL, and the mean rate."""
     columns = list(zip(*several, strict=True)) or [(), (), ()]
     lags, rates, sizes = ([v for v in column if v is not None] for column in columns)
     return (
@@ -250,9 +253,7 @@ def summary(several: Iterable[Values]) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A series in the shape of its curve. ``lines``: points of polylines; a gap is where nothing is
-    known.
-    """
+    """A series in the shape of a curve. ``lines``: points of polylines; a gap separates lines."""
 
     lines: list[str]
     highest: float
@@ -260,7 +261,7 @@ class Trend:
 
 
 def trends(points: list[tuple[int, Values]]) -> dict[str, Trend]:
-    """Return the curves of a source by field; nothing with fewer than two points."""
+    """Return the curves of a source by field; empty with fewer than two points."""
     if len(points) < 2:
         return {}
     few = _thinned(points)
@@ -271,7 +272,7 @@ def trends(points: list[tuple[int, Values]]) -> dict[str, Trend]:
 
 
 def _thinned(points: list[tuple[int, Values]]) -> list[tuple[float, Values]]:
-    """Return at most `DRAWN_POINTS` points, each a summary of the ones that it replaces."""
+    """Return at most `DRAWN_POINTS` points, each a summary of the points that it replaces."""
     if len(points) <= DRAWN_POINTS:
         return [(float(at), values) for at, values in points]
     begin, width = points[0][0], (points[-1][0] - points[0][0]) / (DRAWN_POINTS - 1)
@@ -301,7 +302,7 @@ def draw(values: list[tuple[float, float | None]]) -> Trend:
 
 
 def _visible(line: list[str]) -> list[str]:
-    """Return a line as it is; one value between gaps gets a short line of its own."""
+    """Return a line unchanged; a single value between gaps becomes a short line."""
     if len(line) > 1:
         return line
     x, _, y = line[0].partition(",")
@@ -310,9 +311,9 @@ def _visible(line: list[str]) -> list[str]:
 
 
 def spark(rates: list[tuple[int, float]], *, slots: int = 30) -> str:
-    """Return the rates of the last hour as the points of one polyline, in a box of slots by 12.
+    """Return the rates of the last hour as the points of a polyline, in a box of slots by 12.
 
-    Whole numbers: a wall has many of these. Empty with fewer than two known values.
+    Whole numbers: the fleet overview shows many curves. Empty with fewer than two known values.
     """
     if not rates:
         return ""

@@ -26,7 +26,7 @@ from streamer.sync.resync_scope import parse_resync
 from streamer.target.conventions import TABLE_COLUMNS_MAX
 
 SOURCES_MAX: Final = 2000
-"""Of one request about many sources."""
+"""The limit of a request about many sources."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -47,7 +47,7 @@ def check_text(value: str) -> str:
 
 def _check_url(value: str) -> str:
     if has_mask(value):
-        return check_text(value)  # filled, and checked, where the stored one is known
+        return check_text(value)  # filled, and checked, where the stored url is known
     check_url(value)
     return value
 
@@ -121,7 +121,7 @@ COLUMNS: Final = {
     "url": ("database_id", "sid", "url"),
     "table": ("database_id", "schema", "name"),
 }
-"""Fields that every row has; the others are in its settings, where they are not as by default."""
+"""Fields of every row; the remaining fields are settings, stored unless equal to the default."""
 
 
 def _patch(name: str, body: type[BaseModel]) -> Any:
@@ -141,7 +141,7 @@ TablePatch = _patch("TableChanges", TableBody)
 
 
 def _stored(name: str, body: type[BaseModel], **more: Any) -> Any:
-    """Return *body* for an answer: with its number."""
+    """Return *body* for an answer, with the number of the row."""
     fields: dict[str, Any] = {
         n: (field.annotation, copy(field)) for n, field in body.model_fields.items()
     }
@@ -434,7 +434,7 @@ def explain(error: ValidationError) -> InvalidError:
 
 
 def fault(detail: Any) -> str:
-    """Say in one line which field is at fault, and how."""
+    """Return a line that names the field at fault, and the fault."""
     location = [part for part in detail["loc"] if part not in ("body", "query", "path", "header")]
     name = format_location(tuple(location))
     message = fault_message(detail)
@@ -470,7 +470,7 @@ def validate_as(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any
 
 
 def _check_texts(place: str, value: Any) -> None:
-    """Refuse text, at any depth, that cannot be stored or sent. Raises InvalidError."""
+    """Refuse text, at any depth, that storage or transport rejects. Raises InvalidError."""
     if isinstance(value, str):
         try:
             check_text(value)
@@ -486,7 +486,7 @@ def _check_texts(place: str, value: Any) -> None:
 
 
 def table_pattern(name: str, schema: str | None) -> RelationPattern:
-    """Read a table's name, written in one part or in two. Raises InvalidError."""
+    """Read a table's name, in one part or in two. Raises InvalidError."""
     try:
         if schema is None:
             return parse_relation(name, "public")
@@ -496,7 +496,7 @@ def table_pattern(name: str, schema: str | None) -> RelationPattern:
 
 
 def _part(text: str) -> str:
-    """Quote a part that holds a dot and is not quoted: given alone, it cannot mean two."""
+    """Quote an unquoted part with a dot: a name in its own field is a single part."""
     if "." in text and not (len(text) > 1 and text.startswith('"') and text.endswith('"')):
         return '"' + text.replace('"', '""') + '"'
     return text
@@ -506,8 +506,8 @@ def row_settings(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the part of *fields* to store as settings: without columns and default values."""
     model = BODIES[kind]
     body = model.model_validate({k: v for k, v in fields.items() if k not in ("id", "database")})
-    given = body.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return {name: value for name, value in given.items() if name not in COLUMNS[kind]}
+    stored = body.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {name: value for name, value in stored.items() if name not in COLUMNS[kind]}
 
 
 def default_settings(kind: str) -> dict[str, Any]:

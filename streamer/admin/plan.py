@@ -1,8 +1,8 @@
 """The effect of applying a mapping: on slots and publications, on tables, and its duration.
 
-It compares the mapping, as `streamer check` reads it from the servers, with the bookkeeping in the
-target. Columns and the like are not in the bookkeeping; for these it compares with the mapping
-before. It changes nothing.
+The plan compares the mapping, as `streamer check` reads it from the servers, with the bookkeeping
+in the target. Columns and the like are not in the bookkeeping; for these the plan compares with the
+previous mapping. A plan changes neither side.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -54,8 +54,8 @@ class TablePlan:
 
 @dataclass(slots=True)
 class SourcePlan:
-    """The effect on a source. ``action``: add, change, remove, keep; forgotten: it left the
-    mapping, and its objects still exist.
+    """The effect on a source. ``action``: add, change, remove, keep; forgotten: the mapping lacks
+    the source, and its objects still exist.
     """
 
     database: str
@@ -67,7 +67,7 @@ class SourcePlan:
     tables: list[TablePlan] = field(default_factory=list)
     error: str | None = None
     role: str | None = None
-    """The role of its server: 'primary' or 'standby'; None if it does not answer."""
+    """The role of the server: 'primary' or 'standby'; None without an answer."""
 
     @property
     def label(self) -> str:
@@ -94,9 +94,9 @@ class Plan:
     findings: list[Finding]
     notes: list[str] = field(default_factory=list)
     copies: list[PlannedCopies] = field(default_factory=list)
-    """The first copies, in the order in which sources make them."""
+    """The first copies, in the order of the sources."""
     sources_at_once: int = 1
-    """How many of them copy at the same time."""
+    """The number of sources that copy at the same time."""
 
     @property
     def has_changes(self) -> bool:
@@ -122,7 +122,7 @@ class Plan:
             "estimate": asdict(self.estimate),
             "findings": [finding.to_json() for finding in self.findings],
             "notes": self.notes,
-            "copies": [each.to_json() for each in self.copies],
+            "copies": [copy.to_json() for copy in self.copies],
             "sources_at_once": self.sources_at_once,
         }
 
@@ -140,22 +140,22 @@ def _concerns(finding: Finding, changed: dict[str, SourcePlan]) -> bool:
     return False
 
 
-async def make_plan(settings: Settings, mapping: Mapping, before: Mapping | None) -> Plan:
+async def make_plan(settings: Settings, mapping: Mapping, current: Mapping | None) -> Plan:
     """Read all servers and return the effect of switching to *mapping*.
 
-    *before*: the applied mapping, if known. Raises ConfigurationError; an unreachable server is a
+    *current*: the applied mapping, if known. Raises ConfigurationError; an unreachable server is a
     finding.
     """
     seen = await examine(settings, mapping)
-    known = {source.label: source for source in before.sources} if before is not None else {}
-    sources = [_plan_source(facts, seen.target, known.get(facts.label)) for facts in seen.sources]
+    applied = {source.label: source for source in current.sources} if current is not None else {}
+    sources = [_plan_source(facts, seen.target, applied.get(facts.label)) for facts in seen.sources]
     if seen.target is not None:
-        sources += _removed(seen.target, mapping, known if before is not None else None)
-    elif before is not None:
+        sources += _removed(seen.target, mapping, applied if current is not None else None)
+    elif current is not None:
         labels = {source.label for source in mapping.sources}
         sources += [
             SourcePlan(source.database, source.sid, "remove", source.slot, "drop")
-            for source in before.sources
+            for source in current.sources
             if source.label not in labels
         ]
     estimate, speed = await _estimate(settings, seen, sources)
@@ -176,7 +176,7 @@ async def make_plan(settings: Settings, mapping: Mapping, before: Mapping | None
 
 
 def _plan_source(
-    facts: SourceFacts, target: TargetFacts | None, before: SourceMapping | None
+    facts: SourceFacts, target: TargetFacts | None, applied: SourceMapping | None
 ) -> SourcePlan:
     source = facts.source
     record = target.sources.get(source.label) if target is not None else None
@@ -190,9 +190,9 @@ def _plan_source(
         role=facts.role,
     )
     if facts.is_complete and facts.server is not None:
-        wanted = plan_publications(facts, None)
-        plan.publication_sql = planned_changes(wanted, source).all
-        rules = _rules(before)
+        publication_plan = plan_publications(facts, None)
+        plan.publication_sql = planned_changes(publication_plan, source).all
+        rules = _rules(applied)
         plan.tables = [_plan_table(facts, target, mapping, rules) for mapping in facts.mappings]
     if target is not None and record is not None and facts.is_complete:
         mapped = {str(mapping.source) for mapping in facts.mappings}
@@ -207,20 +207,20 @@ def _plan_source(
             for (label, name), relation in target.relations.items()
             if label == source.label and name not in mapped
         ]
-    if (target is not None and record is None) or (target is None and before is None):
+    if (target is not None and record is None) or (target is None and applied is None):
         plan.action = "add"
     elif (
         plan.publication_sql
         or plan.slot_action == "create"
         or any(table.action != "keep" for table in plan.tables)
-        or (before is not None and before != source)
+        or (applied is not None and applied != source)
     ):
         plan.action = "change"
     return plan
 
 
-def _rules(before: SourceMapping | None) -> dict[str, Any] | None:
-    return None if before is None else {str(rule.pattern): rule for rule in before.rules}
+def _rules(applied: SourceMapping | None) -> dict[str, Any] | None:
+    return None if applied is None else {str(rule.pattern): rule for rule in applied.rules}
 
 
 def _plan_table(
@@ -276,7 +276,7 @@ def _plan_table(
 def columns_alone(
     record: RelationRecord, mapping: RelationMapping, relation: SourceRelation | None
 ) -> tuple[str, ...] | None:
-    """Return the columns that another `set` changes, if streamer brings them alone."""
+    """Return the columns that a new `set` changes, if streamer can copy them alone."""
     is_in_sync = record.snapshot_lsn is not None and not record.needs_resync
     if not is_in_sync or record.quarantined or relation is None:
         return None
@@ -290,23 +290,23 @@ _NOWHERE: Final = Secret("")
 
 
 def _removed(
-    target: TargetFacts, mapping: Mapping, known: dict[str, SourceMapping] | None
+    target: TargetFacts, mapping: Mapping, applied_sources: dict[str, SourceMapping] | None
 ) -> list[SourcePlan]:
-    """Return plans for sources that the bookkeeping has and *mapping* has not."""
+    """Return plans for sources that are in the bookkeeping and not in *mapping*."""
     labels = {source.label for source in mapping.sources}
     plans = []
     for label, record in target.sources.items():
         if label not in labels:
             plans.append(plan := _plan_removal(record, target))
-            if known is not None and label not in known:
+            if applied_sources is not None and label not in applied_sources:
                 plan.action, plan.slot_action = "forgotten", "drop it by hand"
     return plans
 
 
 def _plan_removal(record: SourceRecord, target: TargetFacts) -> SourcePlan:
-    gone = SourceMapping(record.database, record.sid, _NOWHERE, ())
+    removed = SourceMapping(record.database, record.sid, _NOWHERE, ())
     plan = SourcePlan(record.database, record.sid, "remove", record.slot, "drop")
-    plan.publication_sql = [drop_slot_sql(record.slot), *drop_publications_sql(gone)]
+    plan.publication_sql = [drop_slot_sql(record.slot), *drop_publications_sql(removed)]
     plan.tables = [
         TablePlan(
             relation.source, relation.target, relation.type, "remove", "its rows stay in the target"
@@ -320,7 +320,7 @@ def _plan_removal(record: SourceRecord, target: TargetFacts) -> SourcePlan:
 async def _estimate(
     settings: Settings, seen: Examination, sources: list[SourcePlan]
 ) -> tuple[Estimate, float | None]:
-    """Return the estimate, and the measured speed in bytes per second that it is from, if any."""
+    """Return the estimate, and the measured speed in bytes per second behind it, if any."""
     copies = [table for source in sources for table in source.tables if table.action == "copy"]
     rows = sum(table.rows or 0 for table in copies)
     size = sum(table.size_bytes or 0 for table in copies)

@@ -1,4 +1,4 @@
-"""The admin's part of `streamer run`: the mapping to run, API and page on its HTTP server."""
+"""The admin's part of `streamer run`: the mapping to run, and API and page on the HTTP server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +31,7 @@ TOKEN_LENGTH_MIN = 16
 
 
 class AdminServer:
-    """The admin of one process."""
+    """The admin of a process."""
 
     def __init__(self, service: AdminService, access: Access) -> None:
         self._service = service
@@ -89,12 +89,12 @@ class AdminServer:
         return None if trouble is None else trouble.error
 
     def reasons(self) -> list[Reason]:
-        """Return why this process is not ready although its sources may be."""
+        """Return why this process is not ready, apart from the sources."""
         trouble = self._service.store.trouble
         return [] if trouble is None else [reason_of(of_mapping(trouble.report))]
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
-        """Switch to the revision applied last, or in static mode to *mapping*. Raises
+        """Switch to the last applied revision, or in static mode to *mapping*. Raises
         StreamerError.
         """
         await self._service.reload(settings, mapping)
@@ -113,7 +113,7 @@ async def take_over_users(service: AdminService, access: Access) -> None:
 
 
 async def _watch(service: AdminService, access: Access) -> None:
-    """Look at the mapping database again and again: at its file, and at its users."""
+    """Check the file and the users of the mapping database periodically."""
     failure = None
     while True:
         await asyncio.sleep(WATCH_SECONDS)
@@ -144,7 +144,7 @@ async def opened_admin(
     except BaseException:
         await service.close()
         raise
-    with suppress(StoreError):  # the watch reports it
+    with suppress(StoreError):  # the watch reports this error
         await service.store.content()  # shown and exported if the file is damaged later
         await service.store.prune_audit()
     watching = asyncio.create_task(_watch(service, access), name="mapping database")

@@ -1,8 +1,8 @@
-"""The reads of servers for the page and the API: few at a time, shared, and kept a while.
+"""The reads of servers for the page and the API: few at a time, shared, and cached briefly.
 
-A client with read access can send hundreds of requests at once. Each of them may read a server, and
-a server has few connections. So requests for the same facts share one read, and later requests get
-its result for a while. Reads of one server wait for each other.
+A client with read access can send hundreds of requests at once. Each request may read a server, and
+a server has few connections. So requests for the same facts share a read, and later requests get
+the cached result. Reads of a server wait for each other.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ T = TypeVar("T")
 TARGET: Final = "the target"
 ALL: Final = "all servers"
 AT_ONCE: Final = 2
-"""Reads of one server."""
+"""The limit of concurrent reads of a server."""
 KEEP_SECONDS: Final = 2.0
 KEPT_MAX: Final = 100
 
@@ -29,16 +29,16 @@ class _Read:
 
 
 class ServerReads:
-    """The reads of one process."""
+    """The reads of a process."""
 
     def __init__(self) -> None:
         self._reads: OrderedDict[Hashable, _Read] = OrderedDict()
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def get(self, key: Hashable, server: str, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of *read*, which may be that of another request for the same *key*.
+        """Return the result of *read*, or the shared result of a request for the same *key*.
 
-        *server*: whose turn the read takes. Raises the errors of *read*.
+        *server*: the server whose limit applies. Raises the errors of *read*.
         """
         if (shared := self._reads.get(key)) is None or self._is_old(shared):
             name = f"read of {server}"
@@ -49,7 +49,7 @@ class ServerReads:
         return result
 
     def forget(self) -> None:
-        """Let the next requests read again, because an operator has changed something."""
+        """Discard the results, because an operator has changed the facts."""
         self._reads.clear()
 
     async def _read(self, server: str, read: Callable[[], Awaitable[T]]) -> T:

@@ -1,11 +1,11 @@
 """The operations on the mapping, for API and command line: edit, plan, apply, request.
 
-Edits change the draft, and nothing else. Applying builds the mapping from it, reads the servers,
-stores it as the newest revision and lets the engine switch to it. streamer rejects a faulty draft
-before any change. `streamer run` starts with the newest revision, so a process that dies while
-applying finishes it at its next start.
+Edits change only the draft. Applying builds the mapping from the draft, reads the servers, stores
+the mapping as the newest revision and switches the engine to it. streamer rejects a faulty draft
+before any change. `streamer run` starts with the newest revision, so a process that dies during a
+switch finishes the switch at the next start.
 
-In static mode the same is there for reading: the YAML's sources in a store in memory.
+In static mode the operations only read: the sources of the YAML file are in a store in memory.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ EVERY_TABLE: Final = RelationPattern("*", "*", namespace_is_pattern=True, name_i
 
 
 class RunningEngine(Protocol):
-    """An engine, which switches to another mapping while it runs."""
+    """An engine that switches to a new mapping while running."""
 
     async def apply(self, mapping: Mapping) -> None: ...
 
@@ -92,7 +92,7 @@ def database_path(settings: Settings) -> str | None:
 
 
 class AdminService:
-    """The mapping, and all that can be done with it. Made by `open_service`."""
+    """The mapping, and the operations on the mapping. Made by `open_service`."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class AdminService:
         self.settings = settings
         self.store = bookkeeping
         self.mapping = mapping
-        """The whole applied mapping, even if this process runs some of its sources only."""
+        """The whole applied mapping, even if this process runs only some of its sources."""
         self.is_static = is_static
         self.engine: RunningEngine | None = None
         self.select_sources: Callable[[Mapping], Mapping] = lambda mapping: mapping
@@ -194,16 +194,16 @@ class AdminService:
         fields = self._check("url", values | {"database_id": 1})
         content = await self.store.content()
         ids = {row["id"] for row in content["databases"] if row["name"] == name}
-        taken = {row["sid"] for row in content["urls"] if row["database_id"] in ids}
-        if fields["sid"] in taken:
-            what = f'with sid "{fields["sid"]}"' if fields["sid"] else "without a sid"
-            raise TakenError(f"sid: the database already has a url {what}")
+        sids = {row["sid"] for row in content["urls"] if row["database_id"] in ids}
+        if fields["sid"] in sids:
+            which = f'with sid "{fields["sid"]}"' if fields["sid"] else "without a sid"
+            raise TakenError(f"sid: the database already has a url {which}")
         return fields
 
     async def add_source(self, name: str, url: Row, tables: list[Row], actor: str) -> Row:
-        """Add a url with tables, and its database if that is new: all of it, or nothing.
+        """Add a url with tables, and a new database, in a single transaction.
 
-        Raises InvalidError, TakenError; that of a table begins with its name.
+        Raises InvalidError, TakenError; an error of a table begins with the name of the table.
         """
         fields = await self.check_source(name, url)
         database = models.validate("database", {"name": name})
@@ -224,15 +224,15 @@ class AdminService:
         return fields
 
     async def set_settings(self, changes: Row, actor: str) -> Row:
-        """Change settings of the mapping as a whole; None takes one back."""
+        """Change settings of the mapping as a whole; None restores a default."""
         self.check_writable()
-        given = {**await self.store.settings(), **changes}
-        return await self.store.set_settings(given, actor)
+        merged = {**await self.store.settings(), **changes}
+        return await self.store.set_settings(merged, actor)
 
     # ---- draft, plan, apply --------------------------------------------------------------------
 
     async def build(self, content: Content) -> Mapping:
-        """Return the mapping that *content* says. Raises ConfigurationError."""
+        """Return the mapping that *content* describes. Raises ConfigurationError."""
         urls = await self.store.reveal_each(content)
         return await in_admin_thread(build_mapping, content, urls, self.settings)
 
@@ -258,9 +258,9 @@ class AdminService:
 
     async def _plan(self, content: Content) -> Plan:
         if self.is_static:
-            # Without a running process the mapping before is unknown.
-            before = self.mapping if self.engine is not None else None
-            return await make_plan(self.settings, self.mapping, before)
+            # Without a running process the previous mapping is unknown.
+            applied = self.mapping if self.engine is not None else None
+            return await make_plan(self.settings, self.mapping, applied)
         plan = await make_plan(self.settings, await self.build(content), self.mapping)
         plan.notes += [f"{text}: it is left out" for text in unfinished(content)]
         return plan
@@ -276,8 +276,8 @@ class AdminService:
             mapping = await self.build(content)
             plan = await self._plan(content)
             if plan.obstacles and not force:
-                others = len(plan.obstacles) - 1
-                more = f" (and {others} more, see the plan)" if others else ""
+                count = len(plan.obstacles) - 1
+                more = f" (and {count} more, see the plan)" if count else ""
                 raise UnreadyError(
                     redact(f"the draft is not applied: {plan.obstacles[0]}{more}"),
                     hint="fix it, or apply with force: true (--force)",
@@ -289,7 +289,7 @@ class AdminService:
             except ConfigurationError:
                 await self.store.drop_revision(number, actor)
                 raise
-            except StreamerError as exc:  # of one source, which says so itself
+            except StreamerError as exc:  # of a source, whose state shows the error
                 warning = redact(str(exc))
             self.mapping = mapping
             if self.engine is not None:
@@ -303,8 +303,9 @@ class AdminService:
             await self.engine.apply(self.select_sources(mapping))
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
-        """Go over to the newest revision, which another process may have made; in static mode to
-        *mapping*. Raises ConfigurationError, and then nothing has changed, and StreamerError.
+        """Switch to the newest revision, perhaps of a second process; in static mode to *mapping*.
+
+        Raises ConfigurationError, without any change, and StreamerError.
         """
         async with self._applying:
             if not self.is_static:
@@ -330,7 +331,7 @@ class AdminService:
     # ---- YAML ----------------------------------------------------------------------------------
 
     async def export(self) -> tuple[str, list[str]]:
-        """Return the draft as YAML, and the variables in it that stand for passwords."""
+        """Return the draft as YAML, and the variables there that stand for passwords."""
         content = await self.store.content()
         urls = await self.store.reveal(content)
         users = [(row["name"], row["role"]) for row in await self.store.users()]
@@ -342,19 +343,19 @@ class AdminService:
         """Replace the draft with a file; return notes. Raises ConfigurationError."""
         self.check_writable()
         # The event loop also streams.
-        found = await in_admin_thread(read_import, path, text, excludes_missing=excludes_missing)
+        contents = await in_admin_thread(read_import, path, text, excludes_missing=excludes_missing)
         content = await self.store.content()
         urls = await self.store.reveal(content)
-        wanted = keep_passwords(found.wanted, content, urls, await self._base())
-        for _, _, tables in wanted:
+        rows = keep_passwords(contents.wanted, content, urls, await self._base())
+        for _, _, tables in rows:
             for row in tables:
                 check_table(row, self.settings)
         settings = None
-        if found.settings is not None:
-            settings = _differing(found.settings, self.settings)
-        await self.store.merge(wanted, settings, actor)
+        if contents.settings is not None:
+            settings = _differing(contents.settings, self.settings)
+        await self.store.merge(rows, settings, actor)
         self.on_change("draft", {"action": "import"})
-        return found.notes
+        return contents.notes
 
     async def _base(self) -> Row:
         """Return the text of the configuration file."""
@@ -414,7 +415,7 @@ class AdminService:
     async def discover(
         self, url: str | None, number: int | None, actor: str, *, database: int | None = None
     ) -> Row:
-        """Survey a database: a stored one, or *url*. Raises InvalidError, SourceError.
+        """Survey a database: a stored url, or *url*. Raises InvalidError, SourceError.
 
         *database*: the group for *url*; the answer marks its tables as mapped. The audit names
         *actor* and server.
@@ -433,8 +434,8 @@ class AdminService:
             raise InvalidError("url: *** stands for a stored password: give url_id instead")
         is_own = self.is_static and number is not None
         # A file is outside of the directory if a link leads there.
-        given = await in_admin_thread(self._open_url, url, place, is_own)
-        facts = await self._survey(given, actor)
+        secret = await in_admin_thread(self._open_url, url, place, is_own)
+        facts = await self._survey(secret, actor)
         if facts.server is None:
             raise facts.error or UnreadyError("the database did not answer")
         mapped = []
@@ -448,17 +449,17 @@ class AdminService:
         return discovered(facts, mapped)
 
     def _open_url(self, url: str, place: str | None, is_own: bool) -> Secret:
-        """Return *url* with its variables replaced. Raises InvalidError.
+        """Return *url* with variables replaced. Raises InvalidError.
 
-        *is_own*: it comes from the configuration file, which may name everything.
+        *is_own*: the url comes from the configuration file, which may name all variables and files.
         """
         try:
             if is_own:
-                given = Secret(replace_variables(url))
+                secret = Secret(replace_variables(url))
                 file = None if place is None else replace_variables(place)
             else:
                 self._allowed.check_url(url)
-                given = Secret(self._allowed.replace(url))
+                secret = Secret(self._allowed.replace(url))
                 file = None if place is None else self._allowed.replace(place)
                 if file is not None:
                     self._allowed.check_file(file)
@@ -467,8 +468,8 @@ class AdminService:
         except NotAllowedError as exc:
             raise InvalidError(f"url: {exc}", hint=ALLOWED_HINT) from None
         if file is not None:
-            return ConnectionUrl(given.reveal(), PasswordSource(file=file))
-        return given if is_own else Secret(without_stored_passwords(given.reveal()))
+            return ConnectionUrl(secret.reveal(), PasswordSource(file=file))
+        return secret if is_own else Secret(without_stored_passwords(secret.reveal()))
 
     async def _survey(self, url: Secret, actor: str) -> SourceFacts:
         server = server_name(url.reveal())
@@ -488,9 +489,9 @@ class AdminService:
         row = await self.store.get("table", number)
         content = await self.store.content()
         patterns = [
-            parse_relation(f"{other['schema']}.{other['name']}", "public")
-            for other in content["tables"]
-            if other["database_id"] == row["database_id"] and other["id"] != number
+            parse_relation(f"{rule['schema']}.{rule['name']}", "public")
+            for rule in content["tables"]
+            if rule["database_id"] == row["database_id"] and rule["id"] != number
         ]
         exact = [pattern for pattern in patterns if not pattern.is_pattern]
         try:
@@ -521,7 +522,7 @@ class AdminService:
         )
 
     async def look_at(self, database: str, sid: str | None, table: str) -> Row:
-        """Return a table as both sides have it. Raises NotFoundError, SourceConnectionError."""
+        """Return a table as defined on both sides. Raises NotFoundError, SourceConnectionError."""
         source = self.source(database, sid)
         namespace = self.mapping.target_namespace
         seen = await self.reads.get(
@@ -540,11 +541,11 @@ class AdminService:
         actor: str,
         options: Row | None = None,
     ) -> None:
-        """Ask for resync, pause or resume of one table of one source. Raises UnreadyError."""
+        """Request resync, pause or resume of a table of a source. Raises UnreadyError."""
         self.check_writable()
         name = str(parse_name(table))
         if sid is None:
-            self.source(database, sid)  # without a sid there is but one url
+            self.source(database, sid)  # without a sid there is a single url
         try:
             await request(
                 self._address,
@@ -559,7 +560,7 @@ class AdminService:
             raise UnreadyError(exc.message, hint=exc.hint) from None
 
     async def quarantine(self, choice: Choice, limit: int) -> Row:
-        """Return the oldest changes in quarantine, and how many there are."""
+        """Return the oldest changes in quarantine, and the number of changes."""
 
         async def read() -> tuple[list[QuarantinedRow], int]:
             rows = await read_rows(self._address, choice, limit)
@@ -567,21 +568,23 @@ class AdminService:
 
         try:
             rows, total = await self.reads.get(("quarantine", choice, limit), TARGET, read)
-        except MappingError:  # streamer streams no such table, so it has none in quarantine
+        except (
+            MappingError
+        ):  # streamer streams no such table, so none of its changes is in quarantine
             rows, total = [], 0
         return {"items": [_redacted(asdict(row)) for row in rows], "total": total}
 
     async def conflicts(self, scope: Scope, limit: int) -> Row:
         """Return the newest conflicts. Raises TargetError, InvalidError."""
         try:
-            found = await self.reads.get(
+            records = await self.reads.get(
                 ("conflicts", scope, limit),
                 TARGET,
                 lambda: read_conflicts(self._address, scope, limit),
             )
         except MappingError as exc:
             raise InvalidError(exc.message, hint=exc.hint) from None
-        return {"items": [_redacted(asdict(each)) for each in found]}
+        return {"items": [_redacted(asdict(r)) for r in records]}
 
     async def ask_quarantine(self, action: str, choice: Choice, actor: str) -> list[Row]:
         """Ask for retry or drop; return of which tables, and how many changes. Raises
@@ -598,9 +601,9 @@ class AdminService:
 
 
 def _differing(settings: Row, file: Settings) -> Row:
-    """Return the settings of an imported file that differ from the own configuration."""
-    own = {"target_schema": file.target.schema_, "on_error": file.on_error.value}
-    return {name: value for name, value in settings.items() if value != own[name]}
+    """Return the settings of an imported file that differ from this process's configuration."""
+    current = {"target_schema": file.target.schema_, "on_error": file.on_error.value}
+    return {name: value for name, value in settings.items() if value != current[name]}
 
 
 def _with_redacted_sources(status: Row) -> Row:
@@ -618,7 +621,7 @@ def _redacted(value: Any) -> Any:
 
 
 def _entry(act: Request) -> Row:
-    """Return an act as the audit shows it."""
+    """Return an act in the form of the audit."""
     at = act.requested_at
     assert at is not None
     return {
@@ -649,7 +652,7 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
 
     Raises ConfigurationError.
     """
-    # Files are not for the event loop; from here on they are known.
+    # Files would block the event loop; later calls use the cached content.
     await in_admin_thread(read_migrations, "target")
     is_static = settings.mapping_database is None
     keyring = Keyring.temporary() if is_static else keyring_of(settings)
@@ -661,6 +664,6 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
         if is_static:
             await show_static(bookkeeping, settings, mapping)
     except BaseException:
-        await bookkeeping.close()  # its thread would keep the process from ending
+        await bookkeeping.close()  # an open thread would prevent the end of the process
         raise
     return service

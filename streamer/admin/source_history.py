@@ -1,7 +1,7 @@
-"""The task that samples the sources of this process, and the minutes that outlive it.
+"""The task that samples the sources of this process, and the minutes that outlive the process.
 
-It reads only what the process knows: a sample asks no server. Each completed minute goes to the
-target, where all processes find it, this one after a restart, too.
+A sample uses only facts of this process, without queries. Each completed minute goes to the target,
+where all processes read it, this process after a restart, too.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Sampled(Protocol):
 class SourceHistory:
     """Samples every source of this process each 10 s.
 
-    *read_labels*: returns the sources whose history counts, those of other processes included.
+    *read_labels*: returns the sources with a history, including the sources of sibling processes.
     """
 
     def __init__(
@@ -82,33 +82,31 @@ class SourceHistory:
                 self.sample()
 
     def sample(self) -> None:
-        """Add a sample of each source; the exchange stores the minute that it completes."""
+        """Add a sample of each source; the exchange stores a completed minute."""
         now = self._clock()
         self._series.keep_only(self._read_labels())
         self.exchange.note(self._series.add(now, self._read(now)))
 
     def _read(self, now: float) -> dict[str, Values]:
-        """Return the present values of each source that this process runs. The first sample of a
-        source has no rate.
-        """
+        """Return the present values of each source of this process, without a rate at first."""
         applied = self._engine.metrics.changes_of_sources
         seconds = 1.0 if self._sampled_at is None else max(now - self._sampled_at, 1.0)
-        found: dict[str, Values] = {}
+        samples: dict[str, Values] = {}
         counted: dict[str, int] = {}
         for supervisor in self._engine.supervisors:
             if supervisor.waits_for_another:
                 continue
             label, pipeline = supervisor.source.label, supervisor.pipeline
             counted[label] = changes = applied.get(label, 0)
-            before = self._changes.get(label)
+            count = self._changes.get(label)
             lag = rate = None
             if pipeline is not None:
                 lag = pipeline.lag_seconds()
-                rate = None if before is None else max(0, changes - before) / seconds
+                rate = None if count is None else max(0, changes - count) / seconds
             wal = supervisor.retained_wal_bytes
-            found[label] = (lag, rate, None if wal is None else float(wal))
+            samples[label] = (lag, rate, None if wal is None else float(wal))
         self._changes, self._sampled_at = counted, now
-        return found
+        return samples
 
     # ---- reading -------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ KEEP_TIMES: Final = 3
 to the streams.
 """
 WAIT_SECONDS: Final = 3.0
-"""How long a page waits for it; a source that is out of reach keeps it much longer."""
+"""The limit of a page's wait for the status; an unreachable source takes much longer."""
 _WITHOUT_STATUS: Final = (
     TargetState.UNREACHABLE,
     TargetState.REFUSED,
@@ -49,7 +49,7 @@ class StatusReader:
         self._last: Row | None = None
 
     async def read(self) -> tuple[list[Row], str | None]:
-        """Return the sources, and why they may not be as they are now."""
+        """Return the sources, and why they may be out of date."""
         keep_seconds = self._keep_seconds or KEEP_SECONDS
         if self._task is None and self._now() - self._read_at > keep_seconds:
             self._began_at = self._now()
@@ -80,19 +80,19 @@ class StatusReader:
         return sources, reason
 
     async def fleet(self) -> tuple[FleetSurvey, str | None]:
-        """Return a survey of the sources, and why they may not be as they are now."""
+        """Return a survey of the sources, and why they may be out of date."""
         sources, reason = await self.read()
         async with self._surveying:
             states = self._events.source_states()
             if self._surveyed is not sources or self._states != states:
-                own = with_own_state(sources, states)
+                merged = with_own_state(sources, states)
                 # Thousands of tables take a moment, and the event loop also streams.
-                self._fleet = await in_admin_thread(survey, own, self._events.target)
+                self._fleet = await in_admin_thread(survey, merged, self._events.target)
                 self._surveyed, self._states = sources, states
         return self._fleet, reason
 
     def forget(self) -> None:
-        """Let the next page read the status again, because it has changed."""
+        """Discard the status, so that the next page reads the changed status."""
         self._read_at = float("-inf")
         self._service.reads.forget()
 
@@ -101,21 +101,21 @@ class StatusReader:
         return asyncio.get_running_loop().time()
 
     def _is_current(self, status: Row) -> bool:
-        """Whether it is of the mapping that runs."""
+        """Whether the status is about the running mapping."""
         read = [SourceLabel(row["database"], row["sid"]) for row in status["sources"]]
         return read == self._service.labels()
 
     def _known(self) -> list[Row]:
-        """Return the facts that only this process has."""
+        """Return the facts of this process alone."""
         states = self._events.known_states()
-        found = []
+        rows = []
         tables: dict[str, list[Row]] = {}
-        for (label, name), known in states.items():
+        for (label, name), condition in states.items():
             if name is not None:
-                tables.setdefault(label, []).append(_known_table(name, *known))
+                tables.setdefault(label, []).append(_known_table(name, *condition))
         for source in self._service.mapping.sources:
             state, error = states.get((source.label, None), ("not started", None))
-            found.append(
+            rows.append(
                 {
                     "database": source.database,
                     "sid": source.sid,
@@ -134,7 +134,7 @@ class StatusReader:
                     ),
                 }
             )
-        return found
+        return rows
 
 
 def _known_table(table: str, state: str, error: ErrorReport | None) -> Row:

@@ -1,9 +1,10 @@
 """The SQLite database of the mapping: draft, revisions, audit.
 
-One connection writes, one task at a time, each in a transaction together with its audit rows;
-another one reads. SQLite uses a WAL journal, so readers never wait. A second process (the command
-line, while `run` works) may read and edit as well. Callers encrypt passwords before they get here.
-Rows that leave have ``***`` for them, unless the mapping itself is built.
+A connection writes, for a single task at a time, each change in a transaction together with its
+audit rows; a second connection reads. SQLite uses a WAL journal, so readers never wait. A second
+process (the command line, while `run` works) may read and edit as well. Callers encrypt passwords
+before they call the store. Returned rows contain ``***`` in place of passwords, except to build the
+mapping.
 """
 
 import asyncio
@@ -115,12 +116,14 @@ class AdminStore:
     # ---- the file ------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Examine the file, and log its fate. The store rejects changes from then on."""
-        before, now = self._logged, await self._look(is_thorough=True)
+        """Examine the file, and log changes of its state. A damaged file rejects changes from then
+        on.
+        """
+        former, now = self._logged, await self._look(is_thorough=True)
         self._logged = now
-        if now is not None and now != before:
+        if now is not None and now != former:
             log.error("the mapping database is unusable", error=now.error, hint=now.hint)
-        elif now is None and before is not None:
+        elif now is None and former is not None:
             log.info("the mapping database is back", path=self.path)
 
     async def _look(self, *, is_thorough: bool = False) -> MappingTrouble | None:
@@ -129,9 +132,9 @@ class AdminStore:
         return self.trouble
 
     async def _kept(self, name: str, read: "Callable[[aiosqlite.Connection], Awaitable[T]]") -> T:
-        """Read the part *name* of a file that works; of a damaged one, return the last reading.
+        """Read the part *name* of an intact file; of a damaged file, return the last reading.
 
-        The screens and an export need it while the process streams on.
+        The pages and an export need the part while the process streams on.
         """
         if self._file is None or self._file.damage is None or name not in self._read:
             try:
@@ -140,14 +143,14 @@ class AdminStore:
             except StoreError:
                 if self._file is None or self._file.damage is None or name not in self._read:
                     raise
-        found: T = self._read[name]
-        return found
+        part: T = self._read[name]
+        return part
 
     # ---- reading -------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _reads(self) -> AsyncIterator[aiosqlite.Connection]:
-        """Have a reader for a block that sees one state of the database."""
+        """Yield a reader for a block that sees a single state of the database."""
         lock = self._lock if self._reader is self._writer else self._reading
         async with lock:
             with self._noticing_damage(), _translating(self.path):
@@ -171,7 +174,7 @@ class AdminStore:
             raise StoreError(self.trouble.error, hint=self.trouble.hint) from exc
 
     async def page(self, kind: str, query: Query) -> tuple[list[Row], int]:
-        """Return a part of the rows of *kind*, and how many there are. Raises InvalidError."""
+        """Return a page of the rows of *kind*, and the number of rows. Raises InvalidError."""
         expressions = field_expressions(kind)
         conditions, parameters = ["true"], []
         for name, value in query.filters.items():
@@ -185,8 +188,8 @@ class AdminStore:
             conditions.append(f"({matches})")
             parameters += [query.search] * len(texts)
         if query.sort not in expressions:
-            known = ", ".join(sorted(expressions))
-            raise InvalidError(f"sort: no field {query.sort}", hint=f"one of: {known}")
+            fields = ", ".join(sorted(expressions))
+            raise InvalidError(f"sort: no field {query.sort}", hint=f"one of: {fields}")
         order = f"{expressions[query.sort]} {'desc' if query.descending else 'asc'}, r.id"
         where = f"{from_sql(kind)} where {' and '.join(conditions)}"
         async with self._reads() as reader:
@@ -212,7 +215,7 @@ class AdminStore:
         return await self._kept("content", fetch_content)
 
     async def latest(self) -> tuple[int, Content] | None:
-        """Return the newest revision with its number; None before the first."""
+        """Return the newest revision with its number; None before the first revision."""
         return await self._kept("latest", fetch_latest)
 
     async def audit(self, query: Query) -> tuple[list[Row], int]:
@@ -231,14 +234,14 @@ class AdminStore:
         return entries, total
 
     async def users(self) -> list[Row]:
-        """Return the users with the hashes of their passwords."""
+        """Return the users with their password hashes."""
         return await self._kept("users", fetch_users)
 
     async def set_user(self, name: str, role: str, password_hash: str, actor: str) -> bool:
-        """Add a user, or change one; tell whether it is new."""
+        """Add or change a user; return whether the user is new."""
         async with self._writes() as writer:
-            known = await writer.execute_fetchall("select role from user where name = ?", [name])
-            before = [{"role": row["role"]} for row in known]
+            rows = await writer.execute_fetchall("select role from user where name = ?", [name])
+            former = [{"role": row["role"]} for row in rows]
             await writer.execute(
                 "insert into user values (?, ?, ?, ?) on conflict (name) do update"
                 " set role = excluded.role, password_hash = excluded.password_hash",
@@ -247,14 +250,14 @@ class AdminStore:
             await write_audit(
                 writer,
                 actor,
-                "change" if before else "create",
+                "change" if former else "create",
                 "user",
                 None,
                 name,
-                before[0] if before else None,
+                former[0] if former else None,
                 {"role": role},
             )
-        return not before
+        return not former
 
     async def remove_user(self, name: str, actor: str) -> None:
         """Remove a user. Raises NotFoundError."""
@@ -265,7 +268,7 @@ class AdminStore:
             await write_audit(writer, actor, "delete", "user", None, name)
 
     async def reveal(self, content: Content) -> dict[int, str]:
-        """Return the urls of *content* with their passwords, by id. Raises StoreError."""
+        """Return the complete urls of *content*, with passwords, by id. Raises StoreError."""
 
         def decrypt() -> dict[int, str]:
             return {
@@ -294,7 +297,7 @@ class AdminStore:
 
     @asynccontextmanager
     async def _writes(self) -> AsyncIterator[aiosqlite.Connection]:
-        """Have the writer for a block that is one transaction."""
+        """Yield the writer for a block in a transaction."""
         async with self._lock:
             if (trouble := await self._look()) is not None:
                 raise StoreError(trouble.error, hint=trouble.hint)
@@ -304,8 +307,8 @@ class AdminStore:
                     yield self._writer
                     await self._writer.execute("commit")
                 except BaseException:
-                    # The connection runs its statements in order, also those without a waiting
-                    # task. This one comes last, and does nothing outside a transaction.
+                    # The connection runs statements in order, also without a waiting task. The
+                    # rollback comes last, and has no effect outside a transaction.
                     await self._writer.rollback()
                     raise
 
@@ -319,8 +322,8 @@ class AdminStore:
     ) -> Row:
         """Replace a row with the result of *change*. Raises AdminError."""
         async with self._writes() as writer:
-            before = await fetch_row(writer, kind, number)
-            return await self._replace(writer, kind, before, change(dict(before)), actor)
+            former = await fetch_row(writer, kind, number)
+            return await self._replace(writer, kind, former, change(dict(former)), actor)
 
     async def delete(self, kind: str, number: int, actor: str) -> None:
         """Remove a row, and its dependents. Raises NotFoundError."""
@@ -334,37 +337,37 @@ class AdminStore:
             return await fetch_settings(writer)
 
     async def merge(
-        self, wanted: list[tuple[Row, list[Row], list[Row]]], settings: Row | None, actor: str
+        self, groups: list[tuple[Row, list[Row], list[Row]]], settings: Row | None, actor: str
     ) -> None:
-        """Let the draft be *wanted*: each database with its urls and tables, without numbers.
+        """Replace the draft with *groups*: each database with its urls and tables, without numbers.
 
-        Rows that are there already keep their numbers, and urls their passwords where ``***``
-        stands for them. *settings*: None leaves those as they are.
+        Existing rows keep their numbers, and urls keep the passwords for which ``***`` stands.
+        *settings*: None leaves the settings unchanged.
         """
         async with self._writes() as writer:
             databases = await fetch_all(writer, "database")
             urls, tables = await fetch_all(writer, "url"), await fetch_all(writer, "table")
             by_name = {row["name"]: row for row in databases}
-            for database, its_urls, its_tables in wanted:
-                known = by_name.pop(database["name"], None)
-                if known is None:
-                    known = await self._create(writer, "database", database, actor)
+            for database, its_urls, its_tables in groups:
+                stored = by_name.pop(database["name"], None)
+                if stored is None:
+                    stored = await self._create(writer, "database", database, actor)
                 else:
-                    await self._replace(writer, "database", known, database, actor)
-                number = known["id"]
-                for kind, present, given in (
+                    await self._replace(writer, "database", stored, database, actor)
+                number = stored["id"]
+                for kind, present, new_rows in (
                     ("url", urls, its_urls),
                     ("table", tables, its_tables),
                 ):
-                    mine = {key_of(kind, r): r for r in present if r["database_id"] == number}
-                    for fields in given:
+                    old_rows = {key_of(kind, r): r for r in present if r["database_id"] == number}
+                    for fields in new_rows:
                         row = {**fields, "database_id": number}
-                        there = mine.pop(key_of(kind, row), None)
-                        if there is None:
+                        stored_row = old_rows.pop(key_of(kind, row), None)
+                        if stored_row is None:
                             await self._create(writer, kind, row, actor)
                         else:
-                            await self._replace(writer, kind, there, row, actor)
-                    for row in mine.values():
+                            await self._replace(writer, kind, stored_row, row, actor)
+                    for row in old_rows.values():
                         await self._delete(writer, kind, row, actor)
             for row in by_name.values():
                 await self._delete(writer, "database", row, actor)
@@ -372,14 +375,14 @@ class AdminStore:
                 await store_settings(writer, settings, actor)
 
     async def add_source(self, fields: Row, url: Row, tables: list[Row], actor: str) -> Row:
-        """Add a url with tables, and the database of *fields* if it is new: all, or nothing.
+        """Add a url with tables, and the database of *fields* if new, in a single transaction.
 
-        Return the url. Raises InvalidError, TakenError; that of a table begins with its name.
+        Return the url. Raises InvalidError, TakenError; an error of a table begins with its name.
         """
         async with self._writes() as writer:
             databases = await fetch_all(writer, "database")
-            known = [row for row in databases if row["name"] == fields["name"]]
-            database = known[0] if known else None
+            matches = [row for row in databases if row["name"] == fields["name"]]
+            database = matches[0] if matches else None
             if database is None:
                 database = await self._create(writer, "database", fields, actor)
             of_database = {"database_id": database["id"]}
@@ -416,7 +419,7 @@ class AdminStore:
                 await write_audit(writer, actor, TEARDOWN, "source", None, label)
 
     async def write_discovery(self, actor: str, server: str) -> None:
-        """Write that *actor* has streamer log in to a server of their choice. Raises StoreError."""
+        """Record that *actor* has streamer log in to a server. Raises StoreError."""
         async with self._writes() as writer:
             await write_audit(writer, actor, "discover", "url", None, server)
 
@@ -426,7 +429,7 @@ class AdminStore:
             await prune_audit(writer)
 
     async def restore(self, content: Content | None, actor: str) -> None:
-        """Replace the draft with a revision; with nothing, without one."""
+        """Replace the draft with a revision, or with an empty draft."""
         content = content or {"databases": [], "urls": [], "tables": [], "settings": {}}
         async with self._writes() as writer:
             await writer.execute("delete from database")
@@ -452,13 +455,13 @@ class AdminStore:
         return row
 
     async def _replace(
-        self, writer: aiosqlite.Connection, kind: str, before: Row, fields: Row, actor: str
+        self, writer: aiosqlite.Connection, kind: str, former: Row, fields: Row, actor: str
     ) -> Row:
-        number = before["id"]
+        number = former["id"]
         values = {**fields, "settings": row_settings(kind, fields)}
         if kind == "url":
             (secret,) = await fetch_one(writer, "select secret from url where id = ?", [number])
-            values |= await self._seal(fields["url"], (before["url"], secret))
+            values |= await self._seal(fields["url"], (former["url"], secret))
         columns = [*COLUMNS[kind], "settings", *(["secret"] if kind == "url" else [])]
         assignments = ", ".join(f"{COLUMN_NAMES.get(name, name)} = ?" for name in columns)
         with translating_constraints(kind, fields):
@@ -468,10 +471,10 @@ class AdminStore:
             )
         row = await fetch_row(writer, kind, number)
         has_new_password = kind == "url" and values["secret"] != secret
-        if row != before or has_new_password:
+        if row != former or has_new_password:
             label = label_of(kind, row)
-            action = "change password" if has_new_password and row == before else "change"
-            await write_audit(writer, actor, action, kind, number, label, before, row)
+            action = "change password" if has_new_password and row == former else "change"
+            await write_audit(writer, actor, action, kind, number, label, former, row)
         return row
 
     async def _delete(self, writer: aiosqlite.Connection, kind: str, row: Row, actor: str) -> None:
@@ -479,7 +482,7 @@ class AdminStore:
         await write_audit(writer, actor, "delete", kind, row["id"], label_of(kind, row), row, None)
 
     async def _seal(self, url: str, stored: tuple[str, str | None] | None) -> Row:
-        """Return a url as it is stored, its passwords encrypted; the same if they are the same."""
+        """Return a url in its stored form, passwords encrypted; equal passwords stay unchanged."""
 
         def seal() -> Row:
             plain = None
@@ -508,9 +511,9 @@ class AdminStore:
 
 
 async def open_store(path: Path | None, keyring: Keyring) -> AdminStore:
-    """Open the mapping database, made if it is not there, and bring it up to date.
+    """Open the mapping database, create a missing file, and migrate the schema.
 
-    Without a *path* it is in memory. Raises StoreError.
+    Without a *path* the database is in memory. Raises StoreError.
     """
     with _translating(path):
         if path is None:
@@ -577,7 +580,7 @@ async def _migrate(store: AdminStore) -> None:
 
 
 def statements(sql: str) -> Iterator[str]:
-    """Split a script: SQLite's own way to run one would end the transaction."""
+    """Split a script, because SQLite's function for scripts would end the transaction."""
     statement = ""
     for line in sql.splitlines(keepends=True):
         statement += line

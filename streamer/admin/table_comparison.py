@@ -1,4 +1,4 @@
-"""One table as its source and the target have it, side by side, and the findings of a check."""
+"""A table on both sides, source and target, side by side, and the findings of a check."""
 
 import asyncio
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ async def look_at(
 ) -> Row:
     """Read a table on both sides; an unreachable side is a finding.
 
-    Raises SourceConnectionError if that takes too long, MappingError if no rule matches it.
+    Raises SourceConnectionError after a timeout, MappingError if no rule matches the table.
     """
     rule = _rule(source, table)
     exact = RelationPattern(table.namespace, table.name)
@@ -48,10 +48,10 @@ async def look_at(
 
 
 def _rule(source: SourceMapping, table: RelationName) -> TableRule:
-    found = [rule for rule in source.rules if rule.pattern.matches(table)]
-    if not found:
+    candidates = [rule for rule in source.rules if rule.pattern.matches(table)]
+    if not candidates:
         raise MappingError(f'no rule of "{source.label}" matches table "{table}" any more')
-    return min(found, key=lambda rule: rule.pattern.is_pattern)
+    return min(candidates, key=lambda rule: rule.pattern.is_pattern)
 
 
 def _described(seen: Examination, table: RelationName) -> Row:
@@ -63,11 +63,11 @@ def _described(seen: Examination, table: RelationName) -> Row:
         or (finding.place.object is None and finding.severity.value == "error")
     ]
     relation = facts.relations.get(table)
-    mapping = next((each for each in facts.mappings if each.source == table), None)
+    mapping = next((m for m in facts.mappings if m.source == table), None)
     if relation is None or mapping is None:
         return {"columns": [], "key": [], "identity": None, "findings": findings, "target": None}
-    there = seen.target.tables.get(mapping.target) if seen.target is not None else None
-    target = there.relation if there is not None else None
+    target_table = seen.target.tables.get(mapping.target) if seen.target is not None else None
+    target = target_table.relation if target_table is not None else None
     return {
         "columns": list(_columns(relation, mapping, target)),
         "key": list(relation.key or relation.primary_key),
@@ -84,29 +84,29 @@ def _described(seen: Examination, table: RelationName) -> Row:
 def _columns(
     relation: SourceRelation, mapping: RelationMapping, target: TargetRelation | None
 ) -> Iterable[Row]:
-    """Pair the columns; at last those that only the target has."""
-    there = dict(target.columns) if target is not None else {}
+    """Pair the columns; the columns of the target alone come last."""
+    remaining = dict(target.columns) if target is not None else {}
     key = set(relation.key or relation.primary_key)
     for column in relation.columns:
         name = mapping.target_column(column.name)
-        found = there.pop(name, None) if name is not None else None
+        counterpart = remaining.pop(name, None) if name is not None else None
         note = None
-        if name is None or (found is None and mapping.is_optional(column.name)):
+        if name is None or (counterpart is None and mapping.is_optional(column.name)):
             note = "left out"
         elif mapping.is_computed(name):
             note = "computed"
-        elif target is not None and found is None and not column.generated:
+        elif target is not None and counterpart is None and not column.generated:
             note = "missing"
         yield {
             "source": column.name,
             "source_type": column.type,
             "target": name,
-            "target_type": found.type if found is not None else None,
+            "target_type": counterpart.type if counterpart is not None else None,
             "is_key": column.name in key,
             "note": note,
         }
     computed = dict(mapping.rule.set)
-    for name, column_there in there.items():
+    for name, column_there in remaining.items():
         note = "keeps its default"
         if name in computed:
             note = "computed"

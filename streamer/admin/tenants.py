@@ -1,8 +1,8 @@
 """The tenants of the applied mapping, for API and page: list, add, remove, purge, drift.
 
-The work is that of `streamer tenants`. A purge runs as a task of this process, because it can take
-hours. The bookkeeping has its progress, so a purge that ends with the process continues when an
-operator asks for it again.
+The module calls the functions of `streamer tenants`. A purge runs as a task of this process,
+because a purge can take hours. The bookkeeping stores the progress, so a purge that ends with the
+process continues when an operator requests the purge again.
 """
 
 import asyncio
@@ -41,22 +41,22 @@ class Tenants:
     async def list(self, database: str | None = None) -> list[Row]:
         """Return the tenants, each with ``is_purged_here``: whether this process purges it now.
 
-        ``error`` has the reason why its last purge here failed. Raises TargetError.
+        ``error`` includes the error of the last purge here. Raises TargetError.
         """
-        found = await self._service.reads.get(
+        tenants = await self._service.reads.get(
             ("tenants", database),
             TARGET,
             lambda: listing.read_tenants(self._address, self._service.mapping, database),
         )
         rows = []
-        for tenant in found:
+        for tenant in tenants:
             row = tenant.to_json() | {"is_purged_here": tenant.label in self._purges}
             row["error"] = row["error"] or self._failures.get(tenant.label)
             rows.append(row)
         return rows
 
     async def add(self, database: str, url: str, sid: str, actor: str) -> Row:
-        """Add a tenant to the draft, and apply it unless it has other changes.
+        """Add a tenant to the draft, and apply a draft without further changes.
 
         Raises InvalidError, UnreadyError, TakenError.
         """
@@ -70,7 +70,7 @@ class Tenants:
         return done.to_json()
 
     async def remove(self, database: str, sid: str, actor: str) -> Row:
-        """Remove a tenant from the mapping; the process then drops its slot.
+        """Remove a tenant from the mapping; the process then drops the slot.
 
         Raises InvalidError, NotFoundError, UnreadyError.
         """
@@ -81,7 +81,7 @@ class Tenants:
         return done.to_json()
 
     async def purge(self, database: str, sid: str, actor: str) -> None:
-        """Begin to delete the rows of a removed tenant. Raises UnreadyError for any other."""
+        """Begin to delete the rows of a removed tenant. Raises UnreadyError for a mapped tenant."""
         self._service.check_writable()
         label = SourceLabel(database, sid)
         if label in self._purges:

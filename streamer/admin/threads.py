@@ -1,6 +1,7 @@
-"""The threads of page and API: a user who keeps all of them busy delays no stream.
+"""The threads of page and API, so that a user who occupies all of them delays no stream.
 
-asyncio's own threads look up the names of servers, and a source that reconnects waits for that.
+asyncio's default threads resolve server names, and a source that reconnects waits for a free
+thread.
 """
 
 import asyncio

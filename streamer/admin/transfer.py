@@ -1,9 +1,9 @@
-"""The mapping as YAML, and from YAML: ours, or the map.yaml of kuvasz-streamer.
+"""The mapping as YAML, and from YAML: of streamer, or the map.yaml of kuvasz-streamer.
 
-An export is a configuration that `streamer run` takes. It has the settings of the configuration
-file and the sources of the store, in order of their names. It omits keys with default values. It
-never holds a password: a variable stands in place of a stored one. An import of such a variable
-into the same store keeps the stored password. Pure.
+An export is a configuration that `streamer run` accepts. The export contains the settings of the
+configuration file and the sources of the store, in order of name, without default values. An export
+never contains a password: a variable stands in place of a stored password. An import of such a
+variable into the same store keeps the stored password. Pure.
 """
 
 import re
@@ -34,7 +34,7 @@ _NOT_EXPORTED: Final = ("mapping_database", "sources", "admin")
 
 
 class _Variables:
-    """Unique names for the variables that stand for passwords, none of them in use."""
+    """Unique names for the variables that stand for passwords, all of them unused."""
 
     def __init__(self, urls: dict[int, str], base: Row) -> None:
         texts = [*urls.values(), *_strings(base)]
@@ -68,9 +68,9 @@ HEADER: Final = """\
 
 
 def _users_comment(users: Sequence[tuple[str, str]]) -> str:
-    """Return lines that name the users; an import needs their passwords again."""
+    """Return lines that name the users, whose passwords an operator must set again."""
     lines = [f"#   streamer users add {shlex.quote(name)} --role {role}\n" for name, role in users]
-    # A name may hold a line break, which would end the comment.
+    # A name may contain a line break, which would end the comment.
     lines = [line for line in lines if len(line.splitlines()) == 1]
     return "# Users of the mapping database; add them again, each with a password:\n" + "".join(
         lines
@@ -80,7 +80,7 @@ def _users_comment(users: Sequence[tuple[str, str]]) -> str:
 def export_mapping(
     content: Content, urls: dict[int, str], base: Row, users: Sequence[tuple[str, str]] = ()
 ) -> tuple[str, list[str]]:
-    """Return the YAML, and the variables in it that stand for passwords.
+    """Return the YAML, and the variables there that stand for passwords.
 
     *base*: the text of the configuration file, with unreplaced variables.
     """
@@ -139,7 +139,7 @@ def _is_plain(row: Row) -> bool:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes nothing at all for null, as people do, and lists below their key indented."""
+    """Writes an empty text for null, as people do, and indents lists below their key."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -166,7 +166,7 @@ def _strings(value: Any) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """The contents of a file. ``settings``: None for a file of another program. ``notes``: for the
+    """The contents of a file. ``settings``: None for a file of kuvasz-streamer. ``notes``: for the
     user.
     """
 
@@ -201,7 +201,7 @@ def read_import(path: Path, text: str, *, excludes_missing: bool = False) -> Imp
             hint="import takes a configuration file with `sources`, or a map.yaml of "
             "kuvasz-streamer",
         )
-    wanted = []
+    groups = []
     names: set[str] = set()
     for number, group in enumerate(sources):
         location: Location = ("sources", number)
@@ -212,8 +212,8 @@ def read_import(path: Path, text: str, *, excludes_missing: bool = False) -> Imp
                 hint="merge its urls and tables",
             )
         names.add(model.database)
-        wanted.append(_rows(group, location, document))
-    return Import(wanted, None if document.is_list else _settings(document), notes)
+        groups.append(_rows(group, location, document))
+    return Import(groups, None if document.is_list else _settings(document), notes)
 
 
 def _validate(group: Any, location: Location, document: Document) -> SourceSettings:
@@ -268,8 +268,8 @@ def _row(kind: str, values: Row, location: Location, document: Document) -> Row:
         raise SettingsError(f"{where}: {exc.message}", hint=exc.hint) from None
 
 
-def keep_passwords(wanted: Wanted, content: Content, urls: dict[int, str], base: Row) -> Wanted:
-    """Let the variables of an export mean the stored passwords."""
+def keep_passwords(groups: Wanted, content: Content, urls: dict[int, str], base: Row) -> Wanted:
+    """Replace the variables of an export with masks of the stored passwords."""
     variables = _Variables(urls, base)
     stored = {
         (group.database["name"], row["sid"]): (
@@ -280,14 +280,14 @@ def keep_passwords(wanted: Wanted, content: Content, urls: dict[int, str], base:
         if group.is_complete
         for row in group.urls
     }
-    kept: Wanted = []
-    for database, its_urls, tables in wanted:
+    restored: Wanted = []
+    for database, its_urls, tables in groups:
         rows = []
         for row in its_urls:
             exported, masked = stored.get((database["name"], row["sid"]), ("", ""))
             rows.append({**row, "url": masked} if row["url"] == exported else row)
-        kept.append((database, rows, tables))
-    return kept
+        restored.append((database, rows, tables))
+    return restored
 
 
 def _label(database: Row, url: Row) -> str:

@@ -1,8 +1,8 @@
-"""A source in three steps: its connection, its tables, the plan.
+"""Adds a source in three steps: the connection, the tables, the plan.
 
 The process remembers the connection until the operator has chosen the tables; then connection and
-tables go into the draft in one transaction. An abandoned wizard writes nothing. The browser gets a
-random name of the connection, and the password never comes back.
+tables go into the draft in a single transaction. An abandoned wizard writes no row. The browser
+gets a random name of the connection, and the password never comes back.
 """
 
 import secrets
@@ -47,29 +47,29 @@ class Connection:
     at: float
 
     def to_row(self) -> Row:
-        """Return the url as a row of the draft has it, with its password."""
+        """Return the url as a row of the draft, with the password."""
         return {"url": self.url.reveal(), "sid": self.sid}
 
 
 class Connections:
-    """Connections without chosen tables yet, by random names; in memory only."""
+    """Connections without chosen tables, by random names; in memory only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: OrderedDict[str, Connection] = OrderedDict()
 
     def add(self, actor: str, database: str, url: str, sid: str | None) -> str:
-        """Remember a connection; return its name."""
+        """Store a connection; return the name."""
         name = secrets.token_urlsafe(16)
         self._known[name] = Connection(actor, database, Secret(url), sid, self._clock())
         self._forget_old()
         return name
 
     def find(self, name: str, actor: str) -> Connection | None:
-        """Return a connection of *actor*; None if it is too old, or another user made it."""
+        """Return a connection of *actor*; None if too old, or made by a different user."""
         self._forget_old()
-        found = self._known.get(name)
-        return found if found is not None and found.actor == actor else None
+        connection = self._known.get(name)
+        return connection if connection is not None and connection.actor == actor else None
 
     def remove(self, name: str) -> None:
         self._known.pop(name, None)
@@ -94,7 +94,7 @@ def _add_connection(router: APIRouter, frame: Frame, connections: Connections) -
     service = frame.service
 
     async def show(
-        request: Request, given: Row, failure: Row | None = None, status: int = 200
+        request: Request, typed: Row, failure: Row | None = None, status: int = 200
     ) -> Response:
         databases = (await service.store.content())["databases"]
         return await frame.page(
@@ -102,7 +102,7 @@ def _add_connection(router: APIRouter, frame: Frame, connections: Connections) -
             "connection.html",
             status=status,
             databases=databases,
-            given=given,
+            given=typed,
             failure=failure,
         )
 
@@ -113,24 +113,24 @@ def _add_connection(router: APIRouter, frame: Frame, connections: Connections) -
     @router.post("/sources/new")
     async def add_source(request: Request) -> Response:
         form = await request.form()
-        given = {name: form_text(form, name) for name in ("database", "url", "sid")}
+        typed = {name: form_text(form, name) for name in ("database", "url", "sid")}
         note = "The connection was not tested"
         try:
-            database = given["database"].strip()
+            database = typed["database"].strip()
             if not database:
                 raise InvalidError("database: a name is required")
-            sid = given["sid"].strip() or None
-            url = full_url(given["url"], form_text(form, "password"))
+            sid = typed["sid"].strip() or None
+            url = full_url(typed["url"], form_text(form, "password"))
             await service.check_source(database, {"url": url, "sid": sid})
             if form_text(form, "do") != "keep":
                 note = server_line(await service.discover(url, None, actor_of(request)))
         except AdminError as exc:
-            field = forms.faulty_field(exc.message, given)
+            field = forms.faulty_field(exc.message, typed)
             failure = {"message": str(exc), "field": field, "may_keep": False}
-            return await show(request, _without_password(given), failure, exc.status)
+            return await show(request, _without_password(typed), failure, exc.status)
         except StreamerError as exc:
             failure = {"message": plainly(exc), "field": "url", "may_keep": True}
-            return await show(request, _without_password(given), failure, 422)
+            return await show(request, _without_password(typed), failure, 422)
         name = connections.add(actor_of(request), database, url, sid)
         return frame.redirect(address("/sources/new/tables", connection=name), note)
 
@@ -142,13 +142,13 @@ def _add_first_tables(router: APIRouter, frame: Frame, connections: Connections)
         request: Request,
         connection: Connection,
         failure: AdminError | None = None,
-        given: Row | None = None,
+        typed: Row | None = None,
     ) -> Response:
         databases = (await service.store.content())["databases"]
         number = next((r["id"] for r in databases if r["name"] == connection.database), None)
-        found, trouble = None, None
+        discovered, trouble = None, None
         try:
-            found = await service.discover(
+            discovered = await service.discover(
                 connection.url.reveal(), None, actor_of(request), database=number
             )
         except StreamerError as exc:
@@ -162,12 +162,12 @@ def _add_first_tables(router: APIRouter, frame: Frame, connections: Connections)
             is_new=True,
             urls=[],
             chosen=None,
-            found=found,
+            found=discovered,
             trouble=trouble,
             tables=[] if number is None else await of_database(frame, "table", number),
             types=_types(),
             failure=failure,
-            given=given or {},
+            given=typed or {},
         )
 
     def lost() -> Response:
@@ -187,19 +187,19 @@ def _add_first_tables(router: APIRouter, frame: Frame, connections: Connections)
         connection = connections.find(name, actor_of(request))
         if connection is None:
             return lost()
-        is_alone = form_text(form, "do") == "alone"  # the group has its tables
-        wanted = [] if is_alone else list(_wanted(form))
-        given = {"name": form_text(form, "name")}
-        if not wanted and not is_alone:
-            return await show(request, connection, InvalidError(_NONE_CHOSEN), given)
+        is_alone = form_text(form, "do") == "alone"  # the group already has tables
+        picked = [] if is_alone else list(_wanted(form))
+        typed = {"name": form_text(form, "name")}
+        if not picked and not is_alone:
+            return await show(request, connection, InvalidError(_NONE_CHOSEN), typed)
         try:
             await service.add_source(
-                connection.database, connection.to_row(), wanted, actor_of(request)
+                connection.database, connection.to_row(), picked, actor_of(request)
             )
         except AdminError as exc:
-            return await show(request, connection, exc, given)
+            return await show(request, connection, exc, typed)
         connections.remove(name)
-        words = _added(len(wanted)) if wanted else "The source is in the draft; nothing runs yet"
+        words = _added(len(picked)) if picked else "The source is in the draft; nothing runs yet"
         return frame.redirect("/plan", words)
 
 
@@ -207,9 +207,9 @@ def _types() -> Any:
     return next(field.choices for field in FIELDS["table"] if field.name == "type")
 
 
-def _without_password(given: Row) -> Row:
+def _without_password(typed: Row) -> Row:
     """Return the typed text, with the password of a url masked: pages contain none."""
-    return given | {"url": shown_url(given["url"])}
+    return typed | {"url": shown_url(typed["url"])}
 
 
 def _add_tables(router: APIRouter, frame: Frame) -> None:
@@ -220,15 +220,15 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
         number: int,
         url_id: int | None,
         failure: AdminError | None = None,
-        given: Row | None = None,
+        typed: Row | None = None,
     ) -> Response:
         row = await service.store.get("database", number)
         urls = await of_database(frame, "url", number)
         chosen = next((url for url in urls if url["id"] == url_id), urls[0] if urls else None)
-        found, trouble = None, None
+        discovered, trouble = None, None
         if chosen is not None:
             try:
-                found = await service.discover(None, chosen["id"], actor_of(request))
+                discovered = await service.discover(None, chosen["id"], actor_of(request))
             except StreamerError as exc:
                 trouble = plainly(exc)
         return await frame.page(
@@ -241,12 +241,12 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
             is_new=False,
             urls=urls,
             chosen=chosen,
-            found=found,
+            found=discovered,
             trouble=trouble,
             tables=await of_database(frame, "table", number),
             types=_types(),
             failure=failure,
-            given=given or {},
+            given=typed or {},
         )
 
     def url_id_of(request: Request) -> int | None:
@@ -260,13 +260,13 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
     @router.post("/databases/{number}/tables/new")
     async def add_tables(request: Request, number: Number) -> Response:
         form = await request.form()
-        wanted = [{"database_id": number, **values} for values in _wanted(form)]
+        picked = [{"database_id": number, **values} for values in _wanted(form)]
         url_id = url_id_of(request)
-        if not wanted:
+        if not picked:
             failure = InvalidError(_NONE_CHOSEN)
             return await show(request, number, url_id, failure, {"name": form_text(form, "name")})
         refused = []
-        for values in wanted:
+        for values in picked:
             try:
                 await service.create("table", values, actor_of(request))
             except AdminError as exc:
@@ -274,11 +274,11 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
         if refused:
             values, first = refused[0]
             message = f"{values['name']}: {first.message}"
-            if len(wanted) > 1:
-                message += f" ({len(wanted) - len(refused)} of {len(wanted)} tables were added)"
+            if len(picked) > 1:
+                message += f" ({len(picked) - len(refused)} of {len(picked)} tables were added)"
             failure = InvalidError(message, hint=first.hint)
             return await show(request, number, url_id, failure, {"name": form_text(form, "name")})
-        return frame.redirect("/plan", _added(len(wanted)))
+        return frame.redirect("/plan", _added(len(picked)))
 
 
 def _added(number: int) -> str:
@@ -286,9 +286,9 @@ def _added(number: int) -> str:
 
 
 def _wanted(form: Any) -> list[Row]:
-    """Return the tables that a form picks, and the one that it names."""
+    """Return the tables that a form picks, and the table that it names."""
     common = form_text(form, "type")
-    wanted = []
+    picked = []
     for index in form.getlist("pick"):
         if not isinstance(index, str):
             continue
@@ -298,8 +298,8 @@ def _wanted(form: Any) -> list[Row]:
             "type": form_text(form, f"type-{index}") or common,
             "target": form_text(form, f"target-{index}").strip() or None,
         }
-        wanted.append(values)
+        picked.append(values)
     if name := form_text(form, "name").strip():
         target = form_text(form, "target").strip() or None
-        wanted.append({"name": name, "type": common, "target": target})
-    return [{key: value for key, value in row.items() if value != ""} for row in wanted]
+        picked.append({"name": name, "type": common, "target": target})
+    return [{key: value for key, value in row.items() if value != ""} for row in picked]

@@ -39,7 +39,7 @@ def attention(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
 
 
 def shown(problem: Problem) -> Row:
-    """Return a problem with its lines to paste and its buttons."""
+    """Return a problem with lines to paste and buttons."""
     subject = problem.subject
     steps = [] if problem.remedy is None else [_step(step) for step in problem.remedy.steps]
     fields = {"database": subject.database, "sid": subject.sid, "name": subject.table}

@@ -1,4 +1,4 @@
-"""Acts on the tables of many sources: a page to confirm them, and one with each outcome."""
+"""Acts on the tables of many sources: a page to confirm, and a page with each outcome."""
 
 import secrets
 from collections import OrderedDict
@@ -31,7 +31,7 @@ class Results:
         self._results: OrderedDict[str, tuple[str, list[SourceOutcome]]] = OrderedDict()
 
     def keep(self, action: str, outcomes: list[SourceOutcome]) -> str:
-        """Keep outcomes; return their name."""
+        """Store outcomes; return their name."""
         name = secrets.token_urlsafe(12)
         self._results[name] = (action, outcomes)
         while len(self._results) > RESULTS_MAX:
@@ -74,9 +74,9 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     async def act(request: Request) -> Response:
         form = await request.form()
         action = _action(form_text(form, "action"))
-        known = {source.label: source for source in frame.service.mapping.sources}
+        mapped = {source.label: source for source in frame.service.mapping.sources}
         labels = _picks(form)
-        if missing := [label for label in labels if label not in known]:
+        if missing := [label for label in labels if label not in mapped]:
             raise InvalidError(f"pick: no source {missing[0]} runs", hint="choose again")
         state = form_text(form, "state")
         if state not in _STATES[action]:
@@ -84,7 +84,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         outcomes = await act_on_sources(
             frame.service,
             action,
-            [SourceKey(known[label].database, known[label].sid) for label in labels],
+            [SourceKey(mapped[label].database, mapped[label].sid) for label in labels],
             actor_of(request),
             state=state or None,
             options=_options(action, form),
@@ -101,7 +101,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             "bulk_done.html",
             action=action,
             outcomes=outcomes,
-            labels=[SourceKey(each.database, each.sid).label for each in outcomes],
+            labels=[SourceKey(o.database, o.sid).label for o in outcomes],
             tables=sum(outcome.tables for outcome in outcomes),
             failed=sum(outcome.error is not None for outcome in outcomes),
         )
@@ -115,9 +115,9 @@ def _action(text: str) -> str:
     raise InvalidError("action: not known")
 
 
-def _picks(given: FormData | QueryParams) -> list[str]:
+def _picks(form: FormData | QueryParams) -> list[str]:
     """Return the labels of the ticked sources. Raises InvalidError."""
-    labels = [str(each) for each in given.getlist("pick")]
+    labels = [str(label) for label in form.getlist("pick")]
     if not labels:
         raise InvalidError("pick: tick the sources you mean, or choose all")
     if len(labels) > SOURCES_MAX:
@@ -125,12 +125,12 @@ def _picks(given: FormData | QueryParams) -> list[str]:
     return labels
 
 
-def _chosen(seen: fleet.FleetSurvey, given: QueryParams) -> Sequence[fleet.SourceLine]:
+def _chosen(seen: fleet.FleetSurvey, form: QueryParams) -> Sequence[fleet.SourceLine]:
     """Return the ticked sources, or all that the filter shows. Raises InvalidError."""
-    if given.get("which") == "all":
-        chosen = fleet.choose(seen, wanted_lines(given))
+    if form.get("which") == "all":
+        chosen = fleet.choose(seen, wanted_lines(form))
     else:
-        labels = set(_picks(given))
+        labels = set(_picks(form))
         chosen = [line for line in seen.lines if line.label in labels]
     if not chosen:
         raise InvalidError("pick: no such source runs", hint="choose again")
@@ -138,12 +138,12 @@ def _chosen(seen: fleet.FleetSurvey, given: QueryParams) -> Sequence[fleet.Sourc
 
 
 def _tables(line: fleet.SourceLine, action: str, state: str) -> int:
-    """Return how many tables of a source an act is about, by the last status."""
+    """Return the number of tables of a source that an act concerns, by the last status."""
     states: dict[str, int] = line.row["states"]
     if state:
         return states.get(state, 0)
     if action == "resume":
-        return sum(states.get(each, 0) for each in RESUMABLE)
+        return sum(states.get(resumable, 0) for resumable in RESUMABLE)
     count: int = line.row["table_count"]
     return count - (states.get("paused", 0) if action == "pause" else 0)
 
@@ -152,7 +152,7 @@ def _options(action: str, form: FormData) -> dict[str, object] | None:
     if action != "resync":
         return None
     mode = form_text(form, "mode")
-    if mode not in {each.value for each in Mode}:
+    if mode not in {choice.value for choice in Mode}:
         raise InvalidError("mode: not known")
     skips_changes = form_text(form, "skip_changes") == "on"
     return Resync(Mode(mode), skips_changes=skips_changes).to_json()

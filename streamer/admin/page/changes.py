@@ -25,15 +25,15 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     @router.get("/plan")
     async def plan(request: Request) -> Response:
         content = await service.store.content()
-        found, failure = None, None
+        shown, failure = None, None
         try:
-            found = view.plan_view((await service.plan()).to_json())
+            shown = view.plan_view((await service.plan()).to_json())
         except StreamerError as exc:
             failure = exc
         return await frame.page(
             request,
             "plan.html",
-            plan=found,
+            plan=shown,
             failure=failure,
             mark=mark_of(content),
             is_empty=not content["databases"],
@@ -83,18 +83,18 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
 
 
 def mark_of(content: Content) -> str:
-    """Return a fingerprint of a draft: apply takes the plan that the user saw, or nothing."""
+    """Return a fingerprint of a draft: apply uses the plan that the user saw, or fails."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def differences(entry: Row) -> list[tuple[str, str, str]]:
     """Return the fields that a change changed: name, before, after."""
-    before, after = entry["before"] or {}, entry["after"] or {}
-    names = [name for name in {**before, **after} if name not in ("id", "database_id", "database")]
+    former, latter = entry["before"] or {}, entry["after"] or {}
+    names = [name for name in {**former, **latter} if name not in ("id", "database_id", "database")]
     return [
-        (name, _shown(before.get(name)), _shown(after.get(name)))
+        (name, _shown(former.get(name)), _shown(latter.get(name)))
         for name in names
-        if before.get(name) != after.get(name) and (before.get(name) or after.get(name))
+        if former.get(name) != latter.get(name) and (former.get(name) or latter.get(name))
     ]
 
 

@@ -1,7 +1,7 @@
 """Forms for the settings of a database, a url or a table, made from the models of the API.
 
-Labels and texts come from `config.settings`. The service checks a sent form; its error names the
-field. Pure.
+Labels and texts come from `config.settings`. The service checks a sent form, and names the field in
+an error. Pure.
 """
 
 import enum
@@ -39,7 +39,7 @@ _FORMATS: Final = {
     "yaml": "One per line, as `name: value`.",
 }
 OFTEN: Final = frozenset({"target", "type"})
-"""Settings that a form shows at once; it folds the others away."""
+"""Settings that a form shows at once, above the folded settings."""
 
 
 def fields_of(kind: str) -> list[Field]:
@@ -82,18 +82,18 @@ def _choice(name: str, value: str) -> tuple[str, str]:
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
-    """Take ``Annotated`` and ``| None`` off a type."""
+    """Remove ``Annotated`` and ``| None`` from a type."""
     if get_origin(annotation) is Annotated:
         return _without_none(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        rest = [each for each in get_args(annotation) if each is not type(None)]
-        if len(rest) == 1:
-            return _without_none(rest[0])[0], len(rest) < len(get_args(annotation))
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        if len(members) == 1:
+            return _without_none(members[0])[0], len(members) < len(get_args(annotation))
     return annotation, False
 
 
 def written(field: Field, row: Row) -> str:
-    """Return a value of *row* as it stands in its field."""
+    """Return a value of *row* as text for its field."""
     value = row.get(field.name)
     if value is None or value in ([], {}):
         return ""
@@ -108,9 +108,9 @@ def written(field: Field, row: Row) -> str:
             return str(value)
 
 
-def read(fields: Iterable[Field], given: Mapping[str, Any]) -> Row:
+def read(fields: Iterable[Field], form: Mapping[str, Any]) -> Row:
     """Return the values of a sent form. Raises InvalidError."""
-    return {field.name: _value(field, _text(given.get(field.name))) for field in fields}
+    return {field.name: _value(field, _text(form.get(field.name))) for field in fields}
 
 
 def _text(value: Any) -> str:
@@ -138,7 +138,7 @@ def _number(field: Field, text: str) -> Any:
         return None if field.is_optional else 0
     if re.fullmatch(r"-?\d{1,30}", text, re.ASCII):
         return int(text)
-    # The model knows other forms of a number: a size may have a unit.
+    # The model knows further forms of a number: a size may have a unit.
     return float(text) if re.fullmatch(r"-?\d{1,30}\.\d{1,30}", text, re.ASCII) else text
 
 
@@ -155,6 +155,6 @@ def _from_yaml(field: Field, text: str) -> Any:
 
 
 def faulty_field(message: str, names: Iterable[str]) -> str | None:
-    """Return the field that an error is about: its message begins with the name."""
-    found = [name for name in names if message.startswith((f"{name}:", f"{name}.", f"{name}["))]
-    return found[0] if found else None
+    """Return the field of an error, whose message begins with the name."""
+    matches = [name for name in names if message.startswith((f"{name}:", f"{name}.", f"{name}["))]
+    return matches[0] if matches else None

@@ -1,8 +1,8 @@
 """Shared by all pages: the user, the CSRF token of a form, error pages, notes after a redirect.
 
-A `PageRoute` checks these before and around every handler, so no page can forget them. A change is
-a POST that ends in a redirect. The server keeps its note under a random name, which the redirect
-carries, so that no other site can put words on the page.
+A `PageRoute` checks these before and around every handler, so no page can omit the checks. A change
+is a POST that ends in a redirect. The server stores the note under a random name, which the
+redirect carries, so that no foreign site can put words on the page.
 """
 
 import secrets
@@ -53,7 +53,7 @@ class Frame:
         self._notes: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
     def router(self) -> APIRouter:
-        """Return a router whose pages need the role that may see them."""
+        """Return a router whose pages require the role of a viewer."""
         return APIRouter(route_class=_route_class(self), include_in_schema=False)
 
     # ---- answers -------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Frame:
         return html(text, status)
 
     def note(self, text: str, kind: str = "good") -> str:
-        """Keep a notice for the page after a redirect; return its name."""
+        """Store a note for the page after a redirect; return its name."""
         name = secrets.token_urlsafe(12)
         self._notes[name] = (kind, redact(text))
         while len(self._notes) > NOTES_MAX:
@@ -152,7 +152,7 @@ def row_number(text: str, name: str) -> int:
 
 
 def own_path(text: str | None) -> str:
-    """Return a local path for the redirect; a link from elsewhere may carry any other."""
+    """Return a local path for the redirect; a link from elsewhere may carry a foreign address."""
     try:
         parts = urlsplit(text or "")
     except ValueError:
@@ -170,7 +170,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 def _route_class(frame: Frame) -> type[APIRoute]:
     class PageRoute(APIRoute):
-        """A page for viewers; its changes need an admin."""
+        """A page for viewers; changes need an admin."""
 
         def get_route_handler(self) -> Handler:
             handler = super().get_route_handler()
@@ -198,9 +198,7 @@ _WHO: Final = "no user is logged in"
 
 
 async def _let_in(frame: Frame, request: Request) -> None:
-    """Raise UnauthenticatedError, ForbiddenError, ThrottledError or ReadOnlyError for other
-    users.
-    """
+    """Raise UnauthenticatedError, ForbiddenError, ThrottledError or ReadOnlyError."""
     identity = frame.access.identify(request)
     if identity is None:
         raise UnauthenticatedError(_WHO, hint="log in, and try again")

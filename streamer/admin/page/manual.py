@@ -1,4 +1,4 @@
-"""The documentation as pages under ``/help``: a problem links to its runbook without a network."""
+"""The documentation as pages under ``/help``, so that links to runbooks need no network."""
 
 import re
 from collections.abc import Container
@@ -19,7 +19,7 @@ INDEX: Final = "index"
 
 @dataclass(frozen=True, slots=True)
 class ManualPage:
-    """A page of the documentation as HTML. *title*: its first heading."""
+    """A page of the documentation as HTML. *title*: the first heading."""
 
     title: str
     html: Markup
@@ -46,7 +46,7 @@ def manual_page(name: str) -> ManualPage:
 
 
 def manual_root() -> Path:
-    """Return the folder of the documentation: in the installed package, or beside its source."""
+    """Return the folder of the documentation: in the installed package, or beside the source."""
     package = Path(str(files("streamer")))
     shipped = package / "docs"
     return shipped if shipped.is_dir() else package.parent / "docs"
@@ -60,8 +60,8 @@ def title_of(text: str) -> str:
 def to_html(text: str, name: str = INDEX, names: Container[str] = ()) -> str:
     """Return the Markdown of page *name* as HTML. Pure.
 
-    The renderer escapes raw HTML. A link to one of the pages *names* leads to its address under
-    ``/help``. Links to other files become text.
+    The renderer escapes raw HTML. A link to a page of *names* leads to the address of that page
+    under ``/help``. Links to further files become text.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)
@@ -80,7 +80,7 @@ def anchor_of(heading: str) -> str:
 
 
 def address_of(link: str, name: str, names: Container[str]) -> str | None:
-    """Return where a link on page *name* leads; None if it leads to no page of *names*. Pure."""
+    """Return the address of a link on page *name*; None for a page outside of *names*. Pure."""
     if link.startswith(("#", "http://", "https://")):
         return link
     path, hash_sign, anchor = link.partition("#")
@@ -96,7 +96,7 @@ def help_address(name: str) -> str:
 
 
 def _with_addresses(tokens: list[Token], name: str, names: Container[str]) -> list[Token]:
-    kept = []
+    visible = []
     address: str | None = None
     for token in tokens:
         if token.type == "link_open":
@@ -105,5 +105,5 @@ def _with_addresses(tokens: list[Token], name: str, names: Container[str]) -> li
                 token.attrSet("href", address)
         is_link = token.type in ("link_open", "link_close")
         if token.type != "image" and not (is_link and address is None):
-            kept.append(token)
-    return kept
+            visible.append(token)
+    return visible

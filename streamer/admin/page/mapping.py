@@ -1,4 +1,4 @@
-"""The draft: databases, their urls and tables, and all their settings."""
+"""The draft: databases, urls, tables and all settings."""
 
 import re
 from collections.abc import Callable
@@ -23,7 +23,7 @@ FIELDS = {kind: forms.fields_of(kind) for kind in ("database", "url", "table")}
 
 
 def full_url(text: str, password: str) -> str:
-    """Return a url with the password typed beside it. Raises InvalidError."""
+    """Return a url with the password of a separate field. Raises InvalidError."""
     text = text.strip()
     if not text:
         raise InvalidError("url: required, but not given")
@@ -31,7 +31,7 @@ def full_url(text: str, password: str) -> str:
 
 
 def shown_url(text: str) -> str:
-    """Return a typed url without its passwords, even an unreadable one."""
+    """Return a typed url without passwords, even an unreadable url."""
     return re.sub(r":[^/:@\s]*@", f":{MASK}@", redact(mask(text)))
 
 
@@ -40,9 +40,9 @@ async def of_database(frame: Frame, kind: str, number: int) -> list[Row]:
     rows: list[Row] = []
     while True:
         query = Query(len(rows) // 500 + 1, 500, "id", filters={"database_id": number})
-        found, total = await frame.service.store.page(kind, query)
-        rows += found
-        if len(rows) >= total or not found:
+        part, total = await frame.service.store.page(kind, query)
+        rows += part
+        if len(rows) >= total or not part:
             return rows
 
 
@@ -58,10 +58,10 @@ def routes(frame: Frame) -> APIRouter:
     async def test_url(request: Request, number: Number) -> Response:
         await service.store.get("url", number)
         try:
-            found = await service.discover(None, number, actor_of(request))
+            discovered = await service.discover(None, number, actor_of(request))
         except StreamerError as exc:
             return frame.redirect(f"/urls/{number}", plainly(exc), "bad")
-        return frame.redirect(f"/urls/{number}", server_line(found))
+        return frame.redirect(f"/urls/{number}", server_line(discovered))
 
     @router.post("/import")
     async def import_yaml(request: Request) -> Response:
@@ -75,18 +75,18 @@ def routes(frame: Frame) -> APIRouter:
     async def change_settings(request: Request) -> Response:
         form = await request.form()
         names = models.MappingSettings.model_fields
-        given = {name: form_text(form, name).strip() or None for name in names}
+        typed = {name: form_text(form, name).strip() or None for name in names}
         await service.set_settings(
-            models.validate_as(models.MappingSettings, given), actor_of(request)
+            models.validate_as(models.MappingSettings, typed), actor_of(request)
         )
         return frame.redirect("/mapping", "Saved to the draft")
 
     return router
 
 
-def server_line(found: Row) -> str:
-    """Say which server answered."""
-    server = found["server"]
+def server_line(discovered: Row) -> str:
+    """Name the server that answered."""
+    server = discovered["server"]
     return (
         f"Connected: PostgreSQL {server['version']}, database {server['database']}, "
         f"as {server['role']}"
@@ -117,7 +117,7 @@ def _add_database(router: APIRouter, frame: Frame) -> None:
     service = frame.service
 
     async def show(
-        request: Request, number: int, given: Row | None = None, failure: AdminError | None = None
+        request: Request, number: int, typed: Row | None = None, failure: AdminError | None = None
     ) -> Response:
         row = await service.store.get("database", number)
         fields = FIELDS["database"]
@@ -129,7 +129,7 @@ def _add_database(router: APIRouter, frame: Frame) -> None:
             urls=await of_database(frame, "url", number),
             tables=await of_database(frame, "table", number),
             fields=fields,
-            given=given if given is not None else as_given(fields, row) | {"name": row["name"]},
+            given=typed if typed is not None else as_given(fields, row) | {"name": row["name"]},
             failure=failure,
             faulty=_faulty(failure, fields, "name"),
         )
@@ -170,20 +170,20 @@ def _add_row(router: APIRouter, frame: Frame, kind: str, values_of: Callable[[An
     service, fields = frame.service, FIELDS[kind]
 
     async def show(
-        request: Request, number: int, given: Row | None = None, failure: AdminError | None = None
+        request: Request, number: int, typed: Row | None = None, failure: AdminError | None = None
     ) -> Response:
         row = await service.store.get(kind, number)
-        if given is None:
-            given = as_given(fields, row)
+        if typed is None:
+            typed = as_given(fields, row)
             if kind == "url":
-                given |= {"url": row["url"], "sid": row["sid"] or ""}
+                typed |= {"url": row["url"], "sid": row["sid"] or ""}
         return await frame.page(
             request,
             f"{kind}.html" if kind == "url" else "rule.html",
             status=200 if failure is None else failure.status,
             row=row,
             fields=fields,
-            given=given,
+            given=typed,
             failure=failure,
             faulty=_faulty(failure, fields, "url", "sid"),
             is_unfolded=failure is not None or _says_much(kind, fields, row),
@@ -212,7 +212,7 @@ def _add_row(router: APIRouter, frame: Frame, kind: str, values_of: Callable[[An
 
 
 def as_given(fields: list[forms.Field], row: Row) -> Row:
-    """Return a row in the shape of its sent form."""
+    """Return a row in the shape of a sent form."""
     return {
         field.name: ("on" if row.get(field.name) else "")
         if field.kind == "flag"
@@ -222,15 +222,15 @@ def as_given(fields: list[forms.Field], row: Row) -> Row:
 
 
 def _says_much(kind: str, fields: list[forms.Field], row: Row) -> bool:
-    """Whether a row has settings outside the ones that a form shows at once."""
+    """Whether a row has settings outside the settings that a form shows at once."""
     usual = models.default_settings(kind)
     return any(field.is_seldom and row.get(field.name) != usual.get(field.name) for field in fields)
 
 
 def _texts(form: Any) -> Row:
     """Return the typed text for the form, without the password."""
-    given = {name: form_text(form, name) for name in form if name not in ("password", "csrf")}
-    return given | {"url": shown_url(given["url"])} if "url" in given else given
+    typed = {name: form_text(form, name) for name in form if name not in ("password", "csrf")}
+    return typed | {"url": shown_url(typed["url"])} if "url" in typed else typed
 
 
 def _faulty(failure: AdminError | None, fields: list[forms.Field], *more: str) -> str | None:

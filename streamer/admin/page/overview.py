@@ -1,4 +1,4 @@
-"""The overview: sources, their progress, and problems."""
+"""The overview: sources, progress, and problems."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -17,7 +17,7 @@ from streamer.mapping.rules import SourceLabel
 TABLES_PER_PAGE: Final = 200
 SOURCES_PER_PAGE: Final = 50
 CARDS_MAX: Final = 6
-"""Up to this many sources the overview shows each with its tables; more are a wall of lines."""
+"""Up to this number of sources, the overview shows all their tables; above, a line each."""
 
 
 def routes(frame: Frame, status: StatusReader) -> APIRouter:
@@ -36,13 +36,13 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         target = frame.events.target
         (source,) = view.with_own_state([source], frame.events.source_states())
         label = SourceLabel(source["database"], source["sid"])
-        wanted = request.query_params.get("q", "")[:200]
+        text = request.query_params.get("q", "")[:200]
         number = row_number(request.query_params.get("page", "1"), "page")
         state = _wanted_state(request)
         shown = view.source_view(source, target=target, is_whole=True, state=state)
-        found = view.matching(shown["tables"], wanted)
-        part = found[(number - 1) * TABLES_PER_PAGE : number * TABLES_PER_PAGE]
-        given = {"database": source["database"], "sid": source["sid"], "q": wanted or None}
+        matches = view.matching(shown["tables"], text)
+        part = matches[(number - 1) * TABLES_PER_PAGE : number * TABLES_PER_PAGE]
+        choice = {"database": source["database"], "sid": source["sid"], "q": text or None}
         return await frame.page(
             request,
             "source.html",
@@ -52,17 +52,17 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             ),
             trends=trends(frame.events.history.points(label)),
             attention=attention([source], target),
-            states=view.state_filter([source], state, "/source", **given),
+            states=view.state_filter([source], state, "/source", **choice),
             copies=view.copy_progress([source]),
             state_wanted=state,
-            here=view.address("/source", **given, state=state or None),
+            here=view.address("/source", **choice, state=state or None),
             errors=frame.events.errors(label),
             reason=reason,
-            wanted=wanted,
-            count=len(found),
+            wanted=text,
+            count=len(matches),
             total=len(source["tables"]),
             number=number,
-            has_more=number * TABLES_PER_PAGE < len(found),
+            has_more=number * TABLES_PER_PAGE < len(matches),
         )
 
     return router
@@ -102,7 +102,7 @@ async def _cards(frame: Frame, status: StatusReader, request: Request) -> Respon
 
 
 def wanted_lines(parameters: Any) -> fleet.LineFilter:
-    """Return the lines of the wall that a page's address asks for; any other word means all."""
+    """Return the filter of the fleet overview from a page's address; unknown words mean all."""
     health, sort = parameters.get("health", ""), parameters.get("sort", "")
     return fleet.LineFilter(
         text=parameters.get("q", "")[:200],
@@ -114,8 +114,8 @@ def wanted_lines(parameters: Any) -> fleet.LineFilter:
 
 
 def wall_address(choice: fleet.LineFilter, **changes: Any) -> str:
-    """Return the address of the wall with *choice*, and with *changes* of its parameters."""
-    given = {
+    """Return the address of the fleet overview with *choice*, and *changes* of parameters."""
+    parameters = {
         "view": "wall",
         "q": choice.text,
         "health": choice.health,
@@ -123,18 +123,18 @@ def wall_address(choice: fleet.LineFilter, **changes: Any) -> str:
         "sort": "" if choice.sort == "need" else choice.sort,
         "group": "database" if choice.is_grouped else "",
     } | changes
-    return view.address("/", **{name: value or None for name, value in given.items()})
+    return view.address("/", **{name: value or None for name, value in parameters.items()})
 
 
 async def _wall(frame: Frame, status: StatusReader, request: Request) -> Response:
-    """Show each source in a line, those that need an operator first."""
+    """Show each source as a line, those that need an operator first."""
     seen, reason = await status.fleet()
     choice = wanted_lines(request.query_params)
     number = row_number(request.query_params.get("page", "1"), "page")
-    found = fleet.choose(seen, choice)
-    part = found[(number - 1) * SOURCES_PER_PAGE : number * SOURCES_PER_PAGE]
-    others = replace(choice, health="")
-    counts = fleet.count_healths(fleet.choose(seen, others))
+    shown_lines = fleet.choose(seen, choice)
+    part = shown_lines[(number - 1) * SOURCES_PER_PAGE : number * SOURCES_PER_PAGE]
+    all_healths = replace(choice, health="")
+    counts = fleet.count_healths(fleet.choose(seen, all_healths))
     target = frame.events.target
     return await frame.page(
         request,
@@ -144,7 +144,7 @@ async def _wall(frame: Frame, status: StatusReader, request: Request) -> Respons
         attention=attention([], target),
         lines=[line.row for line in part],
         spark=frame.events.history.spark,
-        groups=fleet.groups(found) if choice.is_grouped else {},
+        groups=fleet.groups(shown_lines) if choice.is_grouped else {},
         healths=[
             {
                 "health": health,
@@ -163,17 +163,17 @@ async def _wall(frame: Frame, status: StatusReader, request: Request) -> Respons
         summary=seen.summary,
         reason=reason,
         number=number,
-        count=len(found),
+        count=len(shown_lines),
         total=len(seen.lines),
         before=wall_address(choice, page=number - 1) if number > 1 else None,
         after=wall_address(choice, page=number + 1)
-        if number * SOURCES_PER_PAGE < len(found)
+        if number * SOURCES_PER_PAGE < len(shown_lines)
         else None,
     )
 
 
 def _wanted_state(request: Request) -> str:
-    """Return the requested state of tables; any other word means all."""
+    """Return the requested state of tables; an unknown word means all."""
     state = request.query_params.get("state", "")
     return state if state in view.FILTER_STATES else ""
 

@@ -56,13 +56,13 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
     @router.get("/quarantine")
     async def quarantine(request: Request) -> Response:
         try:
-            found = await service.quarantine(Choice(), QUARANTINE_MAX) | {"error": None}
+            listed = await service.quarantine(Choice(), QUARANTINE_MAX) | {"error": None}
         except StreamerError as exc:
-            found = {"items": [], "total": 0, "error": str(exc)}
-        for row in found["items"]:
+            listed = {"items": [], "total": 0, "error": str(exc)}
+        for row in listed["items"]:
             row["label"] = SourceLabel(row["database"], row["sid"])
             row["address"] = view.table_address(row, row["table"])
-        return await frame.page(request, "quarantine.html", quarantine=found)
+        return await frame.page(request, "quarantine.html", quarantine=listed)
 
     @router.post("/quarantine")
     async def ask(request: Request) -> Response:
@@ -77,7 +77,7 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
         count = 0
         for choice in choices:
             asked = await service.ask_quarantine(action, choice, actor_of(request))
-            count += sum(each["changes"] for each in asked)
+            count += sum(relation["changes"] for relation in asked)
         status.forget()
         word = "being retried" if action == "retry" else "being dropped"
         verb = "change is" if count == 1 else "changes are"
@@ -88,18 +88,18 @@ def _add_conflicts(router: APIRouter, frame: Frame) -> None:
     @router.get("/conflicts")
     async def conflicts(request: Request) -> Response:
         try:
-            found = await frame.service.conflicts(Scope(), CONFLICTS_MAX) | {"error": None}
+            listed = await frame.service.conflicts(Scope(), CONFLICTS_MAX) | {"error": None}
         except StreamerError as exc:
-            found = {"items": [], "error": str(exc)}
-        for row in found["items"]:
+            listed = {"items": [], "error": str(exc)}
+        for row in listed["items"]:
             row["label"] = SourceLabel(row["database"], row["sid"])
             row["address"] = view.table_address(row, row["table"])
             row["row"], row["its"] = words(row["key"]), words(row["existing"])
-        return await frame.page(request, "conflicts.html", conflicts=found)
+        return await frame.page(request, "conflicts.html", conflicts=listed)
 
 
 async def _choices(form: Any, status: StatusReader) -> list[Choice]:
-    """Return the changes that a form selects: the ticked ones, or those of every table."""
+    """Return the changes that a form selects: the ticked changes, or those of every table."""
     if ids := tuple(row_number(str(text), "id") for text in form.getlist("id")):
         return [Choice(ids=ids)]
     if form_text(form, "which") != "all":

@@ -25,7 +25,7 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A static file. ``version`` changes with its content, so that browsers may keep it."""
+    """A static file. ``version`` changes with the content, so that browsers may cache the file."""
 
     content: bytes
     media_type: str
@@ -34,20 +34,20 @@ class Asset:
 
 @functools.cache
 def assets() -> dict[str, Asset]:
-    """Return the static files by name. The first call reads them."""
-    found = {}
+    """Return the static files by name. The first call reads the files."""
+    by_name = {}
     for file in (files("streamer.admin.page") / "static").iterdir():
         suffix = file.name[file.name.rfind(".") :]
         if suffix in _TYPES:
             content = file.read_bytes()
             version = hashlib.sha256(content).hexdigest()[:12]
-            found[file.name] = Asset(content, _TYPES[suffix], version)
-    return found
+            by_name[file.name] = Asset(content, _TYPES[suffix], version)
+    return by_name
 
 
 @functools.cache
 def environment() -> Environment:
-    """Return the templates, compiled. The first call reads them."""
+    """Return the compiled templates. The first call reads the files."""
     folder = files("streamer.admin.page") / "templates"
     sources = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
     made = Environment(
@@ -81,7 +81,7 @@ def environment() -> Environment:
 
 
 def load() -> None:
-    """Read everything; it takes a moment, and files are not for the event loop."""
+    """Read all files early: a read takes a moment, and would block the event loop."""
     environment()
     manual_texts()
 

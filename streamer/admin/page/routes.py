@@ -1,4 +1,4 @@
-"""All routes of the page, and the ones without a login: the login itself and static files."""
+"""All routes of the page, with those that need no login: the login form and static files."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -135,7 +135,7 @@ def _install_errors(app: FastAPI) -> None:
 
 
 def _wrap(app: FastAPI, key: int | type[Exception], status: int, message: str) -> None:
-    before = cast(
+    former = cast(
         "Callable[[Request, Exception], Awaitable[Response]]",
         app.exception_handlers.get(key) or app.exception_handlers[HTTPException],
     )
@@ -143,9 +143,9 @@ def _wrap(app: FastAPI, key: int | type[Exception], status: int, message: str) -
     async def handle(request: Request, exc: Exception) -> Response:
         is_api = request.url.path == PREFIX or request.url.path.startswith(f"{PREFIX}/")
         if is_api or "text/html" not in request.headers.get("accept", ""):
-            return await before(request, exc)
+            return await former(request, exc)
         if status == 500:
-            await before(request, exc)  # it logs
+            await former(request, exc)  # the handler logs the error
         return problem_page(status, message, "go back to the overview")
 
     app.add_exception_handler(key, handle)

@@ -1,4 +1,4 @@
-"""One table: columns on both sides, errors with their fix, quarantine, and requests."""
+"""A table: columns on both sides, errors with their fix, quarantine, and requests."""
 
 from typing import Any, Final
 
@@ -41,13 +41,13 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         source, reason = await find_source(frame, status, request.query_params)
         name = _name(request.query_params.get("name", ""))
         shown = view.source_view(source, target=frame.events.target, is_whole=True)
-        found = next((each for each in shown["tables"] if each["source"] == name), None)
-        if found is None:
+        entry = next((t for t in shown["tables"] if t["source"] == name), None)
+        if entry is None:
             raise NotFoundError(
                 f'"{shown["label"]}" streams no table "{name}"',
                 hint="the overview lists its tables",
             )
-        (found,) = view.with_activity(shown | {"tables": [found]}, frame.events.activity)["tables"]
+        (entry,) = view.with_activity(shown | {"tables": [entry]}, frame.events.activity)["tables"]
         rows = (await frame.service.store.content())["tables"]
         databases = (await frame.service.store.content())["databases"]
         ids = {row["id"] for row in databases if row["name"] == source["database"]}
@@ -55,8 +55,8 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             request,
             "table.html",
             source=shown,
-            table=found,
-            runbook=found.get("runbook") or f"{RUNBOOKS}/{RUNBOOK_OF[ProblemKind.TABLE]}",
+            table=entry,
+            runbook=entry.get("runbook") or f"{RUNBOOKS}/{RUNBOOK_OF[ProblemKind.TABLE]}",
             errors=frame.events.errors(shown["label"], name),
             rule=view.rule_of((row for row in rows if row["database_id"] in ids), name),
             quarantine=await _quarantine(frame, source, name),
@@ -95,7 +95,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             return frame.redirect(back, "Tick the changes you mean, or choose all", "warning")
         choice = Choice(str(parse_name(name)), database, sid, ids)
         asked = await frame.service.ask_quarantine(action, choice, actor_of(request))
-        count = sum(each["changes"] for each in asked)
+        count = sum(relation["changes"] for relation in asked)
         word = "are being retried" if action == "retry" else "are being dropped"
         status.forget()
         return frame.redirect(back, f"{count} of its changes {word}")
@@ -121,7 +121,7 @@ def _which(form: Any) -> tuple[str, str | None, str]:
 
 def _resync(form: FormData) -> Resync:
     """Read the resync of a form. Raises InvalidError."""
-    given: Row = {
+    values: Row = {
         "mode": form_text(form, "mode") or Mode.RELOAD,
         "force": form_text(form, "force") == "on",
         "skip_changes": form_text(form, "skip_changes") == "on",
@@ -129,10 +129,10 @@ def _resync(form: FormData) -> Resync:
     }
     if columns := form_text(form, "columns").strip():
         try:
-            given["columns"] = list(read_names(columns))
+            values["columns"] = list(read_names(columns))
         except MappingError as exc:
             raise InvalidError(exc.message, hint=exc.hint) from None
-    return models.read_as(models.ResyncBody, given).resync()
+    return models.read_as(models.ResyncBody, values).resync()
 
 
 def _address(database: str, sid: str | None, name: str) -> str:
@@ -151,7 +151,7 @@ async def _sides(frame: Frame, source: Row, name: str) -> Row:
 async def _quarantine(frame: Frame, source: Row, name: str) -> Row:
     choice = Choice(name, source["database"], source["sid"])
     try:
-        found = await frame.service.quarantine(choice, QUARANTINE_MAX)
+        listed = await frame.service.quarantine(choice, QUARANTINE_MAX)
     except StreamerError as exc:
         return {"items": [], "total": 0, "error": str(exc)}
-    return found | {"error": None}
+    return listed | {"error": None}

@@ -1,4 +1,4 @@
-"""The tenants of each group: add, remove, purge, and where their definitions differ."""
+"""The tenants of each group: add, remove, purge, and differences of their definitions."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -75,8 +75,8 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     async def add(request: Request) -> Response:
         async def work(database: str, sid: str, url: str, actor: str) -> str | None:
             values = {"database": database, "sid": sid, "url": url}
-            given = models.validate_as(models.NewTenantBody, values)
-            done = await tenants.add(given["database"], given["url"], given["sid"], actor)
+            body = models.validate_as(models.NewTenantBody, values)
+            done = await tenants.add(body["database"], body["url"], body["sid"], actor)
             return next_step_of(done)
 
         return await act(request, work, "added")

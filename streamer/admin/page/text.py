@@ -1,4 +1,4 @@
-"""Numbers and times as people read them. Pure."""
+"""Numbers and times in readable form. Pure."""
 
 import re
 from datetime import datetime
@@ -10,7 +10,7 @@ NOTHING: Final = "\u2013"
 
 
 def count(value: float | None) -> str:
-    """Write a number with its digits in groups."""
+    """Write a number with the digits in groups."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}".replace(",", "\u202f")
@@ -32,19 +32,19 @@ def latency(seconds: float | None) -> str:
 
 
 def _unbroken(text: str) -> str:
-    """Return a text in which no line ends between a number and its unit."""
+    """Return a text without line breaks between a number and its unit."""
     return re.sub(r"(?<=\d) ", "\u00a0", text)
 
 
 def rate(value: float | None) -> str:
-    """Write how many a second."""
+    """Write a rate per second."""
     if value is None:
         return NOTHING
     return f"{value:.1f}/s" if 0 < value < 10 else f"{count(value)}/s"
 
 
 def plural(number: int, singular: str, many: str | None = None) -> str:
-    """Write a number with its noun."""
+    """Write a number with a noun."""
     return f"{count(number)} {singular if number == 1 else many or singular + 's'}"
 
 
@@ -77,7 +77,7 @@ _STATES: Final = {
 
 
 def state_kind(state: str) -> str:
-    """Return the colour of a state; the page always shows its word too."""
+    """Return the colour of a state; the page always shows the word too."""
     return _STATES.get(state, "quiet")
 
 

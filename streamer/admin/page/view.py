@@ -1,4 +1,4 @@
-"""Status, draft and plan as the templates want them. Pure."""
+"""Status, draft and plan in the shape that templates read. Pure."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -16,7 +16,7 @@ from streamer.sync.turn_waits import STARTING_SPARK
 Row = dict[str, Any]
 
 TABLES_MAX: Final = 40
-"""Of one source on the overview; all are on a page of their own."""
+"""The limit of a source's tables on the overview; the page of the source shows all."""
 _UNDER_WAY: Final = ("copying", "catching_up", "init")
 
 
@@ -27,54 +27,54 @@ COPYING: Final = ("init", "copying")
 
 
 def address(path: str, **parameters: Any) -> str:
-    """Return a path with parameters, without those that are None."""
-    given = {name: value for name, value in parameters.items() if value is not None}
-    return f"{path}?{urlencode(given)}" if given else path
+    """Return a path with parameters, without parameters of value None."""
+    query = {name: value for name, value in parameters.items() if value is not None}
+    return f"{path}?{urlencode(query)}" if query else path
 
 
 def with_own_state(
-    sources: Iterable[Row], known: dict[tuple[str, str | None], tuple[str, ErrorReport | None]]
+    sources: Iterable[Row], states: dict[tuple[str, str | None], tuple[str, ErrorReport | None]]
 ) -> list[Row]:
-    """Return sources of the status, with this process's own state where it differs.
+    """Return sources of the status, with this process's own state where that differs.
 
-    The bookkeeping has the state of the process that holds a source's lock. If a source's network
-    fails, its process may be unable to store its state.
+    The bookkeeping holds the state of the process that holds a source's lock. If a source's network
+    fails, this process may be unable to store the state there.
     """
-    found = []
+    shown = []
     for source in sources:
         label = SourceLabel(source["database"], source["sid"])
-        state, error = known.get((label, None), (source["state"], None))
-        own = source.get("own")
+        state, error = states.get((label, None), (source["state"], None))
+        own_state = source.get("own")
         if error is not None and error.text != source["error"] and state != "streaming":
-            own = {"state": state, **error_fields(error)}
-        found.append(source | {"own": own})
-    return found
+            own_state = {"state": state, **error_fields(error)}
+        shown.append(source | {"own": own_state})
+    return shown
 
 
 def copy_progress(sources: Iterable[Row]) -> Row | None:
     """Return the progress of all copies together; None without copies.
 
-    The remaining time follows from the rows per second of all copies, queued ones included. It is
-    unknown until every copy has its plan.
+    The remaining time follows from the rows per second of all copies, queued copies included. The
+    time is unknown until every copy has a plan.
     """
     tables = [t for source in sources for t in source["tables"] if t["state"] in COPYING]
     if not tables:
         return None
     rates = [t.get("rows_per_second") or 0.0 for t in tables]
     bytes_done = sum(t.get("bytes_copied") or 0 for t in tables)
-    # A planned copy without a size is that of an empty table.
+    # A planned copy without a size is the copy of an empty table.
     is_known = all(t["state"] == "copying" for t in tables)
     bytes_total = sum(t.get("bytes_total") or 0 for t in tables)
     rows_done = sum(t["rows_copied"] or 0 for t in tables)
     bytes_per_second = sum(rates) * bytes_done / rows_done if rows_done else 0.0
-    left = bytes_total - bytes_done
+    bytes_left = bytes_total - bytes_done
     return {
         "tables": len(tables),
         "queued": sum(map(is_queued, tables)),
         "bytes_done": bytes_done,
         "bytes_total": bytes_total if is_known else None,
         "share": min(1.0, bytes_done / bytes_total) if is_known and bytes_total else None,
-        "seconds_left": max(0.0, left / bytes_per_second)
+        "seconds_left": max(0.0, bytes_left / bytes_per_second)
         if is_known and bytes_per_second
         else None,
     }
@@ -87,7 +87,7 @@ def table_address(source: Row, table: str) -> str:
 def source_view(
     source: Row, *, target: Row | None = None, is_whole: bool = False, state: str = ""
 ) -> Row:
-    """Return a source of the status with the values for its card; only tables in *state*.
+    """Return a source of the status with the values of a card, limited to tables in *state*.
 
     While the target does not answer, the last known values of a source are unconfirmed.
     """
@@ -97,7 +97,7 @@ def source_view(
     tables = [
         _table_view(source, table, places, worst.get(table["source"])) for table in source["tables"]
     ]
-    # Failing tables first, then those that move: an operator does not have to look for them.
+    # Failing tables first, then tables in motion, so that an operator need not search.
     order = {"bad": 0, "warning": 1, "busy": 2}
     if state:
         tables = [table for table in tables if table["shown_state"] == state]
@@ -202,7 +202,7 @@ Activities = Callable[[str, str], TableActivity | None]
 
 
 def with_activity(shown: Row, activity: Activities) -> Row:
-    """Return a source for the page, its tables with their last change and rate."""
+    """Return a source for the page, with the last change and rate of each table."""
     tables = [
         table | {"activity": activity(shown["label"], table["source"])} for table in shown["tables"]
     ]
@@ -211,33 +211,33 @@ def with_activity(shown: Row, activity: Activities) -> Row:
 
 def matching(tables: list[Row], text: str) -> list[Row]:
     """Return the tables whose name, here or in the target, contains a text."""
-    wanted = text.lower()
+    lowered = text.lower()
     return [
         table
         for table in tables
-        if wanted in table["source"].lower() or wanted in (table["target"] or "").lower()
+        if lowered in table["source"].lower() or lowered in (table["target"] or "").lower()
     ]
 
 
 def state_filter(sources: Iterable[Row], state: str, path: str, **parameters: Any) -> list[Row]:
-    """Return the links that choose tables by state; none where all are in the same."""
+    """Return the links that choose tables by state; none if all tables share a state."""
     shown = [
         "queued" if is_queued(table) else table["state"]
         for source in sources
         for table in source["tables"]
     ]
-    counts = {each: shown.count(each) for each in FILTER_STATES}
-    links = [("", "all", len(shown)), *((each, each, n) for each, n in counts.items() if n)]
+    counts = {s: shown.count(s) for s in FILTER_STATES}
+    links = [("", "all", len(shown)), *((s, s, n) for s, n in counts.items() if n)]
     if len(links) <= 2 and not state:
         return []
     return [
         {
             "label": label,
             "count": number,
-            "is_chosen": each == state,
-            "address": address(path, **parameters, state=each or None),
+            "is_chosen": s == state,
+            "address": address(path, **parameters, state=s or None),
         }
-        for each, label, number in links
+        for s, label, number in links
     ]
 
 
