@@ -224,12 +224,12 @@ class Events:
             queue.get_nowait()
         queue.put_nowait(None)
 
-    def subscribe(self, wanted: "Wanted | None" = None) -> "asyncio.Queue[Event | None]":
-        """Return a queue that receives the events of *wanted* from now on, by default all.
+    def subscribe(self, subscription: "Wanted | None" = None) -> "asyncio.Queue[Event | None]":
+        """Return a queue that receives the events of *subscription* from now on, by default all.
 
         Raises UnreadyError for too many listeners.
         """
-        wanted = wanted or Wanted()
+        subscription = subscription or Wanted()
         if len(self._listeners) >= LISTENERS_MAX:
             raise UnreadyError("too many clients listen already", hint="close a page or two")
         queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_MAX)
@@ -238,8 +238,8 @@ class Events:
             return queue
         self.start()
         self._look_early()
-        queue.put_nowait(("snapshot", wanted.snapshot(self._as_snapshot())))
-        self._listeners[queue] = wanted
+        queue.put_nowait(("snapshot", subscription.snapshot(self._as_snapshot())))
+        self._listeners[queue] = subscription
         return queue
 
     async def stream(

@@ -74,7 +74,7 @@ class BoundedConnection(H11Protocol):
 
 
 class Crowd:
-    """The connections of one server, the oldest first."""
+    """The connections of a server, the oldest first."""
 
     def __init__(self) -> None:
         self.connections: dict[BoundedConnection, None] = {}

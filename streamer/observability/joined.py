@@ -54,7 +54,7 @@ async def render_all(
     render: Callable[[], Awaitable[bytes]],
     siblings: Callable[[], Mapping[int, Path]],
 ) -> bytes:
-    """Return the metrics of process *own* and of its *siblings*."""
+    """Return the metrics of process *answering* and of its *siblings*."""
     paths = siblings()
     asking = [asyncio.to_thread(ask_process, path, "/metrics") for path in paths.values()]
     rendered, answers = await asyncio.gather(render(), asyncio.gather(*asking))

@@ -47,7 +47,7 @@ def _redact_event(
 
 
 def configure(level: str, log_format: LogFormat) -> None:
-    """Send every log line, also those of libraries, to stderr in one format."""
+    """Send every log line, also from libraries, to stderr in the same format."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

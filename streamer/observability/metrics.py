@@ -55,7 +55,7 @@ class _Delays(Histogram):
 
 
 class Metrics:
-    """The metrics of one process, in a separate registry."""
+    """The metrics of a process, in a separate registry."""
 
     def __init__(self, tables_max: int | None = None) -> None:
         """*tables_max*: the number of tables up to which each table has series; None: no limit."""
@@ -130,7 +130,7 @@ class Metrics:
         return counter
 
     def count_changes(self, table: TableLabels, counts: Mapping[str, int]) -> None:
-        """Count the changes of one table that just became durable, by operation."""
+        """Count the changes of a table that just became durable, by operation."""
         total = 0
         for operation in ("insert", "update", "delete", "truncate"):
             number = counts[operation]
@@ -192,9 +192,9 @@ class Metrics:
 
 
 def _increase(counter: TableCounter, number: int, *labels: str) -> None:
-    """Add *number* to a counter, or log an error if it is negative.
+    """Add *number* to a counter, or log an error if *number* is negative.
 
-    The changes are durable already, so an exception here would stop a table that is correct.
+    The changes are durable already, so an exception here would stop a correct table.
     """
     if number < 0:
         log.error("negative increment of a counter", number=number)

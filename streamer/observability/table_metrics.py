@@ -19,7 +19,7 @@ TableLabels = tuple[str, str, str]
 class TableDetail:
     """Whether scrapes show series for each table.
 
-    The first excess of tables switches them off for good, so that the series do not come and go.
+    The first excess of tables ends the series for good, so that they do not come and go.
     """
 
     def __init__(self, tables_max: int | None) -> None:

@@ -1,7 +1,7 @@
-"""The one list of problems, with the only rules about severity and remedy. Pure.
+"""The list of problems, with the only rules about severity and remedy. Pure.
 
 `streamer status`, `doctor`, `wait`, the page, `/readyz`, the log and the metrics render this list.
-A problem has the same words, severity and remedy in all of them.
+A problem has the same words, severity and remedy in every view.
 """
 
 import enum
@@ -26,7 +26,7 @@ class Severity(enum.StrEnum):
 
     ERROR = "error"  # changes do not arrive, or the target lacks or has wrong rows
     WARNING = "warning"  # an operator should act; changes arrive, or wait for a reason
-    INFO = "info"  # good to know: it ends by itself
+    INFO = "info"  # good to know: ends without an operator
 
 
 class ProblemKind(enum.StrEnum):
@@ -107,7 +107,7 @@ BLOCKING: Final = frozenset(
 
 
 class Action(enum.StrEnum):
-    """The buttons of the page for a problem of one table."""
+    """The buttons of the page for a problem of a table."""
 
     RESUME = "resume"
     RESYNC = "resync"
@@ -118,7 +118,7 @@ class Action(enum.StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The place of a problem. ``other``: the target or the mapping, when there is no source."""
+    """The place of a problem. ``other``: the target or the mapping, in place of a source."""
 
     database: str | None = None
     sid: str | None = None
@@ -232,7 +232,7 @@ def of_mapping(error: ErrorReport, state: str = "mapping") -> Problem:
 
 
 def of_source(source: ReportedSource) -> list[Problem]:
-    """Return the problems of a source, then those of its tables, those in need first."""
+    """Return the problems of a source, then the problems of its tables, tables in need first."""
     tables = sorted(source.tables, key=lambda t: (t.error is None, t.state == "ready", t.name))
     listed = [*_of_state(source), *_of_wal(source)]
     for table in tables:
@@ -324,7 +324,7 @@ def _of_wal(source: ReportedSource) -> Iterator[Problem]:
                 kind, subject, Severity.ERROR, error.message, error.remedy,
                 error=error, state=state,
             )  # fmt: skip
-    # Without a stream no commit becomes visible. That is no problem of its own.
+    # Without a stream no commit becomes visible. The heartbeat is then not a separate problem.
     seconds = source.heartbeat_seconds if source.state == "streaming" else None
     if seconds is not None and seconds > OVERDUE_SECONDS:
         text = f"commits have not become visible for {format_latency(seconds)}"
@@ -340,7 +340,7 @@ def _accepts_gap(remedy: Remedy | None) -> bool:
 
 
 class _TableRules:
-    """The rules about one table."""
+    """The rules about a table."""
 
     def __init__(self, source: ReportedSource, table: ReportedTable) -> None:
         self._table = table
@@ -406,7 +406,7 @@ class _TableRules:
     def _stopped(self) -> Problem:
         """Return the problem of a table in error.
 
-        SQL that removes the cause suffices, because the table then continues by itself.
+        SQL that removes the cause suffices, because the table then continues without a request.
         """
         error = self._table.error
         stored = None if error is None else error.remedy
