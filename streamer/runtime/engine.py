@@ -1,8 +1,9 @@
 """The long-running process: services that all sources share, and a supervisor for each source.
 
-Stopping has two phases. First intake ends and dispatched changes become durable; then the pipelines
-acknowledge them, so that a restart does not repeat them. After a time limit it drops the rest. That
-loses nothing, because streamer acknowledges durable changes only.
+The process stops in two phases. First the readers end and dispatched changes become durable; then
+the pipelines acknowledge these changes, so that a restart does not repeat them. After a time limit
+the process drops the remaining changes. No change is lost: streamer acknowledges durable changes
+only.
 """
 
 import asyncio
@@ -87,7 +88,7 @@ log = structlog.get_logger()
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
 STOP_SECONDS: Final = 9.0
 KEPT_SECONDS: Final = 2.0
-"""The life of a connection to a source that serves the steps of a start one after another."""
+"""How long a source connection stays open for the next step of a start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class StopCondition:
 
 
 class Engine:
-    """Runs a mapping until `stop` is called, or its stop condition is met."""
+    """Runs a mapping until `stop` is called or the stop condition is met."""
 
     def __init__(
         self,
@@ -115,23 +116,23 @@ class Engine:
         take_over: Collection[str] = (),
         max_sources: int | None = None,
     ) -> None:
-        """*is_partial*: other processes run other sources of the same target. *take_over*: names of
-        sources (``DATABASE`` or ``DATABASE:SID``) whose slots another installation may have used.
-        *max_sources*: how many sources this process may run; None for an even share.
+        """*is_partial*: other processes run the rest of the target's sources. *take_over*: names of
+        sources (``DATABASE`` or ``DATABASE:SID``) whose slots a different installation may have
+        used. *max_sources*: how many sources this process may run; None for an even share.
         """
         self._take_over = take_over
         self.metrics = Metrics(settings.http.metrics_tables_max)
         self.metrics.table_detail.count_tables = self._count_tables
         self.supervisors: list[Supervisor] = []
         self.bookkeeping: Bookkeeping | None = None
-        """The bookkeeping in the target, from when it has its tables until the end."""
+        """The bookkeeping in the target; None before the migrations and after the end."""
         self._settings = settings
         self._mapping = mapping
         self._condition = condition
         self._is_partial = is_partial
         self._max_sources = max_sources
         self._replica: Replica | None = None
-        """This process among its replicas; None if it runs all its sources up to some point."""
+        """This process among the replicas; None if the process runs all sources up to a point."""
         self.following = MappingFollower(lambda: self._mapping, lambda: None)
         self._address = TargetAddress.parse(settings.target.url)
         self._installation = Installation(settings.spool.path, settings.target.url.reveal())
@@ -155,7 +156,7 @@ class Engine:
 
     @property
     def mapping_trouble(self) -> MappingTrouble | None:
-        """Why nothing streams although something did; None with any source in the mapping."""
+        """Why no source streams although the target has sources; None with a mapping."""
         return None if self._mapping.sources else self._lost
 
     @property
@@ -164,11 +165,11 @@ class Engine:
 
     @property
     def fleet(self) -> Fleet:
-        """The replicas, as this process sees them."""
+        """The replicas that this process knows."""
         return Fleet() if self._replica is None else self._replica.fleet
 
     def stop(self) -> None:
-        """Ask to stop in order."""
+        """Ask the process to stop in order."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -176,8 +177,8 @@ class Engine:
         for defects.
         """
         _raise_file_limit()
-        # Windows hold hundreds of thousands of rows, none of them in a cycle. Python looks for
-        # cycles at every 700th new list by default, which costs a fifth of the throughput.
+        # Windows hold hundreds of thousands of rows, none of them in a cycle. By default, Python
+        # searches for cycles at every 700th new list, which costs a fifth of the throughput.
         gc.set_threshold(100_000, 20, 100)
         bookkeeping = Bookkeeping(self._address)
         spools = SpoolDirectory(self._settings.spool.path)
@@ -215,7 +216,7 @@ class Engine:
                     ),
                 ]
                 for source in self._mapping.sources:
-                    self._guard(source)  # also while the target is waited for
+                    self._guard(source)  # also while the target is away
                 await self._migrate(bookkeeping)
                 self.bookkeeping = bookkeeping
                 services = self._build_services(bookkeeping, sources, spools, planner)
@@ -236,10 +237,10 @@ class Engine:
             spools.close()
 
     def _healths(self) -> list[tuple[str, Health]]:
-        return [(each.source.label, each.health) for each in self.supervisors]
+        return [(supervisor.source.label, supervisor.health) for supervisor in self.supervisors]
 
     def _source_of(self, database: str, sid: str | None) -> SourceMapping | None:
-        return find_source((each.source for each in self.supervisors), database, sid)
+        return find_source((supervisor.source for supervisor in self.supervisors), database, sid)
 
     async def _migrate(self, bookkeeping: Bookkeeping) -> None:
         backoff = Backoff()
@@ -315,7 +316,7 @@ class Engine:
         )
 
     def _build_workers(self, planner: Planner, budget: Budget) -> list[Worker]:
-        """Return the workers, and behind them those for hot lanes."""
+        """Return the ordinary workers, followed by the workers for hot lanes."""
         settings, metrics, hot_lanes = self._settings, self.metrics, HotLanes()
         workers = [
             Worker(
@@ -401,12 +402,14 @@ class Engine:
                 await self._replica.leave()
 
     def _led_mapping(self) -> Mapping:
-        """Return the sources for which this process does the work that sources share."""
+        """Return the sources for which this process does the work that replicas share."""
         if (replica := self._replica) is None:
             return self._mapping
         return replace(
             self._mapping,
-            sources=tuple(each for each in self._mapping.sources if replica.leads(each.label)),
+            sources=tuple(
+                source for source in self._mapping.sources if replica.leads(source.label)
+            ),
         )
 
     def _verification(self, bookkeeping: Bookkeeping) -> Verification:
@@ -423,15 +426,16 @@ class Engine:
         )
 
     async def _fail_sources(self, error: StreamerError) -> None:
-        """Let all sources begin again, because work for any of them was lost.
+        """Restart all sources, because work for any of them was lost.
 
-        Returns when none of the attempts is left: a later change of one must not be applied first.
+        Returns when each current attempt has ended: no later change of an attempt may overtake the
+        lost work.
         """
         self.metrics.count_error(error)
-        running = [(each, each.pipeline) for each in self.supervisors if each.pipeline is not None]
-        for _, pipeline in running:
+        attempts = [(runner, runner.pipeline) for runner in self.supervisors if runner.pipeline]
+        for _, pipeline in attempts:
             pipeline.source_failed(error)
-        for supervisor, pipeline in running:
+        for supervisor, pipeline in attempts:
             await supervisor.until_ended(pipeline)
 
     async def _wait_for_end(self) -> None:
@@ -440,7 +444,7 @@ class Engine:
             while not stopping.done():
                 waiting = {task for task in self._running.values() if not task.done()}
                 if not waiting and self._condition.lsn is not None:
-                    return  # every source has got as far as it was to
+                    return  # every source has reached its stop position
                 await asyncio.wait(
                     {*waiting, stopping}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -448,7 +452,7 @@ class Engine:
             stopping.cancel()
 
     async def _stop(self, supervisors: Sequence[Supervisor]) -> None:
-        """Let sources end in order, those that take too long at once."""
+        """Stop sources in order; cancel those that exceed the time limit."""
         for supervisor in supervisors:
             supervisor.ask_to_stop()
         tasks = [self._running.pop(supervisor) for supervisor in supervisors]
@@ -467,17 +471,17 @@ class Engine:
     # ---- another mapping -----------------------------------------------------------------------
 
     async def apply(self, mapping: Mapping) -> None:
-        """Switch to *mapping*: add, change and remove, while everything else continues.
+        """Switch to *mapping*: add, change and remove sources while the other sources continue.
 
         Tables that are new at a source and match a pattern join, too. Raises ConfigurationError for
-        a mapping that cannot be, and then nothing has changed; other errors concern one source.
+        an invalid mapping, and then no source has changed; other errors concern a single source.
         """
         async with self._applying:
             if self._stopping.is_set():
                 return
-            if self._services is None:  # the target is still waited for
+            if self._services is None:  # the target does not answer yet
                 self._mapping = mapping
-                if self._guarding is None:  # `run` has not begun, and takes it from there
+                if self._guarding is None:  # `run` has not begun, and reads the mapping later
                     return
                 for label in self._guards.keys() - {source.label for source in mapping.sources}:
                     self._guards.pop(label)[1].cancel()
@@ -485,22 +489,23 @@ class Engine:
                     self._guard(source).change(self._guarded(source))
                 return
             await _check_resolves(mapping)
-            known = {supervisor.source.label: supervisor for supervisor in self.supervisors}
-            wanted = {source.label: source for source in mapping.sources}
-            gone = [known[label] for label in sorted(known.keys() - wanted.keys())]
-            installation = await self._read_installation(gone) if gone else ""
+            running = {supervisor.source.label: supervisor for supervisor in self.supervisors}
+            new_sources = {source.label: source for source in mapping.sources}
+            removed = [running[label] for label in sorted(running.keys() - new_sources.keys())]
+            installation = await self._read_installation(removed) if removed else ""
             errors: list[StreamerError] = []
-            for supervisor in gone:
+            for supervisor in removed:
                 try:
                     await self._remove(supervisor, installation)
-                except StreamerError as exc:  # it has stopped, so others may write its rows
+                # the supervisor has stopped, so the next sources may write its rows
+                except StreamerError as exc:
                     errors.append(exc)
-            for label, source in wanted.items():
-                if label not in known:
+            for label, source in new_sources.items():
+                if label not in running:
                     self._add(source)
                     continue
                 try:
-                    await known[label].change(source)
+                    await running[label].change(source)
                 except StreamerError as exc:
                     errors.append(exc)
             self._mapping = mapping
@@ -508,7 +513,7 @@ class Engine:
                 raise errors[0]
 
     def confirm_mapping(self) -> None:
-        """Let the other replicas follow the mapping of this process: an operator has changed it."""
+        """Publish the mapping of this process to the replicas after an operator's change."""
         self.following.confirm()
 
     def _tables_appeared(self, label: str) -> None:
@@ -516,7 +521,7 @@ class Engine:
         self._has_appeared.set()
 
     async def _join_tables(self) -> None:
-        """Let new tables join that match a pattern of their source."""
+        """Add new tables that match a pattern of their source."""
         while True:
             await self._has_appeared.wait()
             self._has_appeared.clear()
@@ -533,10 +538,11 @@ class Engine:
                     log.error("new tables cannot join", error=str(exc), **exc.log_fields)
 
     async def renew_passwords(self, target: Secret) -> None:
-        """Reconnect, in order, each source whose password has changed, and all for the target's.
+        """Reconnect, in order, each source whose password has changed; all sources for the
+        target's.
 
-        *target*: the target's url as configured now. Streams go on until their dispatched changes
-        are durable; workers reconnect before their next transaction.
+        *target*: the target's url as configured now. Streams continue until their dispatched
+        changes are durable; workers reconnect before their next transaction.
         """
         old = password_generation(self._address.url)
         replace_password(self._address.url, target)
@@ -544,13 +550,13 @@ class Engine:
             group.create_task(self._renew("the target", self._address.url), name="target password")
             renewing = [
                 (
-                    each,
+                    runner,
                     group.create_task(
-                        self._renew(each.source.label, each.source.url),
-                        name=f"password of {each.source.label}",
+                        self._renew(runner.source.label, runner.source.url),
+                        name=f"password of {runner.source.label}",
                     ),
                 )
-                for each in self.supervisors
+                for runner in self.supervisors
             ]
         is_all = password_generation(self._address.url) != old
         for supervisor, renewed in renewing:
@@ -573,7 +579,7 @@ class Engine:
         guard.runner = supervisor = Supervisor(source, self._services, guard)
         supervisor.stop_lsn = self._condition.lsn
         if self._replica is not None:
-            supervisor.hand_back()  # until this process takes it
+            supervisor.hand_back()  # until this process takes the source
             self._replica.wake()
         self.supervisors.append(supervisor)
         self._running[supervisor] = self._group.create_task(
@@ -581,7 +587,7 @@ class Engine:
         )
 
     def _guard(self, source: SourceMapping) -> BacklogGuard:
-        """Return the guard of a source; start one if it has none."""
+        """Return the guard of a source; start a guard if the source lacks one."""
         assert self._guarding is not None
         if source.label not in self._guards:
             spool = self._settings.spool
@@ -596,22 +602,24 @@ class Engine:
         return self._guards[source.label][0]
 
     def _guarded(self, source: SourceMapping) -> SourceMapping:
-        """Return the sources to guard: none if the source only runs up to a point."""
+        """Return *source* with its WAL limit; without a limit if the source only runs up to a
+        point.
+        """
         if self._condition.lsn is None:
             return source
         return replace(source, max_retained_wal_bytes=None)
 
-    async def _read_installation(self, gone: Sequence[Supervisor]) -> str:
-        """Return the id with which the objects of removed sources prove to be ours.
+    async def _read_installation(self, removed: Sequence[Supervisor]) -> str:
+        """Return the id that marks objects of removed sources as this installation's.
 
-        Raises MappingError without the target: a source that cannot be removed would go on, and
-        another one may be about to write its rows.
+        Raises MappingError without the target: the source would continue, while a different source
+        may be about to write its rows.
         """
         assert self._services is not None
         try:
             return await read_installation(self._services.bookkeeping)
         except StreamerError as exc:
-            labels = ", ".join(f'"{each.source.label}"' for each in gone)
+            labels = ", ".join(f'"{supervisor.source.label}"' for supervisor in removed)
             raise MappingError(
                 f"nothing has changed: to remove {labels}, streamer needs its target: "
                 f"{exc.message}",
@@ -619,10 +627,11 @@ class Engine:
             ) from exc
 
     async def _remove(self, supervisor: Supervisor, installation: str) -> None:
-        """Stop a source, remove its objects there, and forget it; the target keeps its rows.
+        """Stop a source, remove its objects there, and forget the source; the target keeps its
+        rows.
 
         A slot without a reader would retain the source's WAL until its disk is full. If another
-        replica runs the source, that one removes its objects.
+        replica runs the source, that replica removes the objects.
         """
         assert self._services is not None
         source = supervisor.source
@@ -644,17 +653,17 @@ class Engine:
                 await self._replica.release(source.label)
 
     async def _forget(self, source: SourceMapping, installation: str) -> bool:
-        """Remove the objects of a source there, and its bookkeeping; return whether the slot was
-        ours.
+        """Remove the objects at a source, and its bookkeeping; return whether the slot belonged to
+        this installation.
         """
         assert self._services is not None
         records = await read_source_records(self._services.bookkeeping)
         record = find_source(records, source.database, source.sid)
         if record is not None:
-            # A task that goes on would commit rows of a tenant that is no longer there.
+            # A task that continues would commit rows of a removed tenant.
             await self._end_copies(record)
-        known = KnownPlace() if record is None else record.known_place
-        result = await teardown_source(source, installation, known)
+        place = KnownPlace() if record is None else record.known_place
+        result = await teardown_source(source, installation, place)
         if result.error is not None:
             log.error(
                 "the source is removed, but its cleanup failed",
@@ -675,7 +684,7 @@ class Engine:
             log.error("a copy of a removed source still runs at the target", source=record.label)
 
     async def _warn_of_forgotten(self, bookkeeping: Bookkeeping) -> None:
-        """Log the sources that the target knows and the configuration lacks: their slots have no
+        """Log the sources that the target knows and the configuration lacks: their slots lack a
         reader.
         """
         if self._is_partial:
@@ -697,7 +706,7 @@ class Engine:
                 )
 
     def _is_request(self, payload: str) -> bool:
-        """Handle a notification; return whether it stands for an operator's request."""
+        """Handle a notification; return whether an operator's request caused the notification."""
         if payload not in (WAITING, WAITING_FOR_TABLES):
             return True
         for supervisor in self.supervisors:
@@ -711,17 +720,17 @@ class Engine:
     # ---- operators' views -----------------------------------------------------------------------
 
     def problems(self) -> list[Problem]:
-        """Return the problems of everything that this process runs."""
+        """Return the problems of all objects that this process runs."""
         guards = [guard for guard, _ in self._guards.values()]
         stored = self._problem_log.stored
         return find_problems(self.target, guards, self.supervisors, stored)
 
     def other_problems(self) -> list[Reason]:
-        """Return the problems in spite of which everything is in sync."""
+        """Return the problems that do not keep a source from being in sync."""
         return [reason_of(problem) for problem in self.problems() if not problem.blocks]
 
     def readiness(self) -> list[Reason]:
-        """Return the reasons why not everything is in sync; empty if it is."""
+        """Return the reasons why a source is not in sync; empty if all sources are."""
         reasons = [reason_of(problem) for problem in self.problems() if problem.blocks]
         if not self.supervisors:
             is_starting = self._services is None or bool(self._mapping.sources)
@@ -761,7 +770,7 @@ async def _check_resolves(mapping: Mapping) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Held lanes have a file each: use as many as we may."""
+    """Raise the limit of open files: every held lane opens a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -1,24 +1,24 @@
-"""Decides what becomes of each table, from facts of the source and of the bookkeeping. Pure.
+"""Decides the fate of each table, from facts of the source and of the bookkeeping. Pure.
 
-`run` executes the plan (`streamer.runtime.publications`), and `check` prints it. The plan has a
-case for each table that does not continue as before:
+`run` executes the plan (`streamer.runtime.publications`), and `check` prints the plan. The plan has
+a case for each table that does not continue as before:
 
 - *keep*, without a case: no change is missing. A plain table may change its key: the stream shows
   the new key in order.
 - *copy*: the table can become ready again, but only after a copy. The table gained a replica
   identity, or identities of partitions changed, whose order is unknown. Or the application dropped
   and re-created the table during its copy, or its column list lacked a column.
-- *copy at a point*: the same for a table that keeps its past. The target takes the table's changes
+- *copy at a point*: a copy of a table that keeps its past. The target applies the table's changes
   up to that copy's point.
 - *stop*: changes are missing, or will be. The table waits in state ``error`` for an operator. A
   table whose updates can no longer be published leaves the publication of updates, so that the
   application's own statements work.
-- *block*: streamer cannot publish a table that is not ready anyway. Its copy begins as soon as
-  streamer can.
-- *renamed*: the source's table has another name, and the source captures renames.
+- *block*: streamer cannot publish a table that is not ready. Its copy begins as soon as streamer
+  can publish the table.
+- *renamed*: the source's table has a new name, and the source captures renames.
 - *dropped*: the source's table is gone, and its relation need not stop.
-- *replaced*: the source's table is gone, and another table has the name. The relation stays as it
-  is until the target has the last changes of the former table.
+- *replaced*: the source's table is gone, and a new table has the name. The relation stays unchanged
+  until the target has the last changes of the former table.
 """
 
 import enum
@@ -56,26 +56,26 @@ from streamer.source.replica_identity import NONE, RelationIdentity
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """The facts of a source, all of one moment, because tables may exchange their names."""
+    """The facts of a source, all read at one moment, because tables may exchange their names."""
 
     publications: Mapping[str, Publication]
     identities: Mapping[RelationName, RelationIdentity]
     """Of the mapped tables, and of renamed tables under their new names."""
     oids: Collection[int]
-    """Those OIDs of missing and replaced tables that tables still have."""
+    """The OIDs of missing and replaced tables that still exist."""
     version: int
     captures: bool = False
     """The source reports changes of definitions in its stream."""
 
     def root(self, name: RelationName) -> int | None:
-        """Return the OID of the table of that name."""
+        """Return the OID of the table *name*."""
         identity = self.identities.get(name)
         return None if identity is None else identity.root.oid
 
 
 @dataclass(frozen=True, slots=True)
 class LastPublished:
-    """The stored facts of a table as streamer last saw the table published."""
+    """The stored facts of a table that streamer published last."""
 
     mark: str | None = None
     """The fingerprint of the membership. None accepts any fingerprint."""
@@ -85,7 +85,7 @@ class LastPublished:
 
 @dataclass(frozen=True, slots=True)
 class MappedTable:
-    """A mapped table, as the bookkeeping and the running process have it."""
+    """A mapped table: its facts in the bookkeeping and in the running process."""
 
     mapping: RelationMapping
     last: LastPublished = field(default_factory=LastPublished)
@@ -101,11 +101,11 @@ class MappedTable:
     is_renewed: bool = False
     """The table is not in sync, and streamer has published the table for its next copy."""
     has_past: bool = False
-    """The target has a past of the table that a copy of all rows would break off."""
+    """The target has a past of the table that a copy of all rows would interrupt."""
     has_returned: bool = False
-    """The mapping has the table again: streamer itself took the table out of the publication."""
+    """The mapping has the table again: streamer itself removed the table from the publication."""
     is_bare: bool = False
-    """Nothing of the table is at the target, and a pattern brought the table."""
+    """The target has no row of the table, and a pattern added the table."""
 
     @property
     def name(self) -> RelationName:
@@ -113,7 +113,7 @@ class MappedTable:
 
 
 class Fate(enum.StrEnum):
-    """What becomes of a table, see the module."""
+    """The fate of a table, see the module."""
 
     COPY = "copy"
     COPY_AT_POINT = "copy at a point"
@@ -134,7 +134,7 @@ class Case:
     error: ErrorReport | None = None
     """Why the table stops, or why its copy cannot begin yet."""
     columns: tuple[str, ...] | None = None
-    """The target's columns to bring at a point; None brings all of them."""
+    """The target's columns to copy at a point; None for all columns."""
     name: RelationName | None = None
     """The new name of a renamed table."""
     successor: RelationName | None = None
@@ -151,31 +151,31 @@ class PublicationPlan:
     tables: tuple[MappedTable, ...]
     """The tables that have their names, as of this plan."""
     state: SourceState
-    """The facts that the plan goes by."""
+    """The facts behind the plan."""
     wanted: WantedMembers = field(default_factory=WantedMembers)
     unmarked: frozenset[RelationName] = frozenset()
     """The tables whose fingerprint streamer itself changes with their column list."""
     memberships: Mapping[RelationName, LastPublished] = field(default_factory=dict)
-    """The facts to store, once the publications are as wanted."""
+    """The facts to store once the publications are as wanted."""
     is_unsettled: bool = False
-    """Tables disappeared while streamer read the catalogs; the next plan is about them."""
+    """Tables disappeared while streamer read the catalogs; the next plan decides."""
 
 
-def needs_copy(before: str | None, identity: RelationIdentity) -> bool:
+def needs_copy(former: str | None, identity: RelationIdentity) -> bool:
     """Whether a relation whose replica identity was *before* needs a copy.
 
-    Without an identity only inserts were published. Identities of partitions change one by one, and
-    in between the stream brings old rows that fit neither.
+    Without an identity only inserts were published. Identities of partitions change in turn, and in
+    between the stream sends old rows that fit neither identity.
     """
-    if before is None or before == identity.published or not identity.is_usable:
+    if former is None or former == identity.published or not identity.is_usable:
         return False
-    return before == NONE or identity.is_partitioned
+    return former == NONE or identity.is_partitioned
 
 
 def renamed(
     marks: Mapping[RelationName, str | None], publications: Iterable[Publication]
 ) -> dict[RelationName, RelationName]:
-    """Return the new names of tables, by the former ones, which other tables may have now.
+    """Return the new names of tables by their former names, which new tables may bear now.
 
     *marks*: the fingerprints of memberships (`membership_fingerprint`), by the former names.
     """
@@ -197,7 +197,7 @@ def members_by_mark(publications: Iterable[Publication]) -> MembersByMark:
 
 
 def oid_of(last: LastPublished, members: MembersByMark, *, is_in_sync: bool) -> int | None:
-    """Return the OID of a table that streamer knows by *last*, whatever its name is now."""
+    """Return the OID of the table that *last* describes, under any name."""
     if last.mark in members:
         return members[last.mark][1]
     return last.oid if is_in_sync else None
@@ -209,9 +209,9 @@ def oid_of(last: LastPublished, members: MembersByMark, *, is_in_sync: bool) -> 
 def reconcile(
     state: SourceState, tables: Iterable[MappedTable], source: SourceMapping
 ) -> PublicationPlan:
-    """Return the plan for *tables*, as far as it does not depend on changed publications.
+    """Return the plan for *tables*, as far as the plan does not depend on changed publications.
 
-    Raises SourceDivergedError when a publication that was in use is gone.
+    Raises SourceDivergedError when a publication in use is gone.
     """
     tables = list(tables)
     _require_publications(state, tables, source)
@@ -243,7 +243,7 @@ def reconcile(
     unmarked = frozenset(relisted - copied)
     marks = {table.last.mark for table in tables if table.name not in unmarked} - {None}
     fresh = [t.name for t in staying if not (t.is_in_sync or t.is_set_aside or t.is_renewed)]
-    wanted = WantedMembers(
+    members = WantedMembers(
         _find_members(state, staying, cases),
         mappings,
         lists,
@@ -253,16 +253,16 @@ def reconcile(
     )
     is_unsettled = any(case.successor is not None for case in away.values())
     return PublicationPlan(
-        cases, staying, state, wanted, unmarked=unmarked, is_unsettled=is_unsettled
+        cases, staying, state, members, unmarked=unmarked, is_unsettled=is_unsettled
     )
 
 
 def _find_members(
     state: SourceState, tables: Iterable[MappedTable], cases: Mapping[RelationName, Case]
 ) -> list[RelationIdentity]:
-    """Return the tables to publish: those that stay, and renamed ones under their new names.
+    """Return the tables to publish: tables that stay, and renamed tables under their new names.
 
-    A session that took a table out of a publication does not find the table back at once.
+    A table that a session removed from a publication does not return at once.
     """
     names = dict.fromkeys(case.name for case in cases.values() if case.name is not None)
     for table in tables:
@@ -277,7 +277,7 @@ def _find_members(
 def _require_publications(
     state: SourceState, tables: Iterable[MappedTable], source: SourceMapping
 ) -> None:
-    """Refuse to stream without a publication: the slot needs it to decode the rest."""
+    """Refuse to stream without a publication: the slot needs the publication to decode the WAL."""
     oids = {publication.oid for publication in state.publications.values()}
     lost = [
         table
@@ -300,7 +300,7 @@ def _require_publications(
 
 
 def _find_away(state: SourceState, tables: Sequence[MappedTable]) -> dict[RelationName, Case]:
-    """Return the cases of tables that are gone, or that have other names."""
+    """Return the cases of tables that were dropped or renamed."""
     marks = {table.name: table.last.mark for table in tables}
     moves = renamed(marks, state.publications.values()) if state.captures else {}
     cases = {former: Case(Fate.RENAMED, name=now) for former, now in moves.items()}
@@ -321,8 +321,9 @@ def _find_away(state: SourceState, tables: Sequence[MappedTable]) -> dict[Relati
 
 
 def _is_let_go(table: MappedTable, state: SourceState) -> bool:
-    """Whether `on_table_dropped` lets a missing table go: neither its OID nor its membership is
-    left. A renamed table has both.
+    """Whether `on_table_dropped` ends a missing table: neither its OID nor its membership exists.
+
+    A renamed table has both.
     """
     if table.mapping.rule.on_table_dropped is OnTableDropped.STOP or table.oid in state.oids:
         return False
@@ -331,7 +332,7 @@ def _is_let_go(table: MappedTable, state: SourceState) -> bool:
 
 
 def _is_replaced(table: MappedTable, state: SourceState) -> bool:
-    """Whether the table of a relation in sync was dropped, and another table has its name."""
+    """Whether the table of a relation in sync was dropped, and a new table has its name."""
     return (
         table.is_in_sync
         and not table.has_returned
@@ -347,7 +348,7 @@ def _judge_membership(
     identity: RelationIdentity | None,
     source: SourceMapping,
 ) -> Case | None:
-    """Return the case of a relation in sync of which changes may be missing."""
+    """Return the case of a relation in sync whose changes may be missing."""
     error: StreamerError
     if not table.is_in_sync:
         return None
@@ -369,9 +370,9 @@ def _judge_membership(
 
 
 def _is_of_former_table(table: MappedTable, identity: RelationIdentity | None) -> bool:
-    """Whether another table got the name of *table* during its copy.
+    """Whether a new table got the name of *table* during the copy of *table*.
 
-    The copy may be over by now, and may have read the other table.
+    The copy may be over by now, and may have read the new table.
     """
     if identity is None:
         return table.is_being_copied
@@ -388,8 +389,8 @@ def _find_unlisted(
 ) -> frozenset[str] | None:
     """Return the columns that a column list lacks; None if no list has to change at once.
 
-    A list that lacks columns asks for a copy, and a copy that runs is of no use: the stream brought
-    changes without the columns.
+    A list that lacks columns requires a new copy, even while a copy runs: the stream sent changes
+    without the columns.
     """
     if table.is_set_aside or not (table.is_in_sync or table.is_renewed or table.is_being_copied):
         return None  # its copy begins later
@@ -397,7 +398,7 @@ def _find_unlisted(
 
 
 def _copy(table: MappedTable, reason: str, columns: Iterable[str] | None = None) -> Case:
-    """Have *table* copied, or only *columns* of the target if the table keeps its past."""
+    """Copy *table*, or only *columns* of the target if the table keeps its past."""
     if table.has_past:
         return Case(Fate.COPY_AT_POINT, reason, columns=None if columns is None else tuple(columns))
     return Case(Fate.COPY, reason)
@@ -440,13 +441,15 @@ def conclude(
 ) -> PublicationPlan:
     """Return *plan* with the cases and memberships that follow from the changed publications.
 
-    *tables*: those of the plan, as they are now. *refused*: why streamer could not publish a table.
+    *tables*: the current state of the plan's tables. *refused*: why streamer could not publish a
+    table.
     """
     settled = []
     for table in tables:
-        before = plan.state.root(table.name)
-        # A name that lost its table in between needs another plan: it may have another table.
-        if before in (None, state.root(table.name)):
+        former_oid = plan.state.root(table.name)
+        # A name that lost its table meanwhile needs a new plan: a different table may have the
+        # name.
+        if former_oid in (None, state.root(table.name)):
             settled.append(table)
     faults = find_faults(state, settled, plan.wanted.lists, source)
     refused = {**refused, **plan.wanted.lists.refused}
@@ -471,7 +474,7 @@ def conclude(
 
 
 def foresee(plan: PublicationPlan, source: SourceMapping) -> PublicationPlan:
-    """Return *plan* as of `conclude`, if streamer may change the publications that it owns."""
+    """Return the outcome of `conclude` for *plan*, if streamer may change its publications."""
     existing, version = plan.state.publications, plan.state.version
     changes = publication_changes(source, plan.wanted, existing, version)
     foreign = {name: p for name, p in existing.items() if not p.is_owned}
@@ -483,8 +486,8 @@ def foresee(plan: PublicationPlan, source: SourceMapping) -> PublicationPlan:
 
 def planned_changes(plan: PublicationPlan, source: SourceMapping) -> PublicationChanges:
     """Return the statements without which the tables of *plan* are not published."""
-    wanted, state = plan.wanted.as_they_are(), plan.state
-    return publication_changes(source, wanted, state.publications, state.version)
+    members, state = plan.wanted.as_they_are(), plan.state
+    return publication_changes(source, members, state.publications, state.version)
 
 
 def find_faults(
@@ -506,7 +509,7 @@ def _find_reason(
     refusal: StreamerError | None,
     faults: Iterable[PublicationFault],
 ) -> StreamerError | PublicationFault | None:
-    """Return the reason why changes of *table* are not published, or not all of them."""
+    """Return the reason why some or all changes of *table* are not published."""
     if identity is None:
         return TableGoneError(
             f'table "{table.name}" is not in the source',
@@ -514,8 +517,8 @@ def _find_reason(
         )
     if (error := unlogged_error(identity) or refusal) is not None:
         return error
-    own = [f for f in faults if concerns(f, state.publications[f.publication], identity)]
-    return own[-1] if own else None
+    concerning = [f for f in faults if concerns(f, state.publications[f.publication], identity)]
+    return concerning[-1] if concerning else None
 
 
 def _judge_reason(
@@ -532,7 +535,8 @@ def _judge_reason(
         return replace(case, error=ErrorReport.of(error), fault=fault)
     if case is not None and case.fate is Fate.STOP and not isinstance(error, UnpublishedError):
         return case
-    if table.is_in_sync:  # if it stops anyway, the error is the reason why changes are missing
+    # if the table stops anyway, the error is the reason why changes are missing
+    if table.is_in_sync:
         return replace(stop(table.mapping, error, source), fault=fault)
     return Case(Fate.BLOCK, error=ErrorReport.of(error), fault=fault)
 
@@ -542,12 +546,12 @@ def _judge_identity(
 ) -> Case | None:
     if case is not None and case.fate is not Fate.COPY_AT_POINT:
         return case
-    before = table.last.identity
+    former = table.last.identity
     if table.is_in_sync:
-        if needs_copy(before, identity):
+        if needs_copy(former, identity):
             return _copy(table, "its replica identity has changed")
         return _judge_lost_identity(table, case, identity, source)
-    if table.is_set_aside and before == NONE and identity.is_usable:
+    if table.is_set_aside and former == NONE and identity.is_usable:
         if has_own_past(table.mapping.type):
             return case  # an operator decides on the gap
         return Case(Fate.COPY, "it has a replica identity again")
@@ -555,7 +559,7 @@ def _judge_identity(
 
 
 def _is_followed(table: MappedTable, case: Case | None) -> bool:
-    """Whether the stream brings the changes of *table* from now on, or a copy precedes them."""
+    """Whether the stream has the changes of *table* from now on, or a copy comes first."""
     if case is not None and case.fate is Fate.STOP:
         return False
     return not table.is_set_aside or (case is not None and case.fate is Fate.COPY)
@@ -568,16 +572,16 @@ def _membership(
     case: Case | None,
     identity: RelationIdentity,
 ) -> LastPublished:
-    """Return the facts to store of *table*.
+    """Return the facts of *table* to store.
 
-    A table that stops keeps its former facts, but for an identity that the table lost: to gain an
-    identity helps.
+    A table that stops keeps its former facts, except for a lost identity: to gain an identity
+    helps.
     """
     if _is_followed(table, case):
         mark = membership_fingerprint(state.publications.values(), identity)
         return LastPublished(mark, identity.published, identity.root.oid)
-    before = plan.state.identities.get(table.name)
-    if (before is None or before.is_usable) and identity.is_usable:
+    former = plan.state.identities.get(table.name)
+    if (former is None or former.is_usable) and identity.is_usable:
         return table.last
     return replace(table.last, identity=NONE)
 
@@ -595,7 +599,7 @@ def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) 
 
 
 def stop_replaced(mapping: RelationMapping, source: SourceMapping) -> Case:
-    """Return the case of a table under whose name the stream brings another table."""
+    """Return the case of a table under whose name the stream sends a different table."""
     name = mapping.source
     error = TableGoneError(f'another table of the source has the name "{name}" now')
     return stop(mapping, error, source)

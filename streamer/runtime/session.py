@@ -1,8 +1,8 @@
-"""Opens the session of one source: the state that an attempt needs before it can stream.
+"""Opens the session of one source: the state that an attempt needs before streaming.
 
 `open_session` proves that source, slot and target belong together, publishes and registers the
-tables, opens the slot or the journal, and starts the stream. It returns a complete `Session`, or
-raises and leaves nothing behind.
+tables, opens the slot or the journal, and starts the stream. The function returns a complete
+`Session`; when it raises, no open resource remains.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from streamer.source.stream import ChangeStream
 
 PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A transaction larger than this goes through its lanes' spools."""
+"""A larger transaction goes through the spools of its lanes."""
 PASSWORD_REPORT_SECONDS: Final = 1.0
 """How often `status` learns that a start waits for a password."""
 IS_JOURNAL: Final = "changes come by a journal, which is in text"
@@ -119,7 +119,7 @@ class StreamTransport:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open stream of one source, with everything that serves it; all of it belongs together."""
+    """An open stream of one source, with all objects that serve the stream."""
 
     services: Services
     claim: Claim
@@ -141,7 +141,7 @@ class Session:
     turn: CopyTurn | None
     """The turn to copy for which this attempt has waited."""
     timeline_watch: TimelineWatch | None
-    """For the slot of a standby; the timeline of a primary never changes while it runs."""
+    """Exists for the slot of a standby; the timeline of a primary never changes while it runs."""
 
     @property
     def relations(self) -> Relations:
@@ -157,11 +157,11 @@ class Session:
 
     @property
     def reads_slot(self) -> bool:
-        """Whether the stream comes from the slot; otherwise it comes from a journal."""
+        """Whether the stream comes from the slot; otherwise the stream comes from a journal."""
         return isinstance(self.stream, ReplicationStream)
 
     async def register(
-        self, mappings: Iterable[RelationMapping], found: dict[RelationName, SourceRelation]
+        self, mappings: Iterable[RelationMapping], definitions: dict[RelationName, SourceRelation]
     ) -> list[MappedRelation]:
         """Add relations that join while the source streams."""
         return await _register(
@@ -171,14 +171,14 @@ class Session:
             self.publishing,
             self.transport,
             mappings,
-            found,
+            definitions,
             may_resume=False,
         )
 
     def begin_copies(self, relations: Iterable[MappedRelation], *, is_start: bool = False) -> None:
-        """Copy, or declare to be in step, each relation that needs it and is not paused."""
+        """Copy, or mark as synced, each relation that needs a copy and is not paused."""
         for mapped in relations:
-            if mapped not in self.relations:  # its table was dropped or renamed meanwhile
+            if mapped not in self.relations:  # a session dropped or renamed the table meanwhile
                 continue
             if mapped.state.is_to_declare:
                 mapped.end_lsn = self.tracker.newest_lsn
@@ -186,15 +186,13 @@ class Session:
                 self.coordinator.request(mapped, is_first=is_start)
 
     async def use_snapshot(self) -> None:
-        """Give the snapshot of a new slot, and the turn for it, to the copies that `begin_copies`
-        has requested.
-        """
+        """Give the copies that `begin_copies` requested the snapshot and the turn of a new slot."""
         if self.turn is not None:
             self.coordinator.use_turn(self.turn)
         if self.snapshot is not None:
             self.coordinator.use_snapshot(self.snapshot)
         if not self.coordinator.is_copying:
-            # Open, the snapshot would keep the source from removing dead rows.
+            # An open snapshot would keep the source from removing dead rows.
             await self.coordinator.close()
 
 
@@ -219,30 +217,30 @@ class _Opening:
         self._tables = tables
         self._turn: CopyTurn | None = None
         self._opened = contextlib.AsyncExitStack()
-        """Closes what belongs to the session once it exists, if the opening fails before."""
+        """Closes the session's resources if the opening fails."""
 
     async def open(self) -> Session:
         source, bookkeeping = self._source, self._bookkeeping
         record = await read_source_record(bookkeeping, self._source_id)
         await set_source_state(bookkeeping, self._source_id, "starting")
         await take_requests(bookkeeping, self._source_id, source, begins=True)
-        known = record.known_place
+        stored_place = record.known_place
         async with self._opened as opened:
             opened.callback(self._end_turn)
             async with self._telling_of_password():
-                await prefer_newest(source, known)
+                await prefer_newest(source, stored_place)
                 replication = await connect(source, replication=True)
                 opened.push_async_callback(replication.close)
             with translating(source.label):
                 server = await read_server(replication)
                 branch = await read_branch(replication, server)
             if source.label not in self._services.take_over:
-                require_successor(source, server, known)
+                require_successor(source, server, stored_place)
             if not server.in_recovery:
                 await replication.close()
             names = server.database_names
-            place = server.system_identifier, server.database_oid
-            require_same_database(source, known, *place, names)
+            identity = server.system_identifier, server.database_oid
+            require_same_database(source, stored_place, *identity, names)
             check_ready(server, source)
             if record.acknowledged_lsn == NOTHING:
                 await self._take_turn()
@@ -252,7 +250,7 @@ class _Opening:
 
     @contextlib.asynccontextmanager
     async def _telling_of_password(self) -> AsyncIterator[None]:
-        """Store what keeps the connections of a block from their password."""
+        """Store why connections of the block wait for their password."""
         reporting = asyncio.create_task(self._report_password(), name="password wait")
         try:
             yield
@@ -268,20 +266,22 @@ class _Opening:
                     await self._report_wait(awaited, SourcePasswordError.code)
 
     async def _take_turn(self) -> None:
-        """Wait for the turn of a source that was never streamed, if it has to copy all tables.
+        """Wait for the copy turn of a source that was never streamed, if all its tables need a
+        copy.
 
-        It has no slot yet. An earlier slot would keep WAL, and its snapshot old row versions, until
-        the turn comes. A free turn costs no question: `_settle` gives it back if no copy needs it.
+        The source has no slot yet. An earlier slot would keep WAL, and its snapshot old row
+        versions, until the turn comes. A free turn costs no query: `_settle` returns the turn if no
+        copy needs it.
         """
         source, services = self._source, self._services
         self._turn = services.copy_turns.take_free(source.label)
         if self._turn is not None:
             return
         async with services.sources.connection(source) as plain:
-            mappings, found = await resolve_at(plain, source, services.target_namespace)
+            mappings, definitions = await resolve_at(plain, source, services.target_namespace)
         if not copies_all(mappings):
             return
-        size = sum(found[m.source].size_bytes for m in mappings if m.source in found)
+        size = sum(definitions[m.source].size_bytes for m in mappings if m.source in definitions)
         self._turn = await services.copy_turns.take(
             source.label, source.priority, size, self._report_turn
         )
@@ -316,13 +316,13 @@ class _Opening:
                 self._settle(plain, server, record, branch),
                 self._report_wait,
             )
-        # A process that died may have left these behind.
+        # A process that died may have left these waits behind.
         await self._tables.relations.tell_waiting(self._tables.relations, None)
         await set_source_state(self._bookkeeping, self._source_id, "starting")
         return await self._start(server, branch, settled, replication)
 
     async def _report_wait(self, awaited: str, code: str = SourceContentionError.code) -> None:
-        """Store what the start waits for: sessions of the source, or its password."""
+        """Store the reason why the start waits: sessions of the source, or its password."""
         reason = ErrorReport(f"the start waits for {awaited}", code)
         await set_source_state(
             self._bookkeeping, self._source_id, "starting", reason, waiting_for=awaited
@@ -331,12 +331,12 @@ class _Opening:
     async def _settle(
         self, plain: Connection, server: SourceServer, record: "SourceRecord", branch: Branch
     ) -> "_Settled":
-        """Tie source and target together. *branch*: the source's history."""
+        """Reconcile source and target. *branch*: the source's history."""
         source, bookkeeping, guard = self._source, self._bookkeeping, self._attempt.guard
         relations = self._tables.relations
         installation = await read_installation(bookkeeping)
         is_known = record.acknowledged_lsn != NOTHING
-        taken = await guard.owner.claim(
+        slot_claim = await guard.owner.claim(
             plain,
             source,
             installation,
@@ -357,7 +357,7 @@ class _Opening:
             self._services.target_namespace,
         )
         records = await read_relation_records(bookkeeping, self._source_id)
-        mappings, found = await resolve_at(
+        mappings, definitions = await resolve_at(
             plain,
             source,
             self._services.target_namespace,
@@ -365,15 +365,17 @@ class _Opening:
         )
         if not copies_all(mappings):
             self._end_turn()
-        # Another table may have the name of one that did not follow.
-        found = {name: its for name, its in found.items() if name not in unfollowed.names}
+        # A different table may have the name of a table that did not follow.
+        definitions = {
+            name: relation for name, relation in definitions.items() if name not in unfollowed.names
+        }
         await forget_unmapped(bookkeeping, self._source_id, mappings)
         chosen = await choose_transport(
             source,
             server,
             bookkeeping,
             mappings,
-            found,
+            definitions,
             known_obstacle=self._attempt.binary_obstacle if journal is None else IS_JOURNAL,
         )
         conversion = None if chosen.is_binary else await read_conversion(plain)
@@ -391,13 +393,13 @@ class _Opening:
             publishing,
             transport,
             mappings,
-            found,
+            definitions,
             may_resume=True,
         )
         declared = [mapped.mapping.source for mapped in relations if mapped.state.is_to_declare]
         # A journal has all changes since the slot was made.
         is_known = is_known or journal is not None
-        unproven = unproven_rows(taken, source, installation, declared, is_known=is_known)
+        unproven = unproven_rows(slot_claim, source, installation, declared, is_known=is_known)
         if unproven is not None:
             raise unproven
         if any(
@@ -425,14 +427,15 @@ class _Opening:
         return _Settled(transport, publishing, watch, slot_check, start_lsn, snapshot, ddl_token)
 
     async def _send_baseline(self, plain: Connection) -> None:
-        """Have the stream bring definitions that streamer does not know: those of tables that were
-        copied before it captured any. Let the others find what a command drops.
+        """Request definitions that streamer does not know: of tables copied before capture began.
+
+        The stored definitions of the remaining tables find the objects that a command drops.
         """
         by_id = {mapped.relation_id: mapped for mapped in self._tables.relations}
         unknown = await read_unknown(self._bookkeeping, list(by_id))
         async with self._bookkeeping.connection() as connection:
-            known = await read_definitions(connection, list(by_id))
-        for relation_id, definition in known.items():
+            stored = await read_definitions(connection, list(by_id))
+        for relation_id, definition in stored.items():
             mapped = by_id[relation_id]
             mapped.knows(parts_of(definition, mapped.mapping.source.namespace))
         if unknown:
@@ -448,7 +451,8 @@ class _Opening:
         record: "SourceRecord",
         replication: Connection,
     ) -> TimelineWatch | None:
-        """Return the watch, which owns *replication* then; without need for one, close that.
+        """Return the timeline watch, which then owns *replication*; close *replication* without a
+        watch.
 
         Raises SourceConnectionError if the timeline has changed meanwhile. The slot may be behind
         the fork then, and no table may become in sync at its position.
@@ -466,7 +470,7 @@ class _Opening:
             max(record.acknowledged_lsn, settled.slot_check.held_lsn),
         )
         await watch.look()
-        if not settled.slot_check.reads_slot:  # the journal's writer looks
+        if not settled.slot_check.reads_slot:  # the journal's writer watches the timeline
             await watch.close()
             return None
         return watch
@@ -574,7 +578,7 @@ class _Opening:
 
 
 def copies_all(mappings: Iterable[RelationMapping]) -> bool:
-    """Whether each table has to be copied first. Pure.
+    """Whether each table needs a first copy. Pure.
 
     A table without a first copy follows the source from the slot on, so the slot is made at once.
     """
@@ -583,7 +587,7 @@ def copies_all(mappings: Iterable[RelationMapping]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """The results of tying source and target together."""
+    """The results of reconciling source and target."""
 
     transport: StreamTransport
     publishing: Publishing
@@ -592,16 +596,16 @@ class _Settled:
     start_lsn: Lsn
     snapshot: ExportedSnapshot | None
     ddl_token: str | None
-    """Proves messages about definitions, if the source captures them."""
+    """Proves messages about definitions, if the source captures definitions."""
 
 
 async def remove_relation(
     mapped: MappedRelation, services: Services, tables: TableEvents, dispatcher: Dispatcher
 ) -> None:
-    """Take a relation out of the stream; workers apply its dispatched changes, or give them up."""
+    """Remove a relation from the stream; workers apply or discard its dispatched changes."""
     lane = tables.relations.remove(mapped)
     if lane in tables.relations.lanes():
-        return  # other relations share it
+        return  # further relations share the lane
     await until_idle(lane)
     lane.is_ending = True
     await services.drainer.forget({lane})
@@ -611,7 +615,7 @@ async def remove_relation(
 
 
 def _table_messages(source: SourceMapping, server: SourceServer) -> TableMessages | None:
-    """Return how to read the messages of a source that sends them as rows; else None."""
+    """Return the reader of messages that a source sends as rows; None for a source without them."""
     if not uses_table(source, server.version):
         return None
     table = message_table(source)
@@ -625,31 +629,31 @@ async def _register(
     publishing: Publishing,
     transport: StreamTransport,
     mappings: Iterable[RelationMapping],
-    found: dict[RelationName, SourceRelation],
+    definitions: dict[RelationName, SourceRelation],
     *,
     may_resume: bool,
 ) -> list[MappedRelation]:
-    """Create the records, lanes and states of relations; return these."""
-    wanted, added = list(mappings), []
+    """Create and return relations with their records, lanes and states."""
+    expected, added = list(mappings), []
     records = await register_relations(
-        services.bookkeeping, source_id, wanted, may_resume=may_resume, found=found
+        services.bookkeeping, source_id, expected, may_resume=may_resume, found=definitions
     )
-    for mapping, record in zip(wanted, records, strict=True):
+    for mapping, record in zip(expected, records, strict=True):
         mapped = MappedRelation(
             record.relation_id,
             mapping,
             record.end_lsn,
             relation_source(
                 tables.source,
-                found.get(mapping.source),
+                definitions.get(mapping.source),
                 transport.chosen.types,
                 tables.claim,
                 transport.conversion,
             ),
         )
         mapped.decided, mapped.outlives = record.brake, record.outlives
-        if mapping.source in found:
-            mapped.size_bytes = found[mapping.source].size_bytes
+        if mapping.source in definitions:
+            mapped.size_bytes = definitions[mapping.source].size_bytes
         is_to_declare = mapping.rule.initial is Initial.NONE and not record.declared
         tables.relations.add(mapped, record, is_to_declare=is_to_declare)
         added.append(mapped)

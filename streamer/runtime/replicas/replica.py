@@ -1,12 +1,12 @@
-"""This process among the replicas of its configuration: the sources that it runs.
+"""This process among the replicas of its configuration: the sources that the process runs.
 
-Every second it reports that it works, and reads the owner of each lock from the target. From that
-it decides alone which sources it takes and which ones it gives back, see
-`streamer.runtime.replicas.shares`. It locks a source before the supervisor begins. A source that it
-gives back ends in order and is unlocked last.
+Every second the process reports a beat, and reads the owner of each lock from the target. From
+these facts each process decides alone which sources to take and to give back, see
+`streamer.runtime.replicas.shares`. The process locks a source before the supervisor begins. A
+returned source ends in order and is unlocked last.
 
 While the target does not answer, the process keeps its sources: their attempts wait, and take the
-locks again. If another replica was faster, this one lets the source go.
+locks again. If another replica was faster, this process gives up the source.
 """
 
 import asyncio
@@ -49,24 +49,24 @@ log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 1.0
 FROZEN_SECONDS: Final = 10.0
-"""A replica that counts no beats for so long has died, is frozen or is cut off."""
+"""A replica without a new beat for so long has died, is frozen or is cut off."""
 FROZEN_LOOKS: Final = 5
-"""So many looks of this process see no beat; while the target itself is slow there are none."""
+"""So many checks of this process see no beat; a slow target allows no checks."""
 SETTLE_SECONDS: Final = 3.0
-"""Sources are given back once no replica has come or gone for so long."""
+"""A replica gives sources back once no replica has joined or ended for so long."""
 GIVEN_AT_ONCE: Final = 4
-"""Sources that are given back at a time."""
+"""The number of sources to give back at a time."""
 REFUSED_SECONDS: Final = 10.0
-"""A replica that has not taken its source for so long leaves it to others."""
+"""A replica that has not taken its source for so long loses the source to the others."""
 FORGIVEN_SECONDS: Final = 60.0
-"""After so long it may have such a source again."""
+"""After so long the replica may take such a source again."""
 FOLLOW_SECONDS: Final = 5.0
 """Free sources wait so long for a replica that is about to read a new mapping."""
 PROBE_SECONDS: Final = 10.0
-"""A replica tries so often to reach the sources that it has left to others."""
+"""The interval at which a replica tries to reach the sources that it gave up."""
 REMOVED_SECONDS: Final = 60.0
-"""A source that another replica no longer maps is not taken for so long: this process may be about
-to read the same configuration.
+"""A replica does not take a source that another replica removed for so long: this process may be 
+about to read the same configuration.
 """
 SHOW_SECONDS: Final = 3.0
 STRANGER: Final = -1
@@ -110,7 +110,7 @@ class Shared(Protocol):
 
 @dataclass(slots=True)
 class _Beats:
-    """The beats of a replica, as this process has seen them."""
+    """The beats of a replica that this process has seen."""
 
     beat: int
     since: float
@@ -119,14 +119,14 @@ class _Beats:
 
 @dataclass(slots=True)
 class _Free:
-    """A free source, and the replica that is to take it."""
+    """A free source, and the replica that is to take the source."""
 
     taker: int
     since: float
 
 
 class Replica:
-    """See the module. `run` is its owner's task."""
+    """See the module. The owner runs `run` as a task."""
 
     def __init__(
         self,
@@ -155,13 +155,13 @@ class Replica:
         self._members: list[Peer] = []
         self._beats: dict[int, _Beats] = {}
         self._behind: dict[int, float] = {}
-        """Replicas with another mapping than the newest one, and since when."""
+        """Replicas without the newest mapping, and since when."""
         self._changed_at = 0.0
-        """When a replica last came or went."""
+        """When a replica last joined or ended."""
         self._free: dict[str, _Free] = {}
         self._refused: dict[tuple[int, str], float] = {}
         self._unreached: set[str] = set()
-        """Sources that this process could not reach: they go to others until it can."""
+        """Sources that this process could not reach; the remaining replicas run them meanwhile."""
         self._probing: asyncio.Task[None] | None = None
         self._probe_at = 0.0
         self._removed: dict[str, float] = {}
@@ -171,7 +171,7 @@ class Replica:
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """Look now: there are other sources."""
+        """Check now: the set of sources has changed."""
         self._woken.set()
 
     def leads(self, label: str) -> bool:
@@ -201,7 +201,9 @@ class Replica:
             await wait_for_event(self._woken, seconds)
 
     async def stop(self) -> None:
-        """Leave the sources to other replicas, each as soon as it has ended here."""
+        """Release all sources to the remaining replicas, each source as soon as its pipeline has
+        ended.
+        """
         self._is_stopping = True
         try:
             await self._locks.use(self._report)
@@ -211,7 +213,7 @@ class Replica:
             _log_left(exc)
 
     async def release(self, label: str) -> None:
-        """Let the lock of a source go that this process has removed from its mapping."""
+        """Release the lock of a source that this process has removed from its mapping."""
         try:
             await self._locks.use(self._report)  # first: so that no other replica takes the source
             await self._locks.give_up(label)
@@ -219,7 +221,7 @@ class Replica:
             _log_left(exc)
 
     async def leave(self) -> None:
-        """Let the others know that this process has ended in order."""
+        """Tell the replicas that this process has ended in order."""
         if self._number:
             try:
                 async with asyncio.timeout(1.0):
@@ -257,10 +259,10 @@ class Replica:
         """Join or count a beat; return the replicas and owners."""
         shared = self._read_sources()
         presence = Presence(
-            [each.source.label for each in shared],
+            [item.source.label for item in shared],
             self._max_sources,
             self._is_stopping,
-            [each.source.label for each in shared if each.has_journal],
+            [item.source.label for item in shared if item.has_journal],
             self._find_unreached(shared),
             self._following.report(),
         )
@@ -277,7 +279,7 @@ class Replica:
         return await read_fleet(session)
 
     def _find_unreached(self, sources: Sequence[Shared]) -> list[str]:
-        """Return the sources that this process could not reach when it last tried."""
+        """Return the sources that this process could not reach in its last attempt."""
         self._unreached &= {shared.source.label for shared in sources}
         for shared in sources:
             if shared.is_assigned and shared.is_out_of_reach:
@@ -287,13 +289,15 @@ class Replica:
         return sorted(self._unreached)
 
     def _probe(self, sources: dict[str, Shared]) -> None:
-        """Begin to connect to the sources that this process has left to others."""
+        """Start to connect to the sources that this process gave up."""
         now = time.monotonic()
         is_running = self._probing is not None and not self._probing.done()
-        left = [s for label, s in sources.items() if label in self._unreached and not s.is_assigned]
-        if left and not is_running and now >= self._probe_at:
+        unreached = [
+            s for label, s in sources.items() if label in self._unreached and not s.is_assigned
+        ]
+        if unreached and not is_running and now >= self._probe_at:
             self._probe_at = now + PROBE_SECONDS
-            self._probing = asyncio.create_task(self._connect(left), name="probe of sources")
+            self._probing = asyncio.create_task(self._connect(unreached), name="probe of sources")
 
     async def _connect(self, sources: Sequence[Shared]) -> None:
         for shared in sources:
@@ -303,7 +307,8 @@ class Replica:
     def _find_frozen(self, replicas: Sequence[ReplicaRecord]) -> list[ReplicaRecord]:
         """Return the replicas that count no beats.
 
-        One without its lock may be among them: frozen, with transactions that others wait for.
+        A replica that lost its lock may be among them: frozen, with open transactions that block
+        sessions.
         """
         now = time.monotonic()
         seen = {}
@@ -341,36 +346,38 @@ class Replica:
             )
             for replica in alive
         ]
-        if [each.number for each in members] != [each.number for each in self._members]:
+        if [peer.number for peer in members] != [peer.number for peer in self._members]:
             self._changed_at = now
             if self._members or len(alive) > 1:
                 names = [replica.name for replica in alive]
                 log.info("replicas have changed", replicas=names)
-        before = {each.number: each.sources for each in self._members}
+        former = {peer.number: peer.sources for peer in self._members}
         self._removed = {
             label: at for label, at in self._removed.items() if now - at < REMOVED_SECONDS
         }
         for member in members:
-            if member.number == self._number or member.number not in before:
+            if member.number == self._number or member.number not in former:
                 continue
-            for label in before[member.number] - member.sources:
+            for label in former[member.number] - member.sources:
                 self._removed[label] = now
-            for label in member.sources - before[member.number]:
+            for label in member.sources - former[member.number]:
                 self._removed.pop(label, None)
         self._members = members
         self.fleet = Fleet.of(record)
 
     async def _keep(self, sources: dict[str, Shared], record: FleetRecord) -> None:
-        """Let go of sources that another process has, and lock those again that are ours."""
+        """Give up sources whose lock belongs to another process; lock sources of this process
+        again.
+        """
         for label, shared in sources.items():
             owner = record.owners.get(label)
             if shared.is_assigned and (owner is None or owner.backend_pid != self._backend_pid):
                 await self._begin(shared)
 
     async def _begin(self, shared: Shared) -> None:
-        """Lock a source and run it; or leave it to the process that has the lock.
+        """Lock a source and run it; or leave the source to the process that has the lock.
 
-        A source with a journal on this disk stays: the other process gives it back.
+        A source with a journal on this disk stays: the process with the lock gives the source back.
         """
         holder = await self._locks.reserve(shared.source)
         if holder is None and self._is_stopping:
@@ -386,7 +393,7 @@ class Replica:
 
     async def _share(self, sources: dict[str, Shared], record: FleetRecord) -> None:
         now = time.monotonic()
-        numbers = {each.backend_pid: each.number for each in record.replicas if each.is_alive}
+        numbers = {peer.backend_pid: peer.number for peer in record.replicas if peer.is_alive}
         owners: dict[str, int | None] = {}
         refused = self._find_refused(now)
         for label in {label for member in self._members for label in member.sources}:
@@ -399,7 +406,7 @@ class Replica:
             if shared.is_assigned:
                 owners[label] = self._number
             elif shared.is_draining or owners[label] == self._number:
-                owners[label] = None  # it will be free soon, and not for this process
+                owners[label] = None  # the source will be free soon, and not for this process
                 refused.add((self._number, label))
         owners = dict(sorted(owners.items()))
         plan = make_plan(self._members, owners, refused)
@@ -424,7 +431,7 @@ class Replica:
         return kept_back | {key for key, until in self._refused.items() if until > now}
 
     async def _give(self, sources: dict[str, Shared], give: Sequence[str], now: float) -> None:
-        """Give back sources of *give*, a few at a time, once the fleet has settled."""
+        """Give back sources of *give*, a few at a time, once the set of replicas is stable."""
         if now - self._changed_at < SETTLE_SECONDS:
             return
         draining = [label for label, shared in sources.items() if shared.is_draining]
@@ -445,10 +452,10 @@ class Replica:
         return sorted(take, key=lambda label: -sources[label].source.priority)
 
     def _note_free(self, takers: dict[str, int], now: float) -> None:
-        """Note how long each free source waits for the replica that is to take it."""
+        """Record since when each free source waits for the replica that is to take the source."""
         self._free = {
-            label: known
-            if (known := self._free.get(label)) is not None and known.taker == taker
+            label: entry
+            if (entry := self._free.get(label)) is not None and entry.taker == taker
             else _Free(taker, now)
             for label, taker in takers.items()
         }
@@ -458,13 +465,13 @@ class Replica:
         self._refused = {key: until for key, until in self._refused.items() if until > now}
 
     async def _show(self, sources: dict[str, Shared]) -> None:
-        """Show the stored states of sources that other replicas run."""
-        others = {label: each for label, each in sources.items() if not each.is_assigned}
-        if not others:
+        """Show the stored states of sources that the remaining replicas run."""
+        elsewhere = {label: shared for label, shared in sources.items() if not shared.is_assigned}
+        if not elsewhere:
             return
         records = {record.label: record for record in await read_source_records(self._bookkeeping)}
         tables = await read_unready_tables(self._bookkeeping)
-        for label, shared in others.items():
+        for label, shared in elsewhere.items():
             record = records.get(label)
             holder = self.fleet.holders.get(label)
             if (vacancy := self.fleet.vacancy(label)) is not None:
@@ -474,15 +481,15 @@ class Replica:
 
 
 def _log_left(error: Exception) -> None:
-    """Say that a lock ends with its session, because the target did not take the message."""
+    """Log that a lock ends with its session, because the target did not accept the message."""
     log.info("the locks of this process end with its session", reason=str(error) or "timeout")
 
 
 def may_return(replicas: Sequence[ReplicaRecord], name: str) -> bool:
-    """Whether a replica that has lost its session may join again soon. *name*: of this process."""
+    """Whether a replica without its session may soon join again. *name*: of this process."""
     return any(
-        not each.is_alive and each.name != name and not is_known_dead(each.name)
-        for each in replicas
+        not replica.is_alive and replica.name != name and not is_known_dead(replica.name)
+        for replica in replicas
     )
 
 
