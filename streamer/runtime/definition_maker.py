@@ -1,6 +1,7 @@
-"""Makes the definitions of ready tables at the target, beside the stream.
+"""Creates the definitions of ready tables at the target, beside the stream.
 
-One at a time, on a connection of its own. A failure stays in the bookkeeping and stops nothing.
+The task creates definitions in turn, on its own connection. The bookkeeping stores a failure, which
+stops no table.
 """
 
 import asyncio
@@ -21,11 +22,11 @@ log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 2.0
 LOOKS_AT_OTHERS: Final = 15
-"""Each look of that number is also at the definitions that an operator has to make."""
+"""Every check of that number also reads the definitions that an operator has to create."""
 
 
 class DefinitionBuilder:
-    """Looks from time to time for definitions to make. `run` until cancelled."""
+    """Checks from time to time for definitions to create. `run` until cancelled."""
 
     def __init__(
         self, address: TargetAddress, read_mapping: Callable[[], Mapping], metrics: Metrics
@@ -36,7 +37,7 @@ class DefinitionBuilder:
         self._backoff = Backoff()
 
     async def run(self) -> None:
-        """Look, make, look again."""
+        """Create pending definitions every two seconds."""
         for number in itertools.count(1):
             if self._are_asked_for:
                 try:

@@ -1,8 +1,8 @@
-"""Notices tables that appear at a source and match one of its patterns.
+"""Finds new tables at a source that match one of its patterns.
 
-It compares the names of the source's tables with the mapped ones at an interval. It does so at
-once when the stream brings the definition of a table that is not mapped (`ddl: capture`). The
-process then lets the tables join, as when an operator changes the rules.
+At an interval, the task compares the names of the source's tables with the mapped tables. The task
+compares at once when the stream sends the definition of a table that is not mapped (`ddl:
+capture`). The process then adds the tables, as when an operator changes the rules.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from streamer.waiting import wait_for_event
 log = structlog.get_logger()
 
 PAUSE_SECONDS: Final = 1.0
-"""Between two looks, however many definitions the stream brings."""
+"""Between two checks, however many definitions the stream sends."""
 
 
 class Discovery:
@@ -40,7 +40,7 @@ class Discovery:
         self._problem: str | None = None
 
     async def run(self, plain: Connection) -> None:
-        """Look until cancelled. Raises SourceConnectionError."""
+        """Check until cancelled. Raises SourceConnectionError."""
         relations = self._tables.relations
         while True:
             await wait_for_event(relations.met_another, self._interval)
@@ -60,7 +60,7 @@ class Discovery:
     def _new(self, names: list[RelationName]) -> list[RelationName]:
         """Return those of *names* that match a rule and are not mapped yet."""
         try:
-            wanted = find_rules(self._tables.source, names)
+            ruled = find_rules(self._tables.source, names)
         except MappingError as exc:
             if self._problem != str(exc):
                 self._problem = str(exc)
@@ -70,4 +70,4 @@ class Discovery:
             return []
         self._problem = None
         present = {mapped.mapping.source for mapped in self._tables.relations}
-        return sorted(wanted.keys() - present)
+        return sorted(ruled.keys() - present)

@@ -1,18 +1,18 @@
-"""Decides which lane receives which changes, and how far one source has been dispatched.
+"""Decides which lane receives which changes, and how far a source has been dispatched.
 
 The dispatcher reads the messages of the stream in order and gives every change of a mapped relation
-to the lane of that relation. It records each commit in the tracker before any lane can apply a part
-of it. The tracker can therefore never report a position as durable that a lane still has to reach.
-A keepalive moves the position only between transactions.
+to the lane of that relation. The tracker records each commit before any lane can apply a part of
+the commit. The tracker can therefore never report a position as durable that a lane still has to
+reach. A keepalive moves the position only between transactions.
 
-A block goes to the lanes as a whole where no transaction of it needs a look of its own. Otherwise
-the dispatcher takes its transactions one by one, which is the reference.
+A block goes to the lanes as a whole if all its transactions are plain. Otherwise the dispatcher
+handles its transactions one by one, which is the reference.
 
 A transaction may carry a message of ``streamer execute``. The dispatcher then yields
-`ScriptsReached` before it records or dispatches anything of that transaction.
+`ScriptsReached` before it records or dispatches any part of that transaction.
 
 With a stop condition, the dispatcher ignores the first transaction that commits at or behind the
-stop position, and everything after it.
+stop position, and all later transactions.
 
 Pure.
 """
@@ -54,13 +54,13 @@ class Lanes(Protocol):
     def __iter__(self) -> "Iterator[MappedRelation]": ...
     def lane(self, mapped: "MappedRelation") -> "Lane": ...
     def meets_unmapped(self) -> None:
-        """The source has defined a table that is not mapped."""
+        """Report that the source has defined a table that is not mapped."""
         ...
 
 
 @dataclass(slots=True)
 class Dispatched:
-    """The parts of a block, a transaction or a piece of one, by lane.
+    """The parts of a block, a transaction or a piece of a transaction, by lane.
 
     ``commit_time``: the newest, a protocol time. ``is_new`` is false for a transaction that was
     dispatched before, and behind the stop position.
@@ -76,9 +76,10 @@ class Dispatched:
 class ScriptsReached:
     """The stream has reached a transaction with messages of ``streamer execute``.
 
-    Everything in front of it is dispatched, and nothing of it. ``lsn``: where it commits.
-    ``is_made``: the target has its definitions and its rows, because a script for both sides has
-    run. The rows of the source still count: a script may draw other values on each side.
+    All earlier transactions are dispatched, and no part of this transaction. ``lsn``: of the
+    commit. ``is_made``: the target has the transaction's definitions and rows, because a script for
+    both sides has run. The rows of the source still count: a script may draw different values on
+    each side.
     """
 
     xid: int
@@ -88,7 +89,7 @@ class ScriptsReached:
 
 
 class Dispatcher:
-    """Dispatches the stream of one source, for one attempt to stream it."""
+    """Dispatches the stream of a source, for one attempt to stream the source."""
 
     def __init__(
         self,
@@ -102,16 +103,16 @@ class Dispatcher:
         stop_lsn: Lsn | None = None,
         ddl_token: str | None = None,
     ) -> None:
-        """*replaced* is called when the stream brings another table under a relation's name.
+        """*replaced* is called when the stream sends a new table under a relation's name.
 
         *with_origins*: the stream forwards transactions that carry a replication origin.
-        *ddl_token*: messages about definitions count only with it, because every role of a source
-        may write messages.
+        *ddl_token*: messages about definitions count only with this token, because every role of a
+        source may write messages.
         """
         self.stop_lsn = stop_lsn
-        """Nothing that commits here or later is dispatched; `EVERYTHING`: not known yet."""
+        """No transaction that commits here or later is dispatched; `EVERYTHING`: not known yet."""
         self.has_passed_stop = False
-        """Such a transaction has come."""
+        """Such a transaction has arrived."""
         self._assembler = assembler
         self._lanes = lanes
         self._tracker = tracker
@@ -124,30 +125,29 @@ class Dispatcher:
         self._made: int | None = None
         """The last transaction whose changes the target has from a script."""
         self._open_lanes: dict[Lane, None] = {}
-        """Lanes with a piece of the present transaction, of which more is to come."""
+        """Lanes with a piece of the present, incomplete transaction."""
 
     def feed(self, payloads: list[bytes]) -> Iterator[Dispatched | ScriptsReached]:
-        """Take a burst of messages; yield the transactions that they complete, also those without
+        """Read a burst of messages; yield the transactions that the burst completes, also without
         parts.
 
-        The caller gives each part to its lane, or runs the scripts, before it asks for the next
-        ones. Raises
-        AnotherHistory and ProtocolError.
+        The caller gives each part to its lane, or runs the scripts, before the next iteration.
+        Raises AnotherHistory and ProtocolError.
         """
-        for found in self._assembler.feed(payloads):
-            if not isinstance(found, TransactionBlock):
-                yield from self._dispatch(found)
-            elif (parts := self._share_out(found)) is not None:
-                yield self._dispatch_block(found, parts)
+        for item in self._assembler.feed(payloads):
+            if not isinstance(item, TransactionBlock):
+                yield from self._dispatch(item)
+            elif (parts := self._share_out(item)) is not None:
+                yield self._dispatch_block(item, parts)
             else:
-                for piece in found.pieces():
+                for piece in item.pieces():
                     yield from self._dispatch(piece)
 
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
-        """Take the position that the source has reached.
+        """Record the position that the source has reached.
 
-        Return False if it does not count: in the middle of a transaction, and once the stop
-        position was passed. It then covers changes that were not dispatched. Raises AnotherHistory.
+        Return False if the position does not count: in the middle of a transaction, and behind the
+        stop position. It then covers changes that were not dispatched. Raises AnotherHistory.
         """
         if self.has_passed_stop or not self._assembler.is_between_transactions:
             return False
@@ -157,7 +157,7 @@ class Dispatcher:
         return True
 
     def has_reached_stop(self, stored_lsn: Lsn) -> bool:
-        """Return whether everything before the stop position is durable.
+        """Return whether all changes before the stop position are durable.
 
         *stored_lsn*: the durable position that is stored in the target.
         """
@@ -167,17 +167,17 @@ class Dispatcher:
         return has_arrived or stored_lsn >= self.stop_lsn
 
     def forget(self, lane: "Lane") -> None:
-        """Count nothing of *lane* any more: its relation is no longer mapped."""
+        """Stop counting the changes of *lane*: its relation is no longer mapped."""
         self._open_lanes.pop(lane, None)
         self._tracker.durable(lane.pending, EVERYTHING)
 
     def reset(self) -> None:
-        """Forget the transactions that are unfinished: the source will send them again."""
+        """Discard unfinished transactions: the source will send these again."""
         self._assembler.reset()
         self._open_lanes.clear()
 
     def _share_out(self, block: TransactionBlock) -> "dict[Lane, LaneBlock] | None":
-        """Return the parts of a block; None if a transaction of it needs a look of its own."""
+        """Return the parts of a block; None if a transaction of the block is not plain."""
         if not self.keeps_blocks or not self._history.is_settled:
             return None
         if self._open_lanes or self.has_passed_stop:
@@ -231,7 +231,7 @@ class Dispatcher:
             run = Run(in_front, first_lsn, part.end_lsn, block.commit_times[first])
             runs.append((lane.pending, run))
         self._tracker.dispatched_runs(end_lsn, runs)
-        block.changes = []  # a lane keeps its own, and not those of others
+        block.changes = []  # a lane keeps its own changes only
         return Dispatched(max(block.commit_times), end_lsn, dict(parts))
 
     def _landmark(self, block: TransactionBlock, number: int) -> Landmark:
@@ -295,24 +295,25 @@ class Dispatcher:
             if content == UNPUBLISHED.encode():
                 self._lanes.meets_unmapped()
                 continue
-            found = DefinitionMessage.parse(content, self._ddl_token)
-            if found is None:
+            definition = DefinitionMessage.parse(content, self._ddl_token)
+            if definition is None:
                 continue
             if piece.transaction.xid == self._made:
                 content = as_made(content)
-            # The parts that ALTER TABLE drops come in front of its tables. They are one change.
-            is_next = found.tag == ALTER_TABLE and start == instruction.place
-            if dropped is not None and (found.relid is None or not is_next):
+            # The parts that ALTER TABLE drops come in front of its tables. Both form a single
+            # change.
+            is_next = definition.tag == ALTER_TABLE and start == instruction.place
+            if dropped is not None and (definition.relid is None or not is_next):
                 yield from self._redefined(dropped, described)
                 dropped = None
             yield from piece.changes[start : instruction.place]
             start = instruction.place
-            if found.relid is None and found.tag == ALTER_TABLE:
+            if definition.relid is None and definition.tag == ALTER_TABLE:
                 dropped, described = content, set()
                 continue
             if dropped is not None:
                 content = with_dropped(content, dropped)
-                described.add(found.relid)
+                described.add(definition.relid)
             yield from self._redefined(content)
         if dropped is not None:
             yield from self._redefined(dropped, described)
@@ -321,7 +322,7 @@ class Dispatcher:
     def _redefined(
         self, content: bytes, described: "Collection[int | None]" = ()
     ) -> "Iterator[Changes]":
-        """Yield a message for each relation that it concerns, but for those *described*."""
+        """Yield a message for each relation that *content* concerns, except *described* ones."""
         message = DefinitionMessage.parse(content)
         assert message is not None
         if message.relid is not None:
@@ -359,10 +360,10 @@ class Dispatcher:
         lane = self._lanes.lane(mapped)
         is_other = mapped.relid not in (None, changes.relation.relid)
         if is_other and isinstance(changes.relation, Redefinition):
-            return  # another table that has the name now; its first change says so
+            return  # a new table has the name now; its first change reports that
         if not lane.is_held_for_copy:
             if piece.transaction.final_lsn < mapped.skip_through_lsn:
-                return  # the target has it
+                return  # the target has the change
             if is_other:
                 self._replaced(mapped)
                 return

@@ -1,7 +1,7 @@
 """The gauges of a scrape, in two steps.
 
-Only the event loop may read the facts. A thread makes metrics of them, because there may be many
-tables, and the loop feeds the streams meanwhile.
+Only the event loop may read the facts. A thread makes metrics from the facts, because a source may
+have many tables, and the loop feeds the streams meanwhile.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ _OF_SOURCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SourceGauges:
-    """The gauges of one source. ``values``: by the name of their metric."""
+    """The gauges of a source. ``values``: by metric name."""
 
     names: tuple[str, str]
     values: dict[str, float]
@@ -54,7 +54,7 @@ class SourceGauges:
 
 @dataclass(frozen=True, slots=True)
 class ScrapeFacts:
-    """The facts of one scrape. ``backlogs``: values by name, for guarded sources."""
+    """The facts of a scrape. ``backlogs``: values by name, for guarded sources."""
 
     is_target_well: bool
     target_silent_seconds: float
@@ -70,7 +70,7 @@ class ScrapeFacts:
     replicas: dict[str, int] = field(default_factory=dict)
     """How many sources each live replica runs."""
     problems: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
-    """How many problems there are, by database, sid, kind and severity."""
+    """The number of problems, by database, sid, kind and severity."""
 
 
 def read_facts(
@@ -82,8 +82,8 @@ def read_facts(
 ) -> ScrapeFacts:
     """Read the facts of a scrape; in the event loop, and quickly.
 
-    Another replica has the details of the sources that it runs. Of a source without a process,
-    each one shows the state.
+    The replica that runs a source has the details of that source. Every replica shows the state of
+    a source without a process.
     """
     tables_max = None if detail.is_on else detail.tables_max
     facts = ScrapeFacts(target.is_well, target.silent_seconds, tables_max)
@@ -96,23 +96,28 @@ def read_facts(
             }
             facts.backlogs.append((names, values))
     facts.sources.extend(
-        _source_gauges(each)
-        for each in supervisors
-        if each.is_assigned or each.source.label not in fleet.holders
+        _source_gauges(supervisor)
+        for supervisor in supervisors
+        if supervisor.is_assigned or supervisor.source.label not in fleet.holders
     )
-    facts.states.update(each.condition[0] for each in supervisors)
+    facts.states.update(supervisor.condition[0] for supervisor in supervisors)
     facts.replicas.update(fleet.counts())
-    for each in supervisors:
-        if (holder := fleet.holders.get(each.source.label)) is not None:
-            facts.holders[each.source.database, each.source.sid or ""] = holder
+    for supervisor in supervisors:
+        if (holder := fleet.holders.get(supervisor.source.label)) is not None:
+            facts.holders[supervisor.source.database, supervisor.source.sid or ""] = holder
     return facts
 
 
 def count_problems(problems: Iterable[Problem]) -> Counter[tuple[str, str, str, str]]:
     """Count the problems that need an operator by database, sid, kind and severity."""
     return Counter(
-        (each.subject.database or "", each.subject.sid or "", each.kind.value, each.severity.value)
-        for each in needs_operator(problems)
+        (
+            problem.subject.database or "",
+            problem.subject.sid or "",
+            problem.kind.value,
+            problem.severity.value,
+        )
+        for problem in needs_operator(problems)
     )
 
 
@@ -141,7 +146,7 @@ def _source_gauges(supervisor: Supervisor) -> SourceGauges:
 
 
 def families(facts: ScrapeFacts) -> Iterable[Metric]:
-    """Make metrics of *facts*, in any thread."""
+    """Make metrics from *facts*, in any thread."""
     made = {name: gauge(name, text, _SOURCE) for name, text in _OF_SOURCES.items()}
     states = gauge(
         "streamer_table_state",
@@ -174,32 +179,32 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
         "Rows that differ from the source, by the last comparison of the table",
         (*_SOURCE, "table"),
     )
-    for names, values in [*facts.backlogs, *((its.names, its.values) for its in facts.sources)]:
+    for names, values in [*facts.backlogs, *((item.names, item.values) for item in facts.sources)]:
         for name, value in values.items():
             made[name].add_metric(names, value)
-    for its in facts.sources:
+    for source in facts.sources:
         for source_state in SOURCE_STATES:
-            sources.add_metric((*its.names, source_state), float(source_state == its.state))
-        counted = Counter(its.table_states.values())
-        for each in State:
-            tables.add_metric((*its.names, each), counted[each])
-        for table, seconds in _by_table(facts, its.table_lags, max).items():
-            lags.add_metric((*its.names, table), seconds)
-        for table, count in _by_table(facts, its.quarantined, sum).items():
-            quarantined.add_metric((*its.names, table), count)
-        differing_rows = {t: record.differing_rows for t, record in its.verifications.items()}
+            sources.add_metric((*source.names, source_state), float(source_state == source.state))
+        counted = Counter(source.table_states.values())
+        for table_state in State:
+            tables.add_metric((*source.names, table_state), counted[table_state])
+        for table, seconds in _by_table(facts, source.table_lags, max).items():
+            lags.add_metric((*source.names, table), seconds)
+        for table, count in _by_table(facts, source.quarantined, sum).items():
+            quarantined.add_metric((*source.names, table), count)
+        differing_rows = {t: record.differing_rows for t, record in source.verifications.items()}
         for table, count in _by_table(facts, differing_rows, sum).items():
-            differing.add_metric((*its.names, table), count)
+            differing.add_metric((*source.names, table), count)
         verified_at = {
             t: record.verified_at.timestamp()
-            for t, record in its.verifications.items()
+            for t, record in source.verifications.items()
             if record.verified_at is not None
         }
         for table, seconds in _by_table(facts, verified_at, min).items():
-            verified.add_metric((*its.names, table), seconds)
+            verified.add_metric((*source.names, table), seconds)
     for names, table, state in _shown_states(facts):
-        for each in State:
-            states.add_metric((*names, table, each), float(each == state))
+        for table_state in State:
+            states.add_metric((*names, table, table_state), float(table_state == state))
     up = GaugeMetricFamily(
         "streamer_target_up",
         "1 while the target answers and accepts writes",
@@ -248,22 +253,22 @@ def _fleet_families(facts: ScrapeFacts) -> Iterator[Metric]:
 def _by_table(
     facts: ScrapeFacts, values: dict[str, T], combine: Callable[[Iterable[T]], T]
 ) -> dict[str, T]:
-    """Return *values* by table or, with too many tables, one value of all under the table ""."""
+    """Return *values* by table or, with too many tables, a single combined value under ""."""
     if facts.tables_max is None or not values:
         return values
     return {"": combine(values.values())}
 
 
 def _shown_states(facts: ScrapeFacts) -> Iterator[tuple[tuple[str, str], str, str]]:
-    """Yield the tables whose state has series, with their source and state: all tables or, with
-    too many, those that have stopped.
+    """Yield the tables whose state has series, with their source and state: all tables or, with too
+    many, only stopped tables.
     """
     every = (
-        (its.names, table, state)
-        for its in facts.sources
-        for table, state in its.table_states.items()
+        (source.names, table, state)
+        for source in facts.sources
+        for table, state in source.table_states.items()
     )
     if facts.tables_max is None:
         return every
-    stopped = [each for each in every if each[2] in (State.ERROR, State.PAUSED)]
-    return islice(sorted(stopped, key=lambda each: each[2] != State.ERROR), facts.tables_max)
+    stopped = [entry for entry in every if entry[2] in (State.ERROR, State.PAUSED)]
+    return islice(sorted(stopped, key=lambda entry: entry[2] != State.ERROR), facts.tables_max)

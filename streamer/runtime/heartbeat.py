@@ -1,14 +1,14 @@
 """A heartbeat measures the whole way: the delay of a commit until it is visible, even at an idle
 source.
 
-Every few seconds streamer commits an empty transaction with a logical message at the source. It
-comes through slot and stream like any other, and counts as arrived when everything before it is
-durable in the target. Only one is on its way at a time, so streamer writes nothing to a stalled
-stream. The age of the present one shows how long the stream has stalled.
+Every few seconds streamer commits an empty transaction with a logical message at the source. The
+heartbeat comes through slot and stream like any transaction, and counts as arrived when all earlier
+changes are durable in the target. At most one heartbeat is in flight, so streamer writes no WAL for
+a stalled stream. The age of the present heartbeat shows how long the stream has stalled.
 
 The sources of a process that are databases of one server share their heartbeats. One WAL serves all
-databases, so the walsender of each passes the commit of any of them. If 200 sources sent their own
-ones, each walsender would wake up forty times a second.
+databases, so the walsender of each passes the commit of any of them. If each of 200 sources sent
+heartbeats, each walsender would wake up forty times a second.
 
 Times are those of this machine's clock, because the clocks of the two servers may differ. They
 begin before the request for the commit: on an idle source the heartbeat may arrive before the
@@ -43,11 +43,11 @@ class ServerBeats:
 
     def __init__(self) -> None:
         self.began_at = -math.inf
-        """When sending the last one began, in monotonic time."""
+        """When sending the last heartbeat began, in monotonic time."""
         self.receivers: dict[Heartbeat, ProgressTracker] = {}
 
     def sent(self, lsn: Lsn, began_at: float) -> None:
-        """Each source that waits for none now waits for the one at *lsn*."""
+        """Let each source without a heartbeat in flight wait for the heartbeat at *lsn*."""
         for heartbeat, tracker in self.receivers.items():
             heartbeat.sent(lsn, began_at, tracker)
 
@@ -57,10 +57,10 @@ class Heartbeat:
 
     def __init__(self, source: SourceMapping, services: Services) -> None:
         self.arrived_seconds: float | None = None
-        """How long the last one that arrived took."""
+        """How long the last heartbeat that arrived took."""
         self._source = source
-        own = source.heartbeat_interval
-        self._interval = services.heartbeat_interval if own is None else own
+        interval = source.heartbeat_interval
+        self._interval = services.heartbeat_interval if interval is None else interval
         self._told = services.without_heartbeat
         self._by_server = services.heartbeats
         self._target = services.target
@@ -70,10 +70,10 @@ class Heartbeat:
         self._lsn = NOTHING
 
     async def run(self, plain: Connection, server: SourceServer, tracker: ProgressTracker) -> None:
-        """Beat until cancelled; return at once where that cannot be.
+        """Beat until cancelled; return at once where heartbeats are impossible.
 
-        The heartbeats of a standby begin at its primary, if the url lists that. A primary that is
-        down does not end the stream. Raises SourceConnectionError when the source is lost.
+        The heartbeats of a standby begin at its primary, if the url lists the primary. A primary
+        that is down does not end the stream. Raises SourceConnectionError when the source is lost.
         """
         if not self._interval:
             return
@@ -115,7 +115,7 @@ class Heartbeat:
                 self._by_server.pop(server.place, None)
 
     async def _share(self, plain: Connection, beats: ServerBeats) -> None:
-        """Send a heartbeat for all sources of the server, unless another of them just has."""
+        """Send a heartbeat for all sources of the server, unless one of them just has."""
         while True:
             wait = beats.began_at + self._interval - time.monotonic()
             if wait <= 0 and self._sent_at is None:
@@ -134,15 +134,15 @@ class Heartbeat:
         beats.sent(await emit_heartbeat(plain, self._source.label), began)
 
     def sent(self, lsn: Lsn, began_at: float, tracker: ProgressTracker) -> None:
-        """A heartbeat at *lsn* is on its way, since *began_at*."""
+        """Record that a heartbeat at *lsn* is in flight, since *began_at*."""
         if self._sent_at is None:
             self._lsn, self._sent_at = lsn, began_at
             self.look(tracker)
 
     def look(self, tracker: ProgressTracker) -> None:
-        """Something has arrived: it may be the heartbeat."""
-        # Its message lies before the end of its commit: a position up to exactly there is not yet
-        # past it.
+        """Check whether the heartbeat has arrived."""
+        # The heartbeat's message lies before the end of its commit: a position equal to its LSN is
+        # too early.
         if self._sent_at is not None and tracker.flush_lsn > self._lsn:
             self.arrived_seconds = time.monotonic() - self._sent_at
             self.confirmed_at = self._sent_at
@@ -150,14 +150,15 @@ class Heartbeat:
 
     @property
     def travelling_seconds(self) -> float:
-        """How long the present one has been on its way; 0 if none is."""
+        """How long the present heartbeat has been in flight; 0 without a heartbeat."""
         return 0.0 if self._sent_at is None else time.monotonic() - self._sent_at
 
     @property
     def seconds(self) -> float | None:
-        """How long a commit takes now: as the last one took, or the present one already has.
+        """How long a commit takes now: the time of the last heartbeat, or of the present one if
+        longer.
 
-        With nothing in flight, a heartbeat arrives without a commit at the target. So the time
+        With no change in flight, a heartbeat arrives without a commit at the target. So the time
         since the target last confirmed a write counts as well.
         """
         waited = max(self.travelling_seconds, self._target.silent_seconds)
@@ -167,6 +168,6 @@ class Heartbeat:
 
     @property
     def overdue_seconds(self) -> float | None:
-        """How long the present one has been on its way, if that is too long."""
+        """How long the present heartbeat has been in flight, if too long."""
         waited = max(self.travelling_seconds, self._target.silent_seconds)
         return waited if waited > OVERDUE_SECONDS else None

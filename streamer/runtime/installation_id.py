@@ -2,8 +2,8 @@
 
 The target's bookkeeping holds the id. A process that starts while the target is away would not know
 its id. It could not tell its publications from those of another installation. The process therefore
-keeps a copy of the id in ``spool.directory``, in a file named after the target. Another target
-means another installation, also in the same directory.
+keeps a copy of the id in ``spool.directory``, in a file named after the target. A different target
+means a different installation, also in the same directory.
 """
 
 import hashlib
@@ -26,16 +26,16 @@ _ID_LENGTH_MAX: Final = 200
 
 def installation_file(directory: Path, target_url: str) -> Path:
     """Return the file in *directory* that keeps the id of the installation with this target."""
-    given = parse_conninfo(target_url)
-    place = [given.get(name) or os.environ.get(f"PG{name.upper()}", "") for name in _PLACE]
-    # libpq's variable for the name of the database does not follow from the parameter's name.
-    place.append("" if given.get("dbname") else os.environ.get("PGDATABASE", ""))
+    parameters = parse_conninfo(target_url)
+    place = [parameters.get(name) or os.environ.get(f"PG{name.upper()}", "") for name in _PLACE]
+    # libpq's variable for the database name does not follow from the parameter's name.
+    place.append("" if parameters.get("dbname") else os.environ.get("PGDATABASE", ""))
     digest = hashlib.sha256("\0".join(place).encode()).hexdigest()
     return directory / f"installation-{digest[:16]}"
 
 
 class Installation:
-    """The id of this installation, or None until the target or a stored copy has shown it."""
+    """The id of this installation, or None until the target or a stored copy has shown the id."""
 
     def __init__(self, directory: Path, target_url: str) -> None:
         self._path = installation_file(directory, target_url)
@@ -49,8 +49,8 @@ class Installation:
         return text if 0 < len(text) <= _ID_LENGTH_MAX else None
 
     async def learn(self, installation: str) -> None:
-        """Keep the id that the target's bookkeeping has. Log a directory that refuses it."""
-        await in_thread(self._keep, installation)  # it syncs a file
+        """Store the id of the target's bookkeeping. Log a directory that refuses the file."""
+        await in_thread(self._keep, installation)  # the method syncs a file
 
     def _keep(self, installation: str) -> None:
         if installation == self.id and self._path.exists():
@@ -69,7 +69,7 @@ class Installation:
     def _write(self, installation: str) -> None:
         directory = self._path.parent
         make_private(directory)
-        # mkstemp gives mode 0600. A rename leaves the old file or the new one after a crash.
+        # mkstemp gives mode 0600. A rename leaves the old or the new file after a crash.
         descriptor, name = tempfile.mkstemp(prefix=".installation-", dir=directory)
         try:
             with os.fdopen(descriptor, "w", encoding="ascii") as file:

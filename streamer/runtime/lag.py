@@ -1,4 +1,4 @@
-"""How old the oldest committed change is that is not visible at the target. Pure.
+"""The age of the oldest committed change that is not visible at the target. Pure.
 
 Moments are those of `time.monotonic`. A keepalive has the time of another machine, and comes also
 while the server sends no changes. So only positions tell how far the stream is. The guard sees
@@ -17,26 +17,26 @@ SIGHTS_MAX: Final = 512
 
 
 class Lag:
-    """The lag of one source, for one attempt to stream it."""
+    """The lag of a source, for one attempt to stream the source."""
 
     def __init__(self, tracker: ProgressTracker, clock: SourceClock) -> None:
         self._tracker = tracker
         self._clock = clock
         self._delivered_at: float | None = None
         self._sights: deque[tuple[Lsn, float]] = deque()
-        """Ends of the source's WAL that the stream has not reached, with the moments when a look
-        that saw them began.
+        """Ends of the source's WAL that the stream has not reached, with the moments when the check
+        of each began.
         """
 
     def saw_end(self, lsn: Lsn, moment: float) -> None:
-        """All commits before *moment* end at *lsn* or before."""
+        """Record that all commits before *moment* end at *lsn* or before."""
         if len(self._sights) == SIGHTS_MAX:
             self._sights = deque(list(self._sights)[::2])
         self._sights.append((lsn, moment))
         self._settle()
 
     def received(self, commit_time: int) -> None:
-        """The stream has delivered a commit, and all before it."""
+        """Record that the stream has delivered a commit, and all earlier commits."""
         self._delivered(self._clock.moment_of(commit_time))
 
     def _delivered(self, moment: float | None) -> None:
@@ -49,7 +49,7 @@ class Lag:
 
     @property
     def undelivered_since(self) -> float | None:
-        """Since when the source has WAL that the stream has not delivered; None if it has none."""
+        """Since when the source has undelivered WAL; None without such WAL."""
         self._settle()
         return self._sights[0][1] if self._sights else None
 
@@ -68,6 +68,6 @@ class Lag:
 
 
 def lane_lag_seconds(lane: Lane, clock: SourceClock, now: float) -> float:
-    """Return the same of the tables of one lane, as far as their changes have come."""
+    """Return the lag of the tables of a lane, from the changes that have arrived."""
     oldest = clock.moment_of(lane.pending.oldest_time or 0)
     return 0.0 if oldest is None else max(0.0, now - oldest)

@@ -1,11 +1,12 @@
-"""Finds scripts of ``streamer execute`` that no stream will bring to the target.
+"""Finds scripts of ``streamer execute`` that no stream will carry to the target.
 
 A new slot begins behind the transactions that its snapshot sees, so its stream leaves out their
-scripts. A failover or a restored server can lose the transaction of a script, and its number then
-belongs to another transaction, or to none. In both cases the script would wait for ever.
+scripts. A failover or a restored server can lose the transaction of a script. The transaction's
+number then belongs to a different transaction, or is free. In both cases the script would wait for
+ever.
 
-The source stops instead, with a `ScriptError`. It does not run the script itself: the place in the
-stream is past, and copies may already have its rows.
+The source stops instead, with a `ScriptError`. The source does not run the script: the stream has
+passed the script's place, and copies may already have its rows.
 
 A failover can also lose the source's part of a script that the target has run. No row of a mapped
 table shows that, and the source stops in the same way.
@@ -36,7 +37,7 @@ LOST_AT_SOURCE: Final = "a failover has lost its transaction at the source"
 
 
 class MissedScripts:
-    """The scripts of one source, for one attempt to stream it."""
+    """The scripts of a source, for one attempt to stream the source."""
 
     def __init__(
         self,
@@ -51,8 +52,8 @@ class MissedScripts:
         self._source_id = source_id
 
     async def find_forked(self, acknowledged_lsn: Lsn, branch: Branch) -> None:
-        """Record the scripts whose transactions a failover lost, once the target has everything
-        from before the fork. *branch*: the one of the source.
+        """Record the scripts whose transactions a failover lost, once the target has all changes
+        from before the fork. *branch*: the history of the source.
         """
         records = await read_scripts(self._bookkeeping, self._source_id)
         system_identifier = self._server.system_identifier
@@ -66,22 +67,23 @@ class MissedScripts:
         await self._set_missed(lost, LOST_AT_SOURCE)
 
     async def find_left_out(self, snapshot: ExportedSnapshot) -> None:
-        """Record the scripts that a new slot leaves out, before its position counts: an attempt
-        that dies between makes the slot again.
+        """Record the scripts that a new slot leaves out, before the slot's position counts.
+
+        An attempt that dies before that creates the slot again.
         """
         awaited = await self._awaited()
         origin = self._server.system_identifier, self._server.timeline
-        others = [each.id for each in awaited if is_of_another_server(each, *origin)]
-        await self._set_missed(others, OTHER_HISTORY)
-        # A number that another server gave out means nothing to this snapshot.
-        by_xid = {each.source_xid: each.id for each in awaited if each.id not in others}
+        foreign = [script.id for script in awaited if is_of_another_server(script, *origin)]
+        await self._set_missed(foreign, OTHER_HISTORY)
+        # A number of a different server has no meaning for this snapshot.
+        by_xid = {script.source_xid: script.id for script in awaited if script.id not in foreign}
         if by_xid:
             xids = [xid for xid in by_xid if xid is not None]
             seen = await seen_by(snapshot.snapshot_name, self._source, xids)
             await self._set_missed([by_xid[xid] for xid in seen], LEFT_OUT)
 
     async def refuse(self) -> None:
-        """Raise ScriptError while the target lacks a script that no stream will bring."""
+        """Raise ScriptError while the target lacks a script that no stream will carry."""
         for record in await read_scripts(self._bookkeeping, self._source_id):
             if record.state is ScriptState.MISSED:
                 source = self._source
@@ -97,9 +99,10 @@ class MissedScripts:
 
 
 def is_of_another_server(record: ScriptRecord, system_identifier: str, timeline: int) -> bool:
-    """Return whether a script ran on another server or timeline than the one of a new slot.
+    """Return whether a script ran on a different server or timeline than that of a new slot.
 
-    The slot leaves it out in any case: the transaction is older than the slot, or lost. Pure.
+    The slot leaves the script out in any case: the transaction is older than the slot, or lost.
+    Pure.
     """
     if record.system_identifier is None:
         return False
@@ -107,7 +110,7 @@ def is_of_another_server(record: ScriptRecord, system_identifier: str, timeline:
 
 
 def is_behind_fork(record: ScriptRecord, branch: Branch, acknowledged_lsn: Lsn) -> bool:
-    """Return whether a script ran on a former timeline, behind the point where that ended. Pure."""
+    """Return whether a script ran on a former timeline, behind the end of that timeline. Pure."""
     if record.timeline is None or record.timeline >= branch.timeline or not branch.is_known:
         return False
     fork_lsn = branch.end_of(record.timeline)
@@ -115,7 +118,7 @@ def is_behind_fork(record: ScriptRecord, branch: Branch, acknowledged_lsn: Lsn) 
 
 
 def is_lost_at_source(record: ScriptRecord, system_identifier: str, branch: Branch) -> bool:
-    """Return whether the target has run a script of both sides, and the source lacks it.
+    """Return whether the target has run a script of both sides, and the source lacks the script.
 
     Its transaction then lies behind the point where its timeline ended. Pure.
     """
@@ -134,9 +137,9 @@ def missed(record: ScriptRecord, database: str, sid: str | None) -> ScriptError:
     Pure.
     """
     skip = run("execute", None, "--id", record.id, "--skip", database=database, sid=sid)
-    what = "never reaches the target" if record.lsn is None else "has run at the target only"
+    outcome = "never reaches the target" if record.lsn is None else "has run at the target only"
     return ScriptError(
-        f'script "{record.id}" {what}: {record.error}',
+        f'script "{record.id}" {outcome}: {record.error}',
         hint=Remedy.of(
             "look on both sides for its effect, and run its text with psql where that is missing; "
             "then run `",

@@ -1,4 +1,4 @@
-"""Tables in sync that cannot go on for now. Each one stops, and its changes wait."""
+"""Tables in sync that cannot continue for now. Each table stops, and its changes wait."""
 
 import structlog
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class Obstacles:
-    """Obstacles to the tables of one source."""
+    """Obstacles to the tables of a source."""
 
     def __init__(
         self, source: SourceMapping, bookkeeping: Bookkeeping, relations: Relations
@@ -29,13 +29,13 @@ class Obstacles:
         self._unlogged: set[MappedRelation] = set()
 
     async def stop(self, mapped: MappedRelation, error: StreamerError) -> None:
-        """Stop *mapped* until `remove` is called; *error* says why, also if it has stopped before.
+        """Stop *mapped* until `remove` is called, for the reason *error*, even if already stopped.
 
         Its changes wait, because the next plan for them meets the obstacle.
         """
         is_new = mapped.obstacle is None
         kind, message, remedy = type(error), error.message, error.remedy
-        # Until then a lane that has drained calls the table ready.
+        # Without the obstacle, a drained lane would call the table ready.
         mapped.obstacle = lambda: kind(message, hint=remedy)
         mapped.plan = None
         if is_new:
@@ -51,13 +51,15 @@ class Obstacles:
             await set_streaming_state(self._bookkeeping, mapped.relation_id, State.ERROR, report)
 
     async def remove(self, mapped: MappedRelation) -> None:
-        """Let *mapped* go on."""
+        """Let *mapped* continue."""
         mapped.obstacle = None
         self._relations.become(mapped, mapped.state.drained())
         await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)
 
     async def look_at_target(self, unlogged: Unlogged) -> None:
-        """Stop the tables whose target is *unlogged*, and let those go on that are no longer."""
+        """Stop the tables whose target is *unlogged*, and let tables continue whose target is
+        logged again.
+        """
         for mapped in list(self._unlogged):
             if mapped.mapping.target not in unlogged:
                 self._unlogged.remove(mapped)
@@ -65,7 +67,7 @@ class Obstacles:
                     await self.remove(mapped)
         for mapped in list(self._relations):
             names = unlogged.get(mapped.mapping.target)
-            # Before its copy is over, the copy refuses the target.
+            # Until the end of the first copy, the copy itself refuses the target.
             if names is None or mapped.skip_through_lsn == EVERYTHING:
                 continue
             if mapped.obstacle is None or mapped in self._unlogged:

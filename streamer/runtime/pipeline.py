@@ -2,18 +2,17 @@
 
     reader        source/stream.py         frames in, in bursts
       → assembler decode/transactions.py   transactions, or pieces of large ones
-      → dispatch  runtime/dispatch.py      each lane gets its share, in commit order
-      → worker    apply/worker.py          shares to windows, windows to target transactions
-        or drainer apply/drain/drainer.py  the same for lanes that are held
+      → dispatch  runtime/dispatch.py      each lane gets its part, in commit order
+      → worker    apply/worker.py          parts to windows, windows to target transactions
+        or drainer apply/drain/drainer.py  likewise for held lanes
       → events    runtime/table_events.py  a lane reports what it has committed
       → tracker   progress/tracker.py      the durable LSN before the first gap
       → position  runtime/stored_position.py  stored in the target
       → feedback  source/feedback.py       and then acknowledged to the source
 
 A pipeline waits for the lock of its source, opens a session (`streamer.runtime.session`), and runs
-the tasks that stream. It ends when the source is lost, an error needs an operator, or a stop is
-asked for. A stop ends the reader first, then lets dispatched changes become durable, and then tells
-the source how far the target is.
+the tasks that stream. The pipeline ends when the source is lost, after an error for an operator,
+or on request. An ordered stop ends the reader first, waits until dispatched changes are durable, and then tells the source how far the target is.
 """
 
 import asyncio
@@ -55,23 +54,25 @@ from streamer.waiting import wait_for_event
 log = structlog.get_logger()
 
 QUIET_SECONDS: Final = 1.0
-"""How often a position that moves without changes for us is stored.
+"""How often a position that moves without changes of mapped tables is stored.
 
-Storing it writes WAL: where source and target are one server, that moves the position again.
+Storing the position writes WAL: where source and target are one server, that WAL moves the position
+again.
 """
 IDLE_SECONDS: Final = 5.0
-"""How often the pipeline looks at its position while nothing moves it: each look costs each of many
-sources a wake-up and a status update.
+"""How often the pipeline checks a position that does not move: for many sources, each check costs a
+wake-up and a status update.
 """
 GATHER_SECONDS: Final = 0.005
 """Under load, reading pauses this long, which costs both sides less than many wake-ups.
 
 The walsender sends each message by itself. While the reader keeps TCP's window closed, the kernel
-joins them to large segments, and a message costs the walsender half as much.
+joins messages to large segments, and a message costs the walsender half as much.
 """
 REST_SECONDS: Final = 0.015
-"""Without load it pauses this long. Workers commit no more often by default, so it costs no delay,
-and a trickle of transactions has few wake-ups. The first one after silence is read at once.
+"""Without load, reading pauses this long. Workers commit no more often by default, so the pause
+costs no delay, and a trickle of transactions has few wake-ups. The first transaction after silence
+is read at once.
 """
 LOAD_MESSAGES: Final = 200
 """So many messages at once are load."""
@@ -81,7 +82,7 @@ LOCK_RETRY_SECONDS: Final = 1.0
 
 
 class Pipeline:
-    """Streams one source. Each attempt has one of its own; `run` returns when asked to stop."""
+    """Streams one source, for one attempt; `run` returns when asked to stop."""
 
     def __init__(
         self,
@@ -91,8 +92,8 @@ class Pipeline:
         binary_obstacle: str | None = None,
         stop_lsn: Lsn | None = None,
     ) -> None:
-        """*stop_lsn*: the pipeline stops by itself once everything up to there is durable and every
-        table is ready.
+        """*stop_lsn*: the pipeline stops by itself once all changes up to this LSN are durable and
+        every table is ready.
         """
         self.health = Health()
         self.heartbeat = Heartbeat(source, services)
@@ -164,17 +165,17 @@ class Pipeline:
     # ---- running -------------------------------------------------------------------------------
 
     async def _stream(self, session: Session) -> None:
-        """Run the tasks of *session* until `stop` is set, or one of them fails.
+        """Run the tasks of *session* until `stop` is set, or a task fails.
 
-        The stream is open. So nothing that may take long comes before the tasks: the source ends a
-        stream without status updates.
+        The stream is open. So no slow step comes before the tasks: the source ends a stream without
+        status updates.
         """
         source, bookkeeping = self._source, session.services.bookkeeping
         session.begin_copies(session.relations, is_start=True)
         await session.use_snapshot()
         self.health.state, self.health.error = "streaming", None
         self._session = session
-        self.requested.set()  # operators may have asked for something before
+        self.requested.set()  # operators may have asked before
         session.position.ask()
         log.info(
             "streaming",
@@ -253,7 +254,7 @@ class Pipeline:
         }
 
     async def _stop_in_order(self, session: Session, feedback: "asyncio.Task[None]") -> None:
-        """Let dispatched changes become durable, and tell the source."""
+        """Wait until dispatched changes are durable, and tell the source."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 for lane in session.relations.lanes():
@@ -267,12 +268,12 @@ class Pipeline:
     async def _close(self, session: Session) -> None:
         """Close *session*. Raises DefectError if that takes too long.
 
-        Its tasks can do no harm then: they have no right to the source any more.
+        The session's tasks can do no harm then: they no longer have the right to the source.
         """
         self._session = None
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                # First: while the target is away, the rest takes long.
+                # First: while the target is away, the other steps take long.
                 await session.stream.close()
                 if session.timeline_watch is not None:
                     await session.timeline_watch.close()
@@ -285,7 +286,7 @@ class Pipeline:
             session.dispatcher.reset()
 
     def source_failed(self, error: StreamerError) -> None:
-        """End this attempt: none of the lanes can go on before the next."""
+        """End this attempt: no lane can continue before the next attempt."""
         if self._session is None:
             self._fail(error)
         else:
@@ -316,7 +317,8 @@ class Pipeline:
                 await session.timeline_watch.look()  # before a position behind a fork counts
             try:
                 await self._dispatch(session, burst.payloads)
-                burst.payloads.clear()  # while libpq delivers the next large message, none is kept
+                # frees the burst while libpq delivers the next large message
+                burst.payloads.clear()
                 failpoint("reader.dispatched")
                 if dispatcher.has_passed_stop:
                     tables.advanced.set()
@@ -326,7 +328,7 @@ class Pipeline:
             except AnotherHistory:
                 raise session.slot_check.another_history() from None
             if session.feedback.answer(burst):
-                # The source may be shutting down, and end once the target has everything.
+                # The source may be shutting down, and waits until the target has all changes.
                 session.position.ask()
                 tables.advanced.set()
             if not budget.has_room(tables):
@@ -369,7 +371,7 @@ class Pipeline:
         self._note_move(session)
 
     def _note_move(self, session: Session) -> None:
-        """The position has moved without changes for us."""
+        """Store a position that has moved without changes of mapped tables."""
         position = session.position
         is_due = time.monotonic() - position.tried_at >= QUIET_SECONDS
         if is_due or position.is_due_soon:
@@ -378,7 +380,7 @@ class Pipeline:
     # ---- acknowledging -------------------------------------------------------------------------
 
     async def _follow_progress(self, session: Session) -> None:
-        """Store every durable advance, however long the target takes for it."""
+        """Store every durable advance, however long the target takes to store the position."""
         advanced, dispatcher = session.tables.advanced, session.dispatcher
         while True:
             await wait_for_event(
@@ -390,7 +392,7 @@ class Pipeline:
             await session.position.pause()
 
     async def _give_feedback(self, session: Session) -> None:
-        """Acknowledge stored positions, often enough to show the source that we live."""
+        """Acknowledge stored positions, often enough to keep the source's connection alive."""
 
         def sent() -> None:
             failpoint("acknowledge.after_send")
@@ -416,13 +418,14 @@ class Pipeline:
     # ---- for the supervisor --------------------------------------------------------------------
 
     async def change(self, source: SourceMapping) -> bool:
-        """Go over to other rules; return False if that needs a new attempt. Raises StreamerError,
-        and then nothing has changed.
+        """Apply changed rules; return False if the rules need a new attempt.
+
+        Raises StreamerError, and then no rule has changed.
         """
         return self._session is not None and await change_rules(self._session, source)
 
     def store_position(self, *, of_tables: bool) -> None:
-        """Store the durable position, and the next ones as soon as they move."""
+        """Store the durable position, and the next positions as soon as they move."""
         if (session := self._session) is None:
             return
         if of_tables:
@@ -445,12 +448,12 @@ class Pipeline:
 
     @property
     def stored_lsn(self) -> Lsn:
-        """Everything up to here is durable in the target, and stored there as such."""
+        """The stored LSN up to which all changes are durable in the target."""
         return NOTHING if self._session is None else self._session.position.stored_lsn
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the source last sent anything; 0 while we do not listen."""
+        """Seconds since the last message of the source; 0 while reading is paused."""
         session = self._session
         if session is None or not session.services.budget.has_room(session.tables):
             return 0.0
@@ -470,7 +473,7 @@ class Pipeline:
 
 
 async def _store_progress(session: Session) -> None:
-    # A journal can be deleted as soon as the target has everything in it.
+    # A journal can be deleted as soon as the target has all of its changes.
     if session.tables.has_progress or not session.reads_slot:
         session.tables.has_progress = False
         session.position.is_wanted = True
@@ -478,7 +481,7 @@ async def _store_progress(session: Session) -> None:
 
 
 def _held_by(holder: str) -> str:
-    """Say which process has the lock of a source; *holder* is its host and pid."""
+    """Name the process that has the lock of a source; *holder* is its host and pid."""
     host, _, pid = holder.rpartition(":")
     if not pid.isdecimal():
         return f"held by {holder}, which runs this source; this process waits to take over"

@@ -1,4 +1,4 @@
-"""The planner's questions to the sources, each over a connection that serves the next one, too."""
+"""The planner's questions to the sources, over connections that successive questions share."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -22,7 +22,7 @@ PATIENCE_SECONDS: Final = 1.0
 
 
 class SourceQuestions:
-    """Asks the source of a database and sid; *find* returns it, or None if it was removed."""
+    """Queries the source of a database and sid; *find* returns None for a removed source."""
 
     def __init__(
         self, find: Callable[[str, str | None], SourceMapping | None], sources: KeptConnections
@@ -33,7 +33,7 @@ class SourceQuestions:
     async def name_types(
         self, database: str, sid: str | None, keys: Sequence[TypeKey]
     ) -> dict[TypeKey, str]:
-        """Return the names of types, as far as they are there. Raises SourceError."""
+        """Return the names of existing types. Raises SourceError."""
         if (source := self._find(database, sid)) is None:
             return {}
         async with self._sources.connection(source) as plain:
@@ -51,7 +51,7 @@ class SourceQuestions:
     async def describe_expressions(
         self, database: str, sid: str | None, mapping: RelationMapping
     ) -> ExpressionFacts:
-        """Ask about a rule's expressions. Raises MappingError, SourceError."""
+        """Describe a rule's expressions. Raises MappingError, SourceError."""
         if (source := self._find(database, sid)) is None:
             return ExpressionFacts({}, {})
         async with self._sources.connection(source) as plain:
@@ -69,7 +69,7 @@ class SourceQuestions:
     async def read_relations(
         self, database: str, sid: str | None, names: Sequence[RelationName]
     ) -> dict[RelationName, SourceRelation]:
-        """Return the definitions of tables, as far as they are there. Raises SourceError."""
+        """Return the definitions of existing tables. Raises SourceError."""
         if (source := self._find(database, sid)) is None:
             return {}
         async with self._sources.connection(source) as plain:

@@ -21,7 +21,7 @@ LOOK_SECONDS: Final = 10.0
 
 
 class ProblemLog:
-    """Keeps the facts that only the bookkeeping has (``stored``), and logs problems."""
+    """Stores the facts that only the bookkeeping has (``stored``), and logs problems."""
 
     def __init__(self, read_problems: Callable[[], Sequence[Problem]]) -> None:
         self.stored: dict[str, StoredFacts] = {}
@@ -29,7 +29,7 @@ class ProblemLog:
         self._told: dict[tuple[ProblemKind, Subject], Problem] = {}
 
     async def run(self, bookkeeping: Bookkeeping, target: TargetHealth) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if target.is_well:
@@ -40,21 +40,21 @@ class ProblemLog:
         """Read the stored facts; after a failure, the former ones stay."""
         try:
             self.stored = await read_stored_facts(bookkeeping)
-        except TargetError as exc:  # the state of the target shows it
+        except TargetError as exc:  # the state of the target shows the failure
             log.debug("the stored problems cannot be read", reason=str(exc))
 
     def tell(self, problems: Sequence[Problem]) -> None:
-        """Log the problems that are new, and those that have gone."""
-        found = {problem.key: problem for problem in needs_operator(problems)}
-        for key, problem in found.items():
-            before = self._told.get(key)
-            if before is None or before.code != problem.code:
+        """Log new problems, and problems that have gone."""
+        current = {problem.key: problem for problem in needs_operator(problems)}
+        for key, problem in current.items():
+            former = self._told.get(key)
+            if former is None or former.code != problem.code:
                 write = log.error if problem.severity is Severity.ERROR else log.warning
                 write("problem", **log_fields(problem))
-        for key in self._told.keys() - found.keys():
+        for key in self._told.keys() - current.keys():
             problem = self._told[key]
             log.info("problem gone", subject=str(problem.subject), kind=problem.kind.value)
-        self._told = found
+        self._told = current
 
 
 def log_fields(problem: Problem) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""The publications of one source: reads their facts, and executes the plan that follows from them.
+"""The publications of one source: reads their facts, and executes the plan that follows from the
+facts.
 
 The bookkeeping stores how every ready relation was published: the fingerprint of its membership,
-its replica identity, and the OID of its table. At every start, and whenever the guard finds other
+its replica identity, and the OID of its table. At every start, and whenever the guard finds changed
 facts in the catalogs, `streamer.runtime.reconcile` makes a plan.
 """
 
@@ -44,13 +45,13 @@ from streamer.source.replica_identity import NONE
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The consequences for relations, as the bookkeeping has them. The others continue."""
+    """The stored consequences for relations. Relations without a case continue."""
 
     cases: Mapping[MappedRelation, Case]
     is_unsettled: bool = False
-    """The next look has to judge some of the tables."""
+    """The next check has to judge some of the tables."""
     contention: SourceContentionError | None = None
-    """Another session kept us from changing publications; the next round judges the rest."""
+    """A session blocked the change of publications; the next check decides on these tables."""
 
 
 async def read_state(
@@ -63,7 +64,7 @@ async def read_state(
 ) -> SourceState:
     """Read the facts of *source* that decide about *tables*."""
     tables = list(tables)
-    # Of one moment, because tables may exchange their names.
+    # All facts of one moment, because tables may exchange their names.
     async with plain.transaction():
         await plain.execute("set transaction isolation level repeatable read, read only")
         publications = await read_publications(plain, source, version)
@@ -81,8 +82,8 @@ async def read_state(
 def last_published(record: RelationRecord) -> LastPublished:
     """Return how the table of *record* was published when streamer last saw the table.
 
-    A table that stopped for its lost identity has none: streamer stores the error first, and may
-    die before it stores the identity.
+    A table that stopped for its lost identity has no identity: streamer stores the error first, and
+    may die before it stores the identity.
     """
     last = LastPublished(record.publication_mark, record.identity, record.source_oid)
     return _without_identity(last) if _is_identity_lost(record.error) else last
@@ -97,7 +98,7 @@ def _without_identity(last: LastPublished) -> LastPublished:
 
 
 class Publishing:
-    """The publications of one source, for one attempt to stream it."""
+    """The publications of a source, for one attempt to stream the source."""
 
     def __init__(
         self,
@@ -122,28 +123,28 @@ class Publishing:
         self._lock = asyncio.Lock()
 
     def know(self, record: RelationRecord) -> None:
-        """Take the stored facts of a relation."""
+        """Read the stored facts of a relation."""
         if record.has_returned:
             self._returned.add(record.relation_id)
         self._memberships[record.relation_id] = last_published(record)
 
     def change(self, source: SourceMapping) -> None:
-        """Go by other rules from now on."""
+        """Use new rules from now on."""
         self._source = source
 
     def know_table(self, mapped: MappedRelation) -> None:
-        """Know *mapped*, whose changes are held for a copy, by the table that has its name now."""
+        """Bind *mapped*, whose changes are held for a copy, to the table that has its name now."""
         mapped.relid = self._roots.get(mapped.relation_id, mapped.relid)
 
     def renew(self, mapped: MappedRelation) -> None:
-        """A new copy of *mapped* is due: earlier gaps in its publication no longer matter."""
+        """Ignore earlier gaps in the publication of *mapped*: a new copy is due."""
         self._renewed.discard(mapped)
 
     async def settle(self, plain: Connection) -> Settled:
         """Publish every relation as its identity allows; return the consequences for each.
 
         This method stores the consequences before it returns. Raises SourceDivergedError when a
-        publication that was in use is gone, and SourceRejectedError.
+        publication in use is gone, and SourceRejectedError.
         """
         async with self._lock:
             with translating(self._source.label):
@@ -160,16 +161,16 @@ class Publishing:
         plain: Connection,
         relations: Mapping[RelationName, MappedRelation],
     ) -> Settled:
-        """Store and publish what *plan* says, so that a crash in between loses no change.
+        """Store and publish as *plan* says, so that a crash in between loses no change.
 
         1. *The consequences come before the changes of publications.* Once a column list is
            complete, or a table has an identity again, no fact shows that the stream lacked changes.
-        2. *A fingerprint that streamer itself changes is unknown before.* This process can die
+        2. *A fingerprint that streamer itself changes is cleared first.* This process can die
            before it has read the next fingerprint, and no operator has to act then.
         3. *The consequences come before the new facts.* After a crash in between, the next plan
            compares with the former facts again.
-        4. *That a table has lost its identity is stored before publications change.* Another
-           session may prevent the change, and give the table an identity meanwhile.
+        4. *The loss of an identity is stored before publications change.* Another session may
+           prevent the change, and give the table an identity meanwhile.
         """
         former = {name: self._last(relations[name]) for name in plan.unmarked}
         unmarked = {name: replace(last, mark=None) for name, last in former.items()}
@@ -184,14 +185,14 @@ class Publishing:
                 plain, self._source, plan.wanted, self._server.version
             )
         except SourceContentionError as exc:
-            await self._store(former, relations)  # nothing has changed
+            await self._store(former, relations)  # no publication has changed
             return self._settled(plan, relations, exc)
         if plan.wanted.relisted:
             failpoint("publication.relisted")
         staying = {table.name: relations[table.name] for table in plan.tables}
         state = await self._read(plain, staying)
-        before, plan = plan, conclude(plan, state, self._tables(staying), refused, self._source)
-        new = {name: case for name, case in plan.cases.items() if case != before.cases.get(name)}
+        earlier, plan = plan, conclude(plan, state, self._tables(staying), refused, self._source)
+        new = {name: case for name, case in plan.cases.items() if case != earlier.cases.get(name)}
         await self._store_cases(new, relations)
         for name, membership in plan.memberships.items():
             mapped, root = relations[name], state.identities[name].root.oid
@@ -224,9 +225,9 @@ class Publishing:
     async def _read_bare(
         self, relations: Mapping[RelationName, MappedRelation], state: SourceState
     ) -> set[int]:
-        """Return the missing relations of which nothing is at the target, if a pattern named them.
+        """Return the missing relations that a pattern named and of which the target has no row.
 
-        No operator expects those.
+        No operator expects these relations.
         """
         ids = [
             mapped.relation_id
@@ -260,7 +261,7 @@ class Publishing:
         ]
 
     def _has_past(self, mapped: MappedRelation) -> bool:
-        """Whether the target has a past of *mapped* that a copy of all rows would break off."""
+        """Whether the target has a past of *mapped* that a copy of all rows would interrupt."""
         is_first = self.is_being_copied(mapped) and (mapped.state.need is not Need.PART)
         return mapped.mapping.rule.keeps_past and _is_in_sync(mapped) and not is_first
 
@@ -272,7 +273,7 @@ class Publishing:
     def _take_oids(
         self, state: SourceState, relations: Mapping[RelationName, MappedRelation]
     ) -> None:
-        """Take the OIDs of published tables, which the stream may bring by other names."""
+        """Record the OIDs of published tables: the stream may send these tables under new names."""
         members = members_by_mark(state.publications.values())
         for mapped in relations.values():
             if mapped.relid is None:

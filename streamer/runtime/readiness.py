@@ -82,18 +82,18 @@ def find_problems(
 ) -> list[Problem]:
     """Return the problems of a process: of the target, then those of each source.
 
-    The guards also run while the target is waited for, and nothing else does.
+    While the target is away, only the guards run.
     """
     problems = list(of_target(target_facts(target)))
     backlogs = {guard.source.label: (guard.source, guard.facts) for guard in guards}
-    for each in supervisors:
-        label = each.source.label
+    for supervisor in supervisors:
+        label = supervisor.source.label
         _, backlog = backlogs.pop(label, (None, ReportedBacklog()))
         facts = source_facts(
-            each.source,
-            each.condition,
-            each.health,
-            heartbeat_seconds=each.heartbeat_seconds,
+            supervisor.source,
+            supervisor.condition,
+            supervisor.health,
+            heartbeat_seconds=supervisor.heartbeat_seconds,
             backlog=backlog,
             stored=stored.get(label),
         )
@@ -106,7 +106,7 @@ def find_problems(
 
 
 def reason_of(problem: Problem) -> Reason:
-    """Return a problem as `/readyz` shows it."""
+    """Return a problem as `/readyz` shows the problem."""
     subject = problem.subject
     reason = {
         "source": subject.source,

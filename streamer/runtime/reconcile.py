@@ -126,7 +126,7 @@ class Fate(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The consequence for one table."""
+    """The consequence for a table."""
 
     fate: Fate
     reason: str = ""

@@ -1,8 +1,9 @@
-"""The mapped relations of one source while it streams: their states, and the lanes they are in.
+"""The mapped relations of one source while it streams: their states and their lanes.
 
-With ``consistency: table`` every relation has a lane of its own. With ``consistency: transaction``
-those in sync share one, and a relation in copy has its own until then. Relations whose target
-tables are connected by foreign keys share one too, where the role cannot keep the keys from firing.
+With ``consistency: table`` every relation has its own lane. With ``consistency: transaction``,
+relations in sync share a lane, and a relation in copy has its own lane until then. Relations whose
+target tables are connected by foreign keys share a lane, too, where the role cannot disable the
+keys.
 """
 
 import asyncio
@@ -36,12 +37,12 @@ from streamer.target.foreign_key_groups import Groups, read_groups
 
 
 def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:
-    """Return the worker for a lane: the same in every process, however it hashes strings."""
+    """Return the worker of a lane: the same in every process, whatever the hash seed of strings."""
     return zlib.crc32(f"{source_label}\0{lane_name}".encode()) % worker_count
 
 
 class Relations:
-    """See the module. Owned by a pipeline, which owns the lanes too."""
+    """See the module. Owned by a pipeline, which also owns the lanes."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Relations:
         self._health = health
         self._tracker = tracker
         self.clock = SourceClock()
-        """That of the source, measured against ours."""
+        """The source's clock, measured against the clock of this machine."""
         self.missing: set[MappedRelation] = set()
         """Relations that the source lacked when their copy began."""
         self._by_id: dict[int, MappedRelation] = {}
@@ -67,33 +68,31 @@ class Relations:
         self._shared_lanes: dict[RelationName | None, Lane] = {}
         """Lanes of several relations, by the first table of their group; None for all."""
         self._followed: dict[MappedRelation, tuple[Lane, Lsn]] = {}
-        """The lane that a relation left, and the end of its changes there."""
+        """The former lane of a relation, and the end of the relation's changes there."""
         self._groups: Groups = {}
         self.met_another = asyncio.Event()
-        """The stream has brought the definition of a table that is not mapped."""
+        """The stream has sent the definition of a table that is not mapped."""
         self.positions_wanted = asyncio.Event()
         """An operator waits for tables, so the process has to store their positions."""
         self.asked: set[int] = set()
         """The ids of relations whose states tell the outcomes of operators' requests."""
         self.requested = asyncio.Event()
-        """There may be a request, or the outcome of a request."""
+        """Set when a request, or the outcome of a request, may exist."""
 
     @property
     def source(self) -> SourceMapping:
-        """The source, with the rules that hold now."""
+        """The source, with the current rules."""
         return self._owner.source
 
     def __iter__(self) -> Iterator[MappedRelation]:
         return iter(list(self._by_id.values()))
 
     def __contains__(self, mapped: MappedRelation) -> bool:
-        """Whether *mapped* is still one of them: the guard of the source may take it out during
-        any await.
-        """
+        """Whether *mapped* still belongs to these relations: any await may remove a relation."""
         return self._by_id.get(mapped.relation_id) is mapped
 
     def lags(self) -> dict[str, float]:
-        """Return the lag of each table in seconds, by its name."""
+        """Return the lag of each table in seconds, by table name."""
         return {str(mapped.mapping.source): self.lag_seconds(mapped) for mapped in self}
 
     def lag_seconds(self, mapped: MappedRelation) -> float:
@@ -103,16 +102,16 @@ class Relations:
         return self._by_id.get(relation_id)
 
     def find(self, relation: Relation) -> MappedRelation | None:
-        """Return the relation that a RELATION message describes, if it is mapped."""
-        known = self._by_relid.get(relation.relid)
-        if known is not None and known[0] is relation:
-            return known[1]
+        """Return the relation that a RELATION message describes, if the relation is mapped."""
+        cached = self._by_relid.get(relation.relid)
+        if cached is not None and cached[0] is relation:
+            return cached[1]
         mapped = self._by_name.get(RelationName(relation.namespace, relation.name))
         if mapped is None or mapped.relid != relation.relid:
             # A session has renamed the table since, or is about to in the stream.
-            renamed = (each for each in self._by_id.values() if each.relid == relation.relid)
+            renamed = (item for item in self._by_id.values() if item.relid == relation.relid)
             mapped = next(renamed, mapped)
-        if mapped is None or mapped.relid is not None:  # later on, another one may have the OID
+        if mapped is None or mapped.relid is not None:  # a later table may have the OID
             self._by_relid[relation.relid] = (relation, mapped)
         return mapped
 
@@ -127,7 +126,7 @@ class Relations:
         return all(mapped.state.shown is State.READY for mapped in self)
 
     def in_step(self) -> list[MappedRelation]:
-        """Return the relations that are."""
+        """Return the relations in state READY."""
         return [mapped for mapped in self if mapped.state.shown is State.READY]
 
     def become(self, mapped: MappedRelation, state: TableState) -> None:
@@ -135,37 +134,35 @@ class Relations:
 
         The caller stores the state.
         """
-        former, before = mapped.state, self._lanes.get(mapped)
+        former, former_lane = mapped.state, self._lanes.get(mapped)
         mapped.become(state)
         if mapped.relation_id in self.asked:
             self.requested.set()
         self._show(mapped)
         if state.need is Need.NOTHING:
-            lane = before or self._home_lane(mapped)
+            lane = former_lane or self._home_lane(mapped)
         else:
             lane = self._own_lane(mapped)
         self._lanes[mapped] = lane
         if state.need is not Need.PART:
             self._followed.pop(mapped, None)
-        elif before not in (None, lane):
-            assert before is not None
-            self._followed[mapped] = (before, self._tracker.newest_lsn)
+        elif former_lane not in (None, lane):
+            assert former_lane is not None
+            self._followed[mapped] = (former_lane, self._tracker.newest_lsn)
         if reasons := holds(state) & ~Hold.POINT:
             lane.keep(reasons)
         self._hold_to_point(mapped)
-        if before is lane:
+        if former_lane is lane:
             self._release(lane, holds(former) & ~holds(state))
-        elif before is not None:
-            self._release(before, holds(former))
+        elif former_lane is not None:
+            self._release(former_lane, holds(former))
 
     async def settle(self, mapped: MappedRelation, state: TableState) -> None:
-        """Give *state* to *mapped*; wait until none of the changes that were dispatched before is
-        on its way to the target.
-        """
-        before, newest_lsn = self._lanes[mapped], self._tracker.newest_lsn
+        """Give *state* to *mapped*; wait until no earlier change is in flight."""
+        former_lane, newest_lsn = self._lanes[mapped], self._tracker.newest_lsn
         self.become(mapped, state)
-        before.changed.set()  # a drainer gives up a large transaction of which more is to come
-        await until_applied(before, newest_lsn)
+        former_lane.changed.set()  # a drainer gives up a large, incomplete transaction
+        await until_applied(former_lane, newest_lsn)
 
     def lose(self, mapped: MappedRelation, error: ErrorReport) -> None:
         """Drop the changes of *mapped* from now on, so that they retain no WAL at the source."""
@@ -181,23 +178,25 @@ class Relations:
             self._health.table_errors[table] = state.error
 
     def _hold_to_point(self, mapped: MappedRelation) -> None:
-        """Let a copy at a point find the changes before the point applied, and no others."""
+        """Let the lane apply exactly the changes before the point of a copy at a point."""
         if mapped.state.need in TO_POINT:
             is_behind = self.followed(mapped) is not None
             self._lanes[mapped].hold_to_point(None if is_behind else mapped.state.drains_to)
 
     def _release(self, lane: Lane, reasons: Hold) -> None:
-        """Release *lane* from *reasons* of one of its relations, unless others have them too."""
+        """Release *lane* from *reasons* of a relation, unless another relation of the lane has
+        them.
+        """
         if reasons and lane.table is None:
-            for other in self.in_lane(lane):
-                reasons &= ~holds(other.state)
+            for relation in self.in_lane(lane):
+                reasons &= ~holds(relation.state)
         if reasons:
             lane.release(reasons)
 
     async def tell_waiting(
         self, relations: Iterable[MappedRelation], wait: TableWait | None
     ) -> None:
-        """Show and store why *relations* wait; None if they wait no longer."""
+        """Show and store why *relations* wait; None if the wait is over."""
         relations = list(relations)
         for mapped in relations:
             table = str(mapped.mapping.source)
@@ -214,20 +213,20 @@ class Relations:
         return self._lanes[mapped]
 
     def lane_now(self, mapped: MappedRelation) -> Lane | None:
-        """Return the lane of a relation, even of one that left the mapping."""
+        """Return the lane of a relation, even of a relation that left the mapping."""
         return self._lanes.get(mapped)
 
     def lanes(self) -> set[Lane]:
-        """Return all lanes there are."""
+        """Return all lanes."""
         return {*self._lanes.values(), *self._shared_lanes.values()}
 
     def in_lane(self, lane: Lane) -> list[MappedRelation]:
-        return [mapped for mapped, its in self._lanes.items() if its is lane]
+        return [mapped for mapped, home in self._lanes.items() if home is lane]
 
     def add(
         self, mapped: MappedRelation, record: RelationRecord, *, is_to_declare: bool = False
     ) -> None:
-        """Add a relation in the state its record tells; its changes are held where that says so."""
+        """Add a relation in the state of its record, and hold its lane as the state says."""
         self._by_id[mapped.relation_id] = mapped
         self._by_name[mapped.mapping.source] = mapped
         self._by_relid.clear()
@@ -246,17 +245,17 @@ class Relations:
             lane.keep(Hold.BUSY)  # drained at once, and ready
 
     def replace_mapping(self, mapped: MappedRelation, mapping: RelationMapping) -> None:
-        """Apply *mapped* by another rule from the next plan on; source and target stay the same."""
+        """Apply *mapped* by a new rule from the next plan on; source and target stay the same."""
         if mapped.mapping != mapping:
             mapped.mapping = mapping
             mapped.plan = None
 
     def shares_home(self, mapped: MappedRelation) -> bool:
-        """Whether *mapped* shares a lane with others once it is in sync."""
+        """Whether *mapped* shares a lane with further relations once the relation is in sync."""
         return self._services.by_transaction or mapped.mapping.target in self._groups
 
     def remove(self, mapped: MappedRelation) -> Lane:
-        """Take nothing more of a relation; return its lane, which may still hold changes."""
+        """Remove a relation from the stream; return its lane, which may still hold changes."""
         mapped.skip_through_lsn = EVERYTHING
         del self._by_id[mapped.relation_id]
         del self._by_name[mapped.mapping.source]
@@ -270,33 +269,37 @@ class Relations:
         return self._lanes.pop(mapped)
 
     def awaits_copy(self, mapped: MappedRelation) -> bool:
-        """Whether *mapped* needs a copy, or a declaration to be in sync, and is not paused."""
+        """Whether *mapped* needs a copy, or to be marked as synced, and is not paused."""
         needs_copy = mapped.skip_through_lsn == EVERYTHING or mapped.state.follows
         return needs_copy and not mapped.state.is_paused
 
     def moved_on(self, lane: Lane) -> None:
-        """*lane* is done with more of its changes: relations that have left it may come next."""
-        for mapped in [each for each, (before, _) in self._followed.items() if before is lane]:
+        """Release relations that have left *lane*, after *lane* has applied some changes."""
+        followers = [item for item, (former, _) in self._followed.items() if former is lane]
+        for mapped in followers:
             self.followed(mapped)
 
     def is_behind(self, mapped: MappedRelation, lsn: Lsn) -> bool:
         """Whether the stream has changes of *mapped* to apply that committed before *lsn*.
 
         A relation that waits for a copy of all rows drops its changes, and the copy's snapshot is
-        newer than all of them. So it holds nothing back, or both could wait for ever.
+        newer than all these changes. So the relation is not behind; otherwise both could wait for
+        ever.
         """
         if mapped.skip_through_lsn == EVERYTHING:
             return False
-        before = self.followed(mapped)
-        lanes = [self._lanes[mapped], *([] if before is None else [before])]
+        former_lane = self.followed(mapped)
+        lanes = [self._lanes[mapped], *([] if former_lane is None else [former_lane])]
         return any(lane.is_behind(lsn) for lane in lanes)
 
     def may_follow_chunks(self, mapped: MappedRelation) -> bool:
-        """Whether changes of some rows may be left out: foreign keys could refer to those."""
+        """Whether changes of some rows may be left out: foreign keys could refer to these rows."""
         return mapped.mapping.target not in self._groups
 
     def followed(self, mapped: MappedRelation) -> Lane | None:
-        """Return the lane that *mapped* has left, while that is not done with its changes."""
+        """Return the lane that *mapped* has left, until that lane has applied the relation's
+        changes.
+        """
         if mapped not in self._followed:
             return None
         lane, through_lsn = self._followed[mapped]
@@ -314,19 +317,21 @@ class Relations:
         return lane
 
     def quarantine_changed(self, mapped: MappedRelation) -> None:
-        """Another number of rows is in quarantine now: hold the lanes where that asks for it."""
+        """Hold or release the lanes of *mapped* after the number of its quarantined rows has
+        changed.
+        """
         lane = self._lanes.get(mapped)
         if lane is None:
             return
         self._health.quarantined[str(mapped.mapping.source)] = mapped.quarantine.count
-        for each in {lane, self._home_lane(mapped)}:
-            if any(other.quarantine.count for other in self.in_lane(each)):
-                each.keep(Hold.QUARANTINE)
+        for affected in {lane, self._home_lane(mapped)}:
+            if any(relation.quarantine.count for relation in self.in_lane(affected)):
+                affected.keep(Hold.QUARANTINE)
             else:
-                each.release(Hold.QUARANTINE)
+                affected.release(Hold.QUARANTINE)
 
     def may_go_home(self, lane: Lane) -> None:
-        """Let a lane with rows in quarantine end, if its relations belong in another."""
+        """Release a lane with quarantined rows whose relations belong in a different lane."""
         for mapped in self.in_lane(lane):
             home = self._home_lane(mapped)
             if home is not lane and Hold.QUARANTINE in lane.hold:
@@ -334,12 +339,12 @@ class Relations:
                 lane.release(Hold.QUARANTINE)
 
     def go_home(self, lane: Lane) -> None:
-        """Put the relations of *lane*, which holds nothing any more, where they belong."""
+        """Put the relations of the empty *lane* into the lanes where they belong."""
         for mapped in self.in_lane(lane):
             self._lanes[mapped] = self._home_lane(mapped)
 
     def _home_lane(self, mapped: MappedRelation) -> Lane:
-        """Return the lane where *mapped* belongs once it is in sync."""
+        """Return the lane where *mapped* belongs once the relation is in sync."""
         group = self._groups.get(mapped.mapping.target)
         if not self._services.by_transaction and group is None:
             lane = self._lanes.get(mapped)
@@ -350,21 +355,23 @@ class Relations:
         return self._shared_lanes[key]
 
     async def read_groups(self, mappings: Iterable[RelationMapping]) -> Groups:
-        """Return the tables of *mappings* that need one lane, because foreign keys connect them."""
+        """Return the tables of *mappings* that need a common lane, because foreign keys connect
+        them.
+        """
         async with self._services.bookkeeping.connection() as target:
             return await read_groups(target, [mapping.target for mapping in mappings])
 
     def set_groups(self, groups: Groups) -> None:
-        """Give a lane to each of *groups*, before the first relation."""
+        """Set the groups that share lanes, before the first relation is added."""
         self._groups = groups
 
     def fits(self, groups: Groups) -> bool:
-        """Whether the relations that are here can keep their lanes under *groups*."""
+        """Whether the present relations can keep their lanes under *groups*."""
         targets = [mapped.mapping.target for mapped in self]
         return all(groups.get(name) == self._groups.get(name) for name in targets)
 
     def _new_lane(self, table: str | None, group: RelationName | None = None) -> Lane:
-        """Make a lane, for one table alone, for a group of tables or for all."""
+        """Create a lane, for a single table, for a group of tables or for all tables."""
         workers, name = self._services.workers, table or str(group or self._label)
         number = worker_number(self._label, name, len(workers))
         return Lane(
@@ -379,15 +386,15 @@ class Relations:
 async def forget_unmapped(
     bookkeeping: Bookkeeping, source_id: int, mappings: Iterable[RelationMapping]
 ) -> None:
-    """Forget the progress of relations that are no longer mapped."""
-    wanted = {str(mapping.source) for mapping in mappings}
+    """Delete the progress of relations that are no longer mapped."""
+    expected_tables = {str(mapping.source) for mapping in mappings}
     for record in await read_relation_records(bookkeeping, source_id):
-        if record.source not in wanted:
+        if record.source not in expected_tables:
             await forget_relation(bookkeeping, record.relation_id)
 
 
 async def until_applied(lane: Lane, through_lsn: Lsn) -> None:
-    """Wait until nothing of transactions up to *through_lsn* is on its way to the target."""
+    """Wait until no change of transactions up to *through_lsn* is in flight."""
     while lane.is_applying(through_lsn):
         lane.changed.clear()
         await lane.changed.wait()
@@ -401,9 +408,9 @@ async def resolve_at(
 ) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
     """Apply the rules of *source* to its relations. Raises MappingError.
 
-    Tables that rules name and the source lacks are mapped too, without a definition, so that they
-    do not disturb the others. So are *known* ones, of which the target has rows: that a table is
-    gone has to show, see `on_table_dropped`.
+    Tables that rules name and the source lacks are mapped too, without a definition, so that the
+    remaining tables are not disturbed. So are *known* tables, whose rows the target has: the loss
+    of a table has to show, see `on_table_dropped`.
     """
     names = await read_relation_names(plain)
     missing = {
@@ -429,6 +436,6 @@ def relation_source(
     claim: Claim,
     conversion: TextConversion | None = None,
 ) -> RelationSource:
-    """Return the facts about a relation that applying needs; few, if the source lacks it."""
+    """Return the facts that applying a relation needs; few, if the source lacks the relation."""
     facts = RelationSource(source.database, source.sid, claim, binary_types, conversion=conversion)
     return facts if relation is None else facts.with_definition(relation)

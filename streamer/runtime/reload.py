@@ -1,7 +1,7 @@
-"""Applies another mapping to a source while its stream runs.
+"""Applies a changed mapping to a source while its stream runs.
 
-Tables that stay continue without a break, unless they share a lane with one that changes. Any other
-change needs a new attempt to stream the source.
+Tables that stay continue without a break, unless they share a lane with a table that changes. All
+remaining changes need a new attempt to stream the source.
 """
 
 from collections.abc import Callable
@@ -26,35 +26,39 @@ from streamer.source.timeline import check_same_server_plainly
 
 
 async def change_rules(session: Session, source: SourceMapping) -> bool:
-    """Go over to the rules of *source*; return False if that needs a new attempt.
+    """Apply the rules of *source*; return False if the rules need a new attempt.
 
     A table that is missing or cannot be published stops alone, as at a start. Raises StreamerError,
-    and then nothing has changed.
+    and then no rule has changed.
     """
     relations, publishing = session.relations, session.publishing
     bookkeeping = session.services.bookkeeping
     async with connection(source) as plain:
         await check_same_server_plainly(plain, session.server)
-        mappings, found = await resolve_at(
+        mappings, definitions = await resolve_at(
             plain,
             source,
             session.services.target_namespace,
             [mapped.mapping.source for mapped in relations],
         )
         is_captured = source.ddl is DdlCapture.CAPTURE  # tables may have exchanged their names
-        if is_captured or any(mapped.mapping.source not in found for mapped in relations):
+        if is_captured or any(mapped.mapping.source not in definitions for mapped in relations):
             await session.watch.cases.settle(plain)
         if session.watch.cases.has_renamed:
-            return False  # the next start lets them follow
-        wanted = {mapping.source: mapping for mapping in mappings}
-        gone = [m for m in relations if not _stays(m, wanted.get(m.mapping.source), found)]
+            return False  # the next start lets the relations follow
+        by_name = {mapping.source: mapping for mapping in mappings}
+        removed = [
+            m for m in relations if not _stays(m, by_name.get(m.mapping.source), definitions)
+        ]
         groups = await relations.read_groups(mappings)
-        may_change = _may_change(relations, wanted, gone, session.coordinator.is_at)
+        may_change = _may_change(relations, by_name, removed, session.coordinator.is_at)
         if not may_change or not relations.fits(groups):
             return False
         relations.set_groups(groups)
         present = {mapped.mapping.source for mapped in relations}
-        added = await session.register([m for m in mappings if m.source not in present], found)
+        added = await session.register(
+            [m for m in mappings if m.source not in present], definitions
+        )
         if added:
             failpoint("join.registered")
         try:
@@ -69,27 +73,27 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
                 await forget_relation(bookkeeping, mapped.relation_id)
             raise
         session.tables.source = source
-        for mapped in gone:
+        for mapped in removed:
             await _remove(session, mapped)
-        recomputed = _recomputed(relations, wanted)
+        recomputed = _recomputed(relations, by_name)
         records = await register_relations(
             bookkeeping,
             session.record.source_id,
-            [wanted[mapped.mapping.source] for mapped in recomputed],
-            found=found,
+            [by_name[mapped.mapping.source] for mapped in recomputed],
+            found=definitions,
         )
         for mapped in relations:
-            relations.replace_mapping(mapped, wanted[mapped.mapping.source])
-        # A copy of theirs may have begun by the old rules since, and may be one of all rows.
+            relations.replace_mapping(mapped, by_name[mapped.mapping.source])
+        # A copy of these relations may have begun by the old rules, perhaps a copy of all rows.
         if any(session.coordinator.is_at(mapped) for mapped in recomputed) or any(
             record.snapshot_lsn is None for record in records
         ):
             return False
         await forget_unmapped(bookkeeping, session.record.source_id, mappings)
-        refilled = [wanted[m.mapping.source] for m in gone if m.mapping.source in wanted]
+        refilled = [by_name[m.mapping.source] for m in removed if m.mapping.source in by_name]
         if refilled:
-            added += await session.register(refilled, found)
-        await session.watch.cases.begin(plain)  # removed tables are published no more
+            added += await session.register(refilled, definitions)
+        await session.watch.cases.begin(plain)  # unpublishes removed tables
     session.begin_copies(added)
     return True
 
@@ -97,65 +101,67 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
 def _stays(
     mapped: MappedRelation,
     mapping: RelationMapping | None,
-    found: dict[RelationName, SourceRelation],
+    definitions: dict[RelationName, SourceRelation],
 ) -> bool:
     """Whether *mapped* stays under *mapping* without a copy of all its rows."""
-    relation = found.get(mapped.mapping.source)
+    relation = definitions.get(mapped.mapping.source)
     alone = mapping is not None and relation is not None and brings_columns(mapping, relation)
     return mapped.fills_like(mapping, relation.column_names if relation and alone else None)
 
 
 def _recomputed(
-    relations: Relations, wanted: dict[RelationName, RelationMapping]
+    relations: Relations, by_name: dict[RelationName, RelationMapping]
 ) -> list[MappedRelation]:
-    """Return the relations of which `set` computes some columns otherwise."""
+    """Return the relations with columns that `set` now computes differently."""
     return [
         mapped
         for mapped in relations
-        if wanted[mapped.mapping.source].rule.expressions_mark
+        if by_name[mapped.mapping.source].rule.expressions_mark
         != mapped.mapping.rule.expressions_mark
     ]
 
 
 def _may_change(
     relations: Relations,
-    wanted: dict[RelationName, RelationMapping],
-    gone: list[MappedRelation],
+    mappings: dict[RelationName, RelationMapping],
+    removed: list[MappedRelation],
     is_copied: Callable[[MappedRelation], bool],
 ) -> bool:
-    """Return whether the running stream can switch to *wanted*; *gone* leave, or get a new copy.
+    """Return whether the running stream can switch to *mappings*, without the relations *removed*.
 
-    One relation cannot leave a lane that several share, and a copy continues by the rule with which
-    it began with. A table without a new copy, or one that keeps its past, would lose the changes
-    that its lane holds.
+    *removed* relations leave, or get a new copy. A single relation cannot leave a shared lane, and
+    a copy continues by the rule with which it began. A table without a new copy, or a table that
+    keeps its past, would lose the changes that its lane holds.
     """
-    changed = [m for m in relations if not _is_alike(m.mapping, wanted.get(m.mapping.source))]
+    changed = [m for m in relations if not _is_alike(m.mapping, mappings.get(m.mapping.source))]
     return not (
-        any(relations.shares_home(mapped) for mapped in gone)
+        any(relations.shares_home(mapped) for mapped in removed)
         or any(is_copied(mapped) for mapped in changed)
         or any(
-            mapped.mapping.source in wanted
-            and _needs_its_changes(mapped.mapping, wanted[mapped.mapping.source])
-            for mapped in gone
+            mapped.mapping.source in mappings
+            and _needs_its_changes(mapped.mapping, mappings[mapped.mapping.source])
+            for mapped in removed
         )
     )
 
 
-def _needs_its_changes(now: RelationMapping, wanted: RelationMapping) -> bool:
-    """Whether no copy makes up for the changes that the lane of a relation holds."""
-    has_past = wanted.rule.keeps_past and wanted.type is now.type
-    return wanted.rule.initial is Initial.NONE or has_past
+def _needs_its_changes(now: RelationMapping, mapping: RelationMapping) -> bool:
+    """Whether no copy replaces the changes that the lane of a relation holds."""
+    has_past = mapping.rule.keeps_past and mapping.type is now.type
+    return mapping.rule.initial is Initial.NONE or has_past
 
 
-def _is_alike(one: RelationMapping, other: RelationMapping | None) -> bool:
-    """Whether two mappings differ in nothing but the order of copies."""
-    if other is None:
+def _is_alike(former: RelationMapping, new: RelationMapping | None) -> bool:
+    """Whether two mappings differ only in the order of copies."""
+    if new is None:
         return False
-    return one == replace(other, rule=replace(other.rule, priority=one.rule.priority))
+    return former == replace(new, rule=replace(new.rule, priority=former.rule.priority))
 
 
 async def _remove(session: Session, mapped: MappedRelation) -> None:
-    """Take a relation out of the stream, unless the guard of the source has done so."""
+    """Remove a relation from the stream, unless the source's guard has already removed the
+    relation.
+    """
     if mapped not in session.relations:
         return
     await remove_relation(mapped, session.services, session.tables, session.dispatcher)

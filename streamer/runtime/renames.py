@@ -4,11 +4,11 @@ The row of pg_publication_rel stays the same under the new name, and the bookkee
 the guard and the next start find the name. Changes of the table come under both names, and
 relations are found by OID (`streamer.runtime.relations`).
 
-A start lets relations follow before it resolves the rules: nothing is written to the target then.
-One transaction renames the target table and moves the relation's record. `streamer.mapping.renames`
+A start lets relations follow before it resolves the rules: no changes reach the target then. One
+transaction renames the target table and moves the relation's record. `streamer.mapping.renames`
 decides which relations follow, and which follow together. A relation in sync that cannot follow
-keeps its name and an obstacle. Its lane then stops, and holds all changes in order. Others follow
-as well, and then their copy begins again.
+keeps its name and an obstacle. Its lane then stops, and holds all changes in order. Relations that
+are not in sync follow as well, and then their copy begins again.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -52,7 +52,7 @@ class Unfollowed:
     """Relations that kept the former names of their tables.
 
     ``refused``: the obstacles that the target made, by relation id. ``names``: the former names,
-    which other tables may have by now.
+    which new tables may have by now.
     """
 
     refused: dict[int, Obstacle] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Unfollowed:
 def find_renamed(
     records: Mapping[RelationName, RelationRecord], publications: Iterable[Publication]
 ) -> list[Renamed]:
-    """Return the relations of *records* whose tables have other names now. Pure."""
+    """Return the relations of *records* whose tables have new names. Pure."""
     marks = {name: record.publication_mark for name, record in records.items()}
     return [
         Renamed(records[former].relation_id, former, parse_name(records[former].target), now)
@@ -101,7 +101,7 @@ async def follow_renames(
     version: int,
     target_namespace: str,
 ) -> Unfollowed:
-    """Let the relations of *records* follow that can; return the others."""
+    """Let the relations of *records* follow their tables; return the relations that cannot."""
     unfollowed = Unfollowed()
     if source.ddl is not DdlCapture.CAPTURE:
         return unfollowed
@@ -113,7 +113,7 @@ async def follow_renames(
     formers = {move.former for move in verdicts}
     for group in groups(verdicts):
         for name in {move.now for move in group} - formers:
-            if name in by_name:  # it gives way
+            if name in by_name:  # the relation of that name gives way
                 await forget_relation(bookkeeping, by_name[name].relation_id)
         try:
             await _follow(bookkeeping, source, group)
@@ -130,11 +130,11 @@ async def follow_renames(
 async def _follow(
     bookkeeping: Bookkeeping, source: SourceMapping, group: Mapping[Renamed, Following]
 ) -> None:
-    """Let relations follow that use names of each other."""
+    """Let relations follow that exchange their names."""
     renames = {move: step.mapping.target for move, step in group.items() if step.renames_target}
     statements = rename_all_sql([(move.target, target) for move, target in renames.items()])
     async with bookkeeping.connection() as connection:
-        for move in renames:  # definitions of indexes to make again have the former name
+        for move in renames:  # definitions of indexes to restore have the former name
             await restore_indexes(connection, move.target, move.relation_id)
         async with transaction(connection):
             await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")

@@ -21,7 +21,7 @@ OUTCOME_SECONDS: Final = 5.0
 
 
 class Requests:
-    """Fulfils the requests for one source, for one attempt to stream it."""
+    """Fulfils the requests for a source, for one attempt to stream the source."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Requests:
         coordinator: SyncCoordinator,
         publish: Callable[[list[MappedRelation]], Awaitable[None]],
     ) -> None:
-        """*publish* sees that relations are published, and asks for their copies."""
+        """*publish* publishes relations and requests their copies."""
         self._bookkeeping = bookkeeping
         self._source_id = record.source_id
         self._relations = relations
@@ -39,7 +39,7 @@ class Requests:
         self._publish = publish
 
     async def follow(self, arrived: asyncio.Event) -> None:
-        """Fulfil requests as soon as they arrive, and store outcomes once tables have them."""
+        """Fulfil requests as soon as they arrive, and store the outcomes of tables."""
         self._relations.requested = arrived
         while True:
             await wait_for_event(arrived, OUTCOME_SECONDS if self._relations.asked else None)
@@ -54,7 +54,8 @@ class Requests:
                     continue
                 match request.action:
                     case "pause":
-                        self._pause(mapped.relation_id)  # a request to resume came before
+                        # an earlier request may have resumed the table
+                        self._pause(mapped.relation_id)
                         self._coordinator.ask_no_more(mapped)
                     case "resume":
                         mapped.decide(request.decided)
@@ -74,7 +75,7 @@ class Requests:
         return self._relations.get(request.relation_id or 0)
 
     def _pause(self, relation_id: int) -> None:
-        """Hold later changes. A client that reads the state "paused" may rely on it."""
+        """Hold later changes. A client that reads the state "paused" may rely on the hold."""
         if (mapped := self._relations.get(relation_id)) is not None:
             self._relations.become(mapped, mapped.state.paused())
 
@@ -101,18 +102,16 @@ class Requests:
             self._relations.become(mapped, state.asked_again(request.resync))
         else:
             self._coordinator.give_up(mapped)
-            # Nothing of it may be on its way to the target when the copy begins.
+            # No change of the relation may be in flight when the copy begins.
             await self._relations.settle(mapped, state.asked_for_rows(request.resync))
             self._relations.lane(mapped).release(Hold.ERROR)
             await self._publish([mapped])
 
     def _resync_to_point(self, mapped: MappedRelation, request: Request) -> None:
-        """Copy some rows of a relation that stays in sync meanwhile, or of one that keeps its
-        past.
-        """
+        """Copy some rows of a relation that stays in sync meanwhile, or that keeps its past."""
         if mapped.skip_through_lsn == EVERYTHING:
-            return  # it has stopped meanwhile, and only a copy of all rows helps
-        self._coordinator.give_up(mapped)  # the new copy does for the one under way, too
+            return  # the relation has stopped meanwhile, and only a copy of all rows helps
+        self._coordinator.give_up(mapped)  # the new copy replaces the copy under way
         state = mapped.state.asked_for_part(request.resync, stays_paused=request.stays_paused)
         self._relations.become(mapped, state)
         if not state.is_paused:

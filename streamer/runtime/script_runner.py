@@ -1,10 +1,9 @@
 """Runs scripts of ``streamer execute`` at the target, when the stream reaches them.
 
-The reader stops in front of the transaction that carries a script. Every lane makes durable what
-came before; then one transaction at the target runs the script and records it. After that the
-reader dispatches the transaction and goes on. A crash before the COMMIT of the script leaves
-nothing behind, and the source sends the message again. After it, the record shows that the script
-has run.
+The reader stops in front of the transaction that carries a script. Every lane makes earlier changes
+durable; then a single transaction at the target runs and records the script. After that the reader
+dispatches the transaction and continues. A crash before the COMMIT of the script leaves no trace,
+and the source sends the message again. After the COMMIT, the record shows that the script has run.
 
 A lane that waits for its copy does not count: the rows of that table are not those of one position.
 A table that is paused or in error does count, because its changes come before the script.
@@ -46,9 +45,9 @@ from streamer.waiting import wait_for_event
 log = structlog.get_logger()
 
 REPORT_SECONDS: Final = 2.0
-"""How long a script waits for a table before status shows it."""
+"""How long a script waits for a table before status shows the wait."""
 
-# As strong as for all other changes: a script may weaken it.
+# As strong as for all other changes: a script may weaken the setting.
 _DURABLE_SQL: Final = """
 select pg_catalog.set_config('synchronous_commit', 'on', true)
 where pg_catalog.current_setting('synchronous_commit') not in ('on', 'remote_apply')
@@ -56,7 +55,7 @@ where pg_catalog.current_setting('synchronous_commit') not in ('on', 'remote_app
 
 
 class Scripts:
-    """The scripts of one source, for one attempt to stream it."""
+    """The scripts of a source, for one attempt to stream the source."""
 
     def __init__(
         self,
@@ -76,14 +75,15 @@ class Scripts:
     async def run(self, reached: ScriptsReached) -> None:
         """Run the scripts of a transaction that have not run yet.
 
-        Raises ScriptError if the target refuses one, TargetError if it cannot be reached.
+        Raises ScriptError if the target refuses a script, TargetError if the target cannot be
+        reached.
         """
         carried = await self._find(reached)
         for record in carried:
             if record.has_ended or not await self._drain(record):
                 continue
             await self._run(record, reached.lsn)
-            # Tables may have other columns now.
+            # Tables may have new columns now.
             for mapped in self._relations:
                 mapped.plan = None
         reached.is_made = await self._is_made(carried)
@@ -94,32 +94,33 @@ class Scripts:
         if not ids:
             return False
         records = await read_scripts(self._bookkeeping, self._claim.source_id)
-        return any(each.id in ids and each.state is ScriptState.DONE for each in records)
+        return any(script.id in ids and script.state is ScriptState.DONE for script in records)
 
     async def _find(self, reached: ScriptsReached) -> list[ScriptRecord]:
         """Return the scripts for the target that the messages of a transaction announce.
 
         Every role of the source may write messages. So their content counts only in a transaction
-        of a command of ours, and reaches no statement.
+        of a streamer command, and reaches no statement.
         """
-        known = {
+        scripts = {
             record.id: record
             for record in await read_scripts(self._bookkeeping, self._claim.source_id)
             if record.is_of(reached.xid)
         }
-        ids = [script_id_of(message.content) for message in reached.messages] if known else [None]
-        if not known.keys() >= set(ids):
+        ids = [script_id_of(message.content) for message in reached.messages] if scripts else [None]
+        if not scripts.keys() >= set(ids):
             log.warning(
                 "a message about a script is from another program and does nothing",
                 source=self._source.label,
                 xid=reached.xid,
             )
-        found = [known[each] for each in dict.fromkeys(ids) if each in known]
-        return [record for record in found if record.side is not ScriptSide.SOURCE]
+        announced = [scripts[script_id] for script_id in dict.fromkeys(ids) if script_id in scripts]
+        return [record for record in announced if record.side is not ScriptSide.SOURCE]
 
     async def _drain(self, record: ScriptRecord) -> bool:
-        """Wait until everything that was dispatched is durable; return whether to run the script
-        then. An operator may skip it meanwhile.
+        """Wait until all dispatched changes are durable; return whether to run the script then.
+
+        An operator may skip the script meanwhile.
         """
         is_reported = False
         for lane in self._relations.lanes():
@@ -171,7 +172,7 @@ class Scripts:
             )
             raise error from exc
         finally:
-            connection.terminate()  # nothing later may run under the script's settings
+            connection.terminate()  # no later statement may run under the script's settings
 
     def _refused(self, record: ScriptRecord, error: StreamerError) -> ScriptError:
         where = place(record.target_script, error.__cause__)
@@ -193,19 +194,19 @@ class Scripts:
 
 
 def script_id_of(content: bytes) -> str | None:
-    """Return the id in a message about a script; None if it has none. Pure."""
+    """Return the id in a message about a script; None without an id. Pure."""
     try:
-        found = json.loads(content)
+        message = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    script_id = found.get("id") if isinstance(found, dict) else None
+    script_id = message.get("id") if isinstance(message, dict) else None
     return script_id if isinstance(script_id, str) else None
 
 
 def _obstacle(lane: Lane) -> str | None:
-    what = lane.table or "the tables"
+    name = lane.table or "the tables"
     if Hold.PAUSED in lane.hold:
-        return f'table "{what}", which is paused; run `streamer resume`'
+        return f'table "{name}", which is paused; run `streamer resume`'
     if Hold.ERROR in lane.hold:
-        return f'table "{what}", which is in error: {lane.error}'
+        return f'table "{name}", which is in error: {lane.error}'
     return None

@@ -1,9 +1,9 @@
 """Keeps sequences of the target ahead of those of a source, while the source streams.
 
-Every few seconds streamer reads the values at the source. It moves a sequence of the target when
-the source's has used up half of the margin. Sequences say nothing about rows, so a sequence that
-cannot follow stops no table: log and status show the reason. From the beginning of a cut-over on
-streamer follows none: that gives them their exact values.
+Every few seconds streamer reads the values at the source. A sequence of the target moves when the
+source's sequence has used up half of the margin. Sequences are independent of rows, so a sequence
+that cannot follow stops no table: log and status show the reason. From the beginning of a cut-over
+on streamer follows no sequence: the cut-over sets the exact values.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ LOOK_SECONDS: Final = 3.0
 
 
 class SequenceFollower:
-    """Follows the sequences of one source, for one attempt to stream it."""
+    """Follows the sequences of a source, for one attempt to stream the source."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SequenceFollower:
         self._values: dict[RelationName, int] = {}
 
     async def run(self, plain: Connection) -> None:
-        """Follow until cancelled; return at once if the source does not ask for it.
+        """Follow until cancelled; return at once if the source's rules exclude sequences.
 
         Raises SourceConnectionError when the source is lost.
         """
@@ -79,19 +79,19 @@ class SequenceFollower:
 
     async def _follow(self, sequences: list[SourceSequence]) -> list[SequenceRecord]:
         mappings = [mapped.mapping for mapped in self._relations]
-        wanted = places(sequences, mappings, self._target_namespace)
+        target_places = places(sequences, mappings, self._target_namespace)
         async with self._bookkeeping.connection() as connection:
-            found = await find_sequences(connection, wanted)
+            targets = await find_sequences(connection, target_places)
             records = []
             for sequence in sequences:
-                if (there := found.get(sequence.name)) is None:
+                if (target := targets.get(sequence.name)) is None:
                     continue
-                value = there.range.last_value if there.range else None
-                error, remedy = obstacle_of(sequence, there)
+                value = target.range.last_value if target.range else None
+                error, remedy = obstacle_of(sequence, target)
                 try:
-                    ahead = None if error is not None else self._value_ahead(sequence, there)
+                    ahead = None if error is not None else self._value_ahead(sequence, target)
                     if ahead is not None:
-                        await set_ahead(connection, there, ahead)
+                        await set_ahead(connection, target, ahead)
                         value = ahead
                 except ValueError as exc:
                     error = str(exc)
@@ -99,28 +99,28 @@ class SequenceFollower:
                     raise
                 except StreamerError as exc:
                     error, remedy = exc.message, exc.remedy
-                names = str(sequence.name), str(there.name)
+                names = str(sequence.name), str(target.name)
                 records.append(SequenceRecord(*names, sequence.last_value, value, error, remedy))
         return records
 
-    def _value_ahead(self, sequence: SourceSequence, there: TargetSequence) -> int | None:
+    def _value_ahead(self, sequence: SourceSequence, target: TargetSequence) -> int | None:
         """Return the value to set, if any. Raises ValueError if the sequence cannot follow."""
         value = sequence.last_value
-        if value is None or there.range is None:
+        if value is None or target.range is None:
             return None
-        before = self._values.get(sequence.name, value)
+        former = self._values.get(sequence.name, value)
         self._values[sequence.name] = value
-        drawn = abs(value - before) // abs(sequence.increment)
-        return value_ahead(value, sequence.increment, drawn, there.range)
+        drawn = abs(value - former) // abs(sequence.increment)
+        return value_ahead(value, sequence.increment, drawn, target.range)
 
     async def _store(self, records: list[SequenceRecord]) -> None:
         if records == self._stored:
             return
-        before = {record.source: record.error for record in self._stored or ()}
+        former = {record.source: record.error for record in self._stored or ()}
         await store_sequences(self._bookkeeping, self._source_id, records)
         self._stored = records
         for record in records:
-            if record.error is not None and before.get(record.source) != record.error:
+            if record.error is not None and former.get(record.source) != record.error:
                 log.warning(
                     "a sequence cannot follow",
                     source=self._source.label,
@@ -132,13 +132,13 @@ class SequenceFollower:
 
 
 def obstacle_of(
-    sequence: SourceSequence, there: TargetSequence
+    sequence: SourceSequence, target: TargetSequence
 ) -> tuple[str, Remedy] | tuple[None, None]:
-    """Return why the target's sequence cannot follow, and the SQL that ends it."""
+    """Return why the target's sequence cannot follow, and the SQL that removes the obstacle."""
     if sequence.grants:
         fix = Remedy.of("run at the source: ", at_source(*sequence.grants))
         return "the role may not read it", fix
-    if there.grants:
-        fix = Remedy.of("run at the target: ", at_target(*there.grants))
+    if target.grants:
+        fix = Remedy.of("run at the target: ", at_target(*target.grants))
         return "the role may not set the target's sequence", fix
     return None, None

@@ -1,4 +1,4 @@
-"""The services that all pipelines of a process use, and the health that each one reports."""
+"""The services that all pipelines of a process use, and the health that each pipeline reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ class Services:
     address: TargetAddress
     bookkeeping: Bookkeeping
     sources: KeptConnections
-    """For the steps of a start and the questions of the planner, which follow one another."""
+    """For the successive steps of a start and questions of the planner."""
     locks: LockSession
     positions: AcknowledgedPositions
     workers: list[Worker]
@@ -59,11 +59,11 @@ class Services:
     """Of sources that stream already, for tables that join or get a resync."""
     conflicts_kept: int
     discovery_interval: float = 0
-    """Seconds between two looks for new tables; 0 for none."""
+    """Seconds between two checks for new tables; 0 for none."""
     tables_appeared: Callable[[str], None] = lambda _: None
     """Called with the label of a source that has new tables under its patterns."""
     without_heartbeat: set[str] = field(default_factory=set)
-    """Labels of sources of which the log says that they cannot have one."""
+    """Labels of sources whose lack of heartbeats is logged already."""
     heartbeats: "dict[Place, ServerBeats]" = field(default_factory=dict)
     """By server."""
     take_over: set[str] = field(default_factory=set)
@@ -85,14 +85,14 @@ SOURCE_STATES: Final = ("starting", "streaming", "waiting", "stopped", "error")
 
 @dataclass(slots=True)
 class Health:
-    """A running pipeline's knowledge of itself; read by metrics and readiness."""
+    """The state of a running pipeline, for metrics and readiness."""
 
     state: str = "starting"
     error: ErrorReport | None = None
     waiting_for: str | None = None
-    """The turn of the source to copy, while its start waits for that."""
+    """The turn of the source to copy, while its start waits for the turn."""
     holder: str | None = None
-    """The other process that runs this source, while there is one."""
+    """The process that runs this source, if that is a different process."""
     wal_end_lsn: Lsn = NOTHING
     restart_lsn: Lsn | None = None
     safe_wal_bytes: int | None = None

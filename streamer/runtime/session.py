@@ -1,4 +1,4 @@
-"""Opens the session of one source: the state that an attempt needs before streaming.
+"""Opens the session of a source: the state that an attempt needs before streaming.
 
 `open_session` proves that source, slot and target belong together, publishes and registers the
 tables, opens the slot or the journal, and starts the stream. The function returns a complete
@@ -119,7 +119,7 @@ class StreamTransport:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open stream of one source, with all objects that serve the stream."""
+    """An open stream of a source, with all objects that serve the stream."""
 
     services: Services
     claim: Claim
@@ -206,7 +206,7 @@ async def open_session(attempt: Attempt, tables: TableEvents) -> Session:
 
 
 class _Opening:
-    """The steps of opening one session."""
+    """The steps of opening a session."""
 
     def __init__(self, attempt: Attempt, tables: TableEvents) -> None:
         self._attempt = attempt

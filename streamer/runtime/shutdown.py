@@ -1,7 +1,7 @@
 """Signals: the first requests an orderly stop, the second ends the process at once.
 
-An orderly stop has a time limit: a server that does not answer must not delay it. An abrupt end
-loses nothing, because streamer acknowledges durable changes only.
+An orderly stop has a time limit: a server that does not answer must not delay the stop. An abrupt
+end loses no change, because streamer acknowledges durable changes only.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ EXIT_SECONDS: Final = 9.7
 def stop_on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Callable[[str], None]:
     """Call *stop* at the first SIGTERM or SIGINT, exit at the second; call *reload* at SIGHUP.
 
-    The returned function does the same as a first signal, for the reason that it takes. It has no
-    effect on a process that stops already.
+    The returned function acts like a first signal, for the reason in its argument. The function has
+    no effect on a process that stops already.
     """
     loop = asyncio.get_running_loop()
     is_stopping = False
@@ -57,7 +57,7 @@ def stop_on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Cal
 async def finishes_before(
     stop: asyncio.Event, work: Coroutine[None, None, Result]
 ) -> Result | None:
-    """Return the result of *work*; None if *stop* is set before, which cancels it."""
+    """Return the result of *work*; None if *stop* is set before, which cancels *work*."""
     doing = asyncio.create_task(work, name="until stopped")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
@@ -71,6 +71,6 @@ async def finishes_before(
 
 
 async def endless(run: Callable[[], Awaitable[None]], name: str) -> None:
-    """Run a task that has no end of its own: one that returns is a defect."""
+    """Run a task that must not return: its return is a defect."""
     await run()
     raise StreamerError(f"the {name} task ended by itself")

@@ -59,7 +59,7 @@ log = structlog.get_logger()
 
 
 class SlotCheck:
-    """Checks the slot of one source, for one attempt to stream it."""
+    """Checks the slot of a source, for one attempt to stream the source."""
 
     def __init__(
         self,
@@ -117,7 +117,8 @@ class SlotCheck:
 
     def _check_journal(self, journal: Journal) -> None:
         """Refuse a journal with changes from behind the fork. Raises SourceDivergedError, and
-        SourceConnectionError if its writer and this attempt have just met different servers.
+        SourceConnectionError if the journal's writer and this attempt have just met different
+        servers.
         """
         now = self._branch
         fork_lsn = common_end(journal.branch, now) or NOTHING
@@ -136,14 +137,14 @@ class SlotCheck:
     async def _follow_fork(
         self, record: SourceRecord, synced: list[MappedRelation]
     ) -> SourceRecord:
-        """Follow the source's new timeline, if the target has nothing from behind the fork.
+        """Follow the source's new timeline, if the target has no change from behind the fork.
 
         The acknowledged position may lie behind the fork although no change does, because it
         follows keepalives. The slot has to be at the fork or before it: a later slot has not seen
         the new primary's earlier commits. Raises SourceDivergedError.
         """
-        timeline, known = self._branch.timeline, record.timeline
-        if known is None:
+        timeline, stored_timeline = self._branch.timeline, record.timeline
+        if stored_timeline is None:
             return record
         if not self._branch.is_known:
             log.warning(
@@ -151,14 +152,14 @@ class SlotCheck:
                 source=self._source.label,
                 timeline=timeline,
             )
-        before = Branch.parse(known, record.timeline_history or "")
-        fork_lsn = common_end(before, self._branch)
+        stored_branch = Branch.parse(stored_timeline, record.timeline_history or "")
+        fork_lsn = common_end(stored_branch, self._branch)
         if fork_lsn == EVERYTHING:
             return record
         if fork_lsn is None:
             raise SourceDivergedError(
                 f"the source is on timeline {timeline}, which does not descend from timeline "
-                f"{known} that the target knows"
+                f"{stored_timeline} that the target knows"
             )
         ahead = [str(mapped.mapping.source) for mapped in synced if mapped.end_lsn > fork_lsn]
         if ahead:
@@ -204,7 +205,7 @@ class SlotCheck:
                 self._check_position(slot, start_lsn)
                 await self._end_former_reader(plain)
         except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
-            if is_foreign:  # another program's slot: streamer neither uses nor drops it
+            if is_foreign:  # another program's slot: streamer neither uses nor drops the slot
                 if synced and exc.remedy is not None and exc.remedy.steps:
                     exc.remedy = Remedy.of(exc.remedy, "; then ", self._resync_hint(synced))
                 raise
@@ -262,11 +263,11 @@ class SlotCheck:
         return stream
 
     async def _check_taken(self, plain: Connection, start_lsn: Lsn) -> Slot:
-        """Return the slot; refuse one that another process has moved since `open_slot`, as the
-        journal of a replica does.
+        """Return the slot; refuse a slot that another process, such as the journal of a replica,
+        has moved since `open_slot`.
 
         PostgreSQL begins at the slot's position then, without an error. From here on no other
-        process can move it. Raises SlotInUseError.
+        process can move the slot. Raises SlotInUseError.
         """
         await check_same_server_plainly(plain, self._server)
         slot = await read_slot(plain, self._source.slot)
@@ -281,7 +282,7 @@ class SlotCheck:
         return slot
 
     async def _lost(self, error: SourceError, synced: list[MappedRelation]) -> SourceError:
-        """Return the error for a lost link: only a copy of *synced* restores it."""
+        """Return the error for a lost link: only a copy of *synced* restores the link."""
         if not isinstance(error, SlotMissingError) or self._guard.given_up is None:
             if (journal_error := self._guard.journaling.error) is not None:
                 error.message += f" ({journal_error.text})"
@@ -304,12 +305,12 @@ class SlotCheck:
         )
 
     async def _end_former_reader(self, plain: Connection) -> None:
-        # A slot that was never streamed may be read by another program.
+        # A different program may read a slot that was never streamed.
         if self._record.acknowledged_lsn != NOTHING and not self._guard.journaling.is_wanted:
             await end_former_reader(plain, self._source.slot)
 
     def another_history(self) -> SourceDivergedError:
-        """Return the error for a source that sends other transactions than before."""
+        """Return the error for a source that sends different transactions than before."""
         return SourceDivergedError(
             "the source sends another history than the one that the target has: it was restored to "
             "an earlier time and has written since",
@@ -326,10 +327,10 @@ class SlotCheck:
         )
 
     async def _report_wait(self, awaited: str) -> None:
-        what = f"making a slot waits for {awaited}"
+        step = f"making a slot waits for {awaited}"
         if self._reported.is_new(awaited):
-            log.warning("the start waits", source=self._source.label, waiting_for=what)
-        wait = ErrorReport(what, SlotWaitError.code)
+            log.warning("the start waits", source=self._source.label, waiting_for=step)
+        wait = ErrorReport(step, SlotWaitError.code)
         await set_source_state(
             self._bookkeeping, self._record.source_id, "starting", wait, waiting_for=awaited
         )

@@ -1,9 +1,9 @@
-"""The owner of a source's slot and publications, decided before any change there.
+"""The owner of a source's slot and publications, decided before any change at the source.
 
-Two parts of the program use the slot. The pipeline claims it once it has reached the target. The
-backlog guard drops it or reads it into a journal, also while the target is away. The guard needs a
-proof each time: the id of this installation in the publications' comments, or a claim of the
-pipeline.
+Two parts of the program use the slot. The pipeline claims the slot once it has reached the target.
+The backlog guard drops the slot or reads it into a journal, also while the target is away. The
+guard needs a proof each time: the id of this installation in the publications' comments, or a claim
+of the pipeline.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ _UNKNOWN_HINT: Final = (
 
 
 class SlotOwner:
-    """Decides for one source. `claim` is the pipeline's, `prove` the backlog guard's."""
+    """Decides for a source. `claim` is the pipeline's, `prove` the backlog guard's."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -40,24 +40,24 @@ class SlotOwner:
     ) -> Found:
         """Refuse slot and publications of another installation, without an order to take them over.
 
-        Return the objects that were there.
+        Return the objects found at the source.
 
         *is_known*: the target has a position of the slot. Raises SourceTakenError.
         """
         await self._installation.learn(installation)
-        found = await read_found(plain, source)
+        objects = await read_found(plain, source)
         self._tolerated = None
         if not is_taken_over:
-            check_owner(found, source, installation, is_known=is_known)
-        self._tolerated = found.installations
-        return found
+            check_owner(objects, source, installation, is_known=is_known)
+        self._tolerated = objects.installations
+        return objects
 
     async def prove(self, plain: Connection, source: SourceMapping) -> None:
         """Raise SourceTakenError unless the slot is proven to be ours."""
-        found = await read_found(plain, source)
-        problem = unproven(found, source, self._installation.id, self._tolerated)
+        objects = await read_found(plain, source)
+        problem = unproven(objects, source, self._installation.id, self._tolerated)
         if problem is not None:
-            is_foreign = self._installation.id is not None and found.installations
+            is_foreign = self._installation.id is not None and objects.installations
             raise SourceTakenError(
                 f'source "{source.label}": {problem}',
                 hint=take_over_hint(source) if is_foreign else _UNKNOWN_HINT,
@@ -71,18 +71,18 @@ def unproven(
 
     *tolerated*: installations whose marks the pipeline found when it claimed the slot.
     """
-    others = [
-        other for other in found.installations if other not in (installation, *(tolerated or ()))
+    foreign = [
+        name for name in found.installations if name not in (installation, *(tolerated or ()))
     ]
     if tolerated is None and installation is None:
         return (
             f'streamer leaves replication slot "{source.slot}" alone: it has not reached the '
             "target, and spool.directory has no installation id that proves whose slot this is"
         )
-    if others:
+    if foreign:
         return (
             f'streamer leaves replication slot "{source.slot}" alone: publication '
-            f'"{source.publication}" belongs to installation {others[0]}'
+            f'"{source.publication}" belongs to installation {foreign[0]}'
         )
     if tolerated is None and installation not in found.installations:
         return (

@@ -1,7 +1,7 @@
-"""Guards the preconditions of one source: its slot, its publications, replica identities.
+"""Guards the preconditions of a source: its slot, its publications, replica identities.
 
 The guard has its own connection, reads only catalogs and waits for no lock on a user's table. Mere
-observations (partitions, heartbeats) have another connection and another task, see
+observations (partitions, heartbeats) use a second connection and a second task, see
 `streamer.runtime.source_survey`. So a locked table cannot hide a lost slot.
 """
 
@@ -30,7 +30,7 @@ STANDBY_SECONDS: Final = 4.0
 """How long changes may stay with the source before the guard asks why."""
 GUARD_SECONDS: Final = 2.0
 PAUSE_TIMES: Final = 20
-"""After a look the guard pauses at least this many times as long as it took."""
+"""After a check the guard pauses at least this many times as long as the check took."""
 _TIMEOUTS_SQL: Final = "set lock_timeout = '3s'; set statement_timeout = '60s'"
 
 
@@ -45,7 +45,7 @@ class SourceWatch:
         cases: TableCases,
         health: Health,
     ) -> None:
-        """*cases*: of the source's tables, which the guard makes and finishes."""
+        """*cases*: of the source's tables, which the guard creates and completes."""
         self.cases = cases
         self._server = server
         self._bookkeeping = services.bookkeeping
@@ -55,7 +55,7 @@ class SourceWatch:
         self._knows_slot = False
 
     def know_slot(self, slot: Slot) -> None:
-        """Report the slot, which a task of this source has just read and found usable."""
+        """Report the slot, which a task of this source has just read and checked."""
         self._knows_slot = True
         self._health.restart_lsn, self._health.safe_wal_bytes = (
             slot.restart_lsn,
@@ -63,14 +63,14 @@ class SourceWatch:
         )
 
     async def run(self, looked: Callable[[], None]) -> None:
-        """Guard until cancelled; *looked* is called after each look.
+        """Guard until cancelled; *looked* is called after each check.
 
         Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, SourceConnectionError.
         """
         digest: str | None = None
         source, relations, cases = self._tables.source, self._tables.relations, self.cases
         if self._knows_slot and not cases.are_open:
-            await asyncio.sleep(GUARD_SECONDS)  # the start has just looked at everything
+            await asyncio.sleep(GUARD_SECONDS)  # the start has just checked all facts
         async with connection(source) as plain:
             await plain.execute(_TIMEOUTS_SQL)
             await check_same_server_plainly(plain, self._server)
@@ -79,7 +79,7 @@ class SourceWatch:
                 with translating(source.label):
                     names = [mapped.mapping.source for mapped in relations]
                     seen = await read_guard_facts(plain, source, names, self._server.version)
-                    took = time.monotonic() - began  # what changes cost comes once
+                    took = time.monotonic() - began  # without the occasional cost of changes
                     self._check_slot(seen)
                     relations.clock.measured(seen.clock_seconds, began, time.monotonic())
                     self._tables.lag.saw_end(seen.flush_lsn, began)
@@ -88,7 +88,7 @@ class SourceWatch:
                     cases.expect_missing()
                     if seen.digest != digest or cases.is_unsettled:
                         await cases.settle(plain)
-                        digest = seen.digest  # read before: the next look sees later changes
+                        digest = seen.digest  # read before: the next check sees later changes
                     await cases.let_go(plain)
                 looked()
                 await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))

@@ -1,8 +1,8 @@
-"""Mere observations of a source: heartbeats, sequences, new tables, partitions that brought rows,
-and the backlog's size.
+"""Periodic checks that never stop a stream: heartbeats, sequences, new tables, partitions with
+rows, and the backlog's size.
 
-They may wait for a lock of a user's session, though not for long. No guard waits with them, see
-`streamer.runtime.source_guard`.
+The checks may wait for a lock of a user's session, though not for long. No guard waits with them,
+see `streamer.runtime.source_guard`.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ async def look(
     discovery: Discovery,
     target: TargetHealth,
 ) -> None:
-    """Look until cancelled. Raises SourceConnectionError."""
+    """Check until cancelled. Raises SourceConnectionError."""
     async with connection(source) as plain:
         await plain.execute(_PATIENCE_SQL)
         async with asyncio.TaskGroup() as group:
@@ -103,19 +103,20 @@ async def _look_at_partitions(
 async def _settle_doubts(
     plain: Connection, source: SourceMapping, bookkeeping: Bookkeeping, relations: Relations
 ) -> None:
-    """Have the stream bring the definitions that are in doubt.
+    """Request the definitions that are in doubt.
 
-    A message about such a table was lost, or its transaction did not see a change of another one.
+    A message about such a table was lost, or its transaction did not see a change of a second
+    table.
     """
     doubtful = [mapped for mapped in relations if mapped.is_doubtful]
     if not doubtful:
         return
     async with bookkeeping.connection() as connection:
-        known = await read_definitions(connection, [mapped.relation_id for mapped in doubtful])
+        stored = await read_definitions(connection, [mapped.relation_id for mapped in doubtful])
     for mapped in doubtful:
         mapped.is_doubtful = False
     with translating(source.label):
         async with writable(source, plain) as writing:
             await send_baseline(
-                writing, source, {m.mapping.source: known.get(m.relation_id) for m in doubtful}
+                writing, source, {m.mapping.source: stored.get(m.relation_id) for m in doubtful}
             )

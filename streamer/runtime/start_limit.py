@@ -1,9 +1,9 @@
 """Lets a few sources at a time open their sessions.
 
-Opening a session costs connections on both sides, statements over the one bookkeeping connection,
-and processor time. With hundreds of sources at once, each would take so long that servers end their
-connections. A source that waits for its server keeps no others waiting: it gives its place back
-after `START_SECONDS`, and goes on without one.
+Opening a session costs connections on both sides, statements over the shared bookkeeping
+connection, and processor time. With hundreds of sources at once, each would take so long that
+servers end their connections. A source that waits for its server does not delay the rest: it
+returns its place after `START_SECONDS`, and continues without a place.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Starts:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[Callable[[], None]]:
-        """Have a place for a block; the function that it gets returns the place earlier."""
+        """Hold a place for a block; the yielded function returns the place earlier."""
         await self._places.acquire()
         has_place = True
 

@@ -1,8 +1,8 @@
 """Writes the facts that only this process knows to the target, for `streamer status`.
 
-They are: how many changes each table holds, since when it lags, which sessions it waits for, and
+The facts: how many changes each table holds, since when it lags, which sessions it waits for, and
 whether a heartbeat is overdue. A round every two seconds writes only the values that have changed.
-The first round writes everything, because the rows of a process that died are stale.
+The first round writes all values, because the rows of a process that died are stale.
 """
 
 import time
@@ -41,29 +41,29 @@ async def report_status(
 ) -> None:
     """Write a source's status every `REPORT_SECONDS` until cancelled.
 
-    The process writes the positions of its tables whenever an operator waits for them.
+    The process writes the positions of its tables whenever an operator waits for these positions.
     """
-    wanted = relations.positions_wanted
+    requested = relations.positions_wanted
     report = _StatusReport(services, source, relations, heartbeat)
     visible: dict[int, Lsn | None] = {mapped.relation_id: None for mapped in relations}
     while True:
         try:
             await set_visible(
                 services.bookkeeping, visible
-            )  # at first none: those of another attempt
+            )  # first clears the positions of an earlier attempt
             await report.write()
         except RIGHT_LOST:
             raise
-        except TargetError as exc:  # written later: it is no reason to stop a stream
+        except TargetError as exc:  # written later: the error is no reason to stop a stream
             services.metrics.count_error(exc, source.database, source.sid)
         visible = {}
-        if await wait_for_event(wanted, REPORT_SECONDS):
-            wanted.clear()
+        if await wait_for_event(requested, REPORT_SECONDS):
+            requested.clear()
             visible = _visible(relations, tracker)
 
 
 class _StatusReport:
-    """Remembers the last written values of one source."""
+    """Stores the last written values of a source."""
 
     def __init__(
         self, services: Services, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
@@ -75,7 +75,7 @@ class _StatusReport:
         self._held: list[HeldRecord] | None = None
         self._was_overdue: bool | None = None
         self._lag_from: dict[int, int | None] = {}
-        """The oldest commit times of relations that lag; None for the others."""
+        """The oldest commit times of relations that lag; None for relations without lag."""
         self._waiting = {  # perhaps: a process that died may have written so
             mapped for mapped in relations if Hold.SYNC not in relations.lane(mapped).hold
         }
@@ -107,7 +107,8 @@ class _StatusReport:
         self._lag_from = lag_from
 
     async def _write_waiting(self) -> None:
-        """Name the sessions at the target that hold up a drainer, and the tables that queue for it.
+        """Name the sessions at the target that block a drainer, and the tables that wait for the
+        drainer.
 
         Between two attempts a drainer waits for no session, and the last report stands.
         """
@@ -127,13 +128,13 @@ class _StatusReport:
             sessions = blockers.get(pid)
             waits[mapped] = None if sessions is None else sessions.wait_for(mapped.mapping.target)
         for wait in dict.fromkeys(waits.values()):
-            same = {mapped for mapped, reason in waits.items() if reason == wait}
+            waiting = {mapped for mapped, reason in waits.items() if reason == wait}
             if wait is not None:
-                self._waiting |= same
-            elif same := same & self._waiting:
-                self._waiting -= same
-            if same:
-                await self._relations.tell_waiting(same, wait)
+                self._waiting |= waiting
+            elif waiting := waiting & self._waiting:
+                self._waiting -= waiting
+            if waiting:
+                await self._relations.tell_waiting(waiting, wait)
 
 
 def _visible(relations: Relations, tracker: ProgressTracker) -> dict[int, Lsn | None]:

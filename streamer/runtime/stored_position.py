@@ -1,7 +1,7 @@
 """The position that streamer may acknowledge to a source: stored in the target first.
 
-streamer acknowledges only stored positions, so a slot is never ahead of the target. If it is,
-another program moved it, or the target went back in time.
+streamer acknowledges only stored positions, so a slot is never ahead of the target. If a slot is
+ahead, a different program moved the slot, or the target went back in time.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from streamer.target.claim import Claim
 from streamer.waiting import wait_for_event
 
 STORE_SECONDS: Final = 15.0
-"""The interval for storing a position that moved a little, without a change for us.
+"""The interval for storing a position that moved a little, without changes of mapped tables.
 
-An idle target would otherwise have a commit for each heartbeat.
+Otherwise an idle target would have a commit for each heartbeat.
 """
 SMALL_BYTES: Final = 64 * 1024
 """Less WAL than this is little."""
@@ -32,14 +32,14 @@ Each position is a commit at the target with a flush of its WAL. Workers commit 
 """
 
 ASKED_SECONDS: Final = 1.5
-"""How long a request for positions holds; a client that waits repeats it every second.
+"""How long a request for positions holds; a client that waits repeats the request every second.
 
-The position for which it waits may come after others, and with the next keepalive only.
+The awaited position may come after further positions, and only with the next keepalive.
 """
 
 
 class StoredPosition:
-    """The stored position of one source, for one attempt to stream it."""
+    """The stored position of a source, for one attempt to stream the source."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class StoredPosition:
         self.stored_lsn = tracker.flush_lsn
         """The position that streamer may acknowledge now."""
         self.tried_at = 0.0
-        """When storing was last begun; this and the next in `time.monotonic`'s terms."""
+        """When storing last began, in `time.monotonic`'s terms."""
         self.stored_at = 0.0
-        """When it last was done."""
+        """When storing last ended, in `time.monotonic`'s terms."""
         self.is_wanted = False
         """A table has advanced, or the pipeline needs the position."""
         self.is_urgent = asyncio.Event()
@@ -68,7 +68,8 @@ class StoredPosition:
         self._history = history
         self._heartbeat = heartbeat
         self._acknowledged_lsn = record.acknowledged_lsn
-        """The position in the bookkeeping. If an answer is lost the attempt ends, so it is known.
+        """The position in the bookkeeping. A lost answer ends the attempt, so the position is
+        certain.
         """
         self._visible_at: float | None = None
         self._storing = asyncio.Lock()
@@ -80,7 +81,7 @@ class StoredPosition:
         *visible_at*: commits before that moment of `time.monotonic` are visible; None if unknown.
         Raises TargetConnectionError, TargetFencedError.
         """
-        async with self._storing:  # at the end, two tasks want to
+        async with self._storing:  # at the end, two tasks may store
             flush_lsn = self._history.position_through(self._tracker.flush_lsn)
             if not self._is_worth_storing(flush_lsn, visible_at):
                 return
@@ -103,18 +104,18 @@ class StoredPosition:
             self._visible_at = visible_at
 
     def ask(self) -> None:
-        """Store the next positions at once: an operator or the source waits for one of them."""
+        """Store the next positions at once: an operator or the source waits for a position."""
         self.is_wanted = True
         self._asked_until = time.monotonic() + ASKED_SECONDS
         self.is_urgent.set()
 
     @property
     def is_due_soon(self) -> bool:
-        """Whether to store a position although it has moved without a change for us."""
+        """Whether to store a position that has moved without changes of mapped tables."""
         return self.is_wanted or self.is_awaited or time.monotonic() < self._asked_until
 
     async def pause(self) -> None:
-        """Let positions gather after one was stored; an urgent one ends the pause."""
+        """Gather positions for a while; an urgent position ends the pause."""
         seconds = self.stored_at + PAUSE_SECONDS - time.monotonic()
         if seconds > 0 and not self.is_awaited:
             await wait_for_event(self.is_urgent, seconds)

@@ -1,4 +1,4 @@
-"""Keeps pipelines running, each on its own: an error of one source does not disturb the others.
+"""Keeps pipelines running, each by itself: an error of one source does not disturb the rest.
 
 The class of an error decides the reaction. After a transient error the supervisor retries with a
 back-off. An error that an operator must fix leaves the source in state ``error``. The supervisor
@@ -49,7 +49,7 @@ _UNREACHED: Final = (SourceConnectionError, SourceRejectedError, SourceConfigura
 
 
 class Supervisor:
-    """Runs one source, attempt after attempt."""
+    """Runs a source, attempt after attempt."""
 
     def __init__(self, source: SourceMapping, services: Services, guard: BacklogGuard) -> None:
         self.source = source
@@ -59,11 +59,11 @@ class Supervisor:
         self.stop = asyncio.Event()
         self.stop_lsn: Lsn | None = None
         self.failure: StreamerError | None = None
-        """The error that needs a person, while there is one."""
+        """The error that an operator must fix; None without such an error."""
         self._services = services
         self._requested = asyncio.Event()
         self._binary_obstacle: str | None = None
-        """The reason why the source fell back to text; it stays there with this configuration."""
+        """The reason why the source fell back to text; text remains with this configuration."""
         self._confirmed_at: float | None = None
         """The time of sending of the last heartbeat that arrived in an earlier attempt."""
         self._unreached_attempts = 0
@@ -76,7 +76,7 @@ class Supervisor:
 
     @property
     def retained_wal_bytes(self) -> int | None:
-        """How much WAL the source keeps for our slot, as far as this process knows."""
+        """The WAL that the source keeps for our slot, as far as this process knows."""
         if self.pipeline is not None:
             if self.health.restart_lsn is None:
                 return None
@@ -86,7 +86,7 @@ class Supervisor:
 
     @property
     def condition(self) -> tuple[str, ErrorReport | None]:
-        """State and error as operators see them: a source that is silent does not stream."""
+        """State and error for operators: a silent source does not stream."""
         health, pipeline = self.health, self.pipeline
         silent = pipeline.silent_seconds if pipeline is not None else 0.0
         if health.state != "streaming" or silent <= SILENT_SECONDS:
@@ -100,7 +100,7 @@ class Supervisor:
 
     @property
     def heartbeat_seconds(self) -> float | None:
-        """How long a commit takes to become visible; it grows between attempts to stream.
+        """How long a commit takes to become visible; the value grows between attempts to stream.
 
         None for a source of another replica, which measures the time.
         """
@@ -147,7 +147,7 @@ class Supervisor:
 
     @property
     def is_assigned(self) -> bool:
-        """Whether this process is to run the source. Without replicas it always is."""
+        """Whether this process is to run the source. Without replicas, always true."""
         return self._assigned.is_set()
 
     @property
@@ -157,7 +157,7 @@ class Supervisor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether another replica would have to do work again that is under way."""
+        """Whether a different replica would have to repeat work that is under way."""
         return self.is_copying or self.has_journal
 
     @property
@@ -187,7 +187,7 @@ class Supervisor:
         self._assigned.set()
 
     def hand_back(self) -> None:
-        """Let the present attempt end in order, and begin no other until `assign`."""
+        """End the present attempt in order, and begin no further attempt until `assign`."""
         self._assigned.clear()
         self.failure = None
         self.begin_anew()
@@ -199,9 +199,9 @@ class Supervisor:
         holder: str | None,
         tables: dict[str, tuple[str, ErrorReport | None]],
     ) -> None:
-        """Take over the stored state of a source that another replica runs.
+        """Show the stored state of a source that another replica runs.
 
-        *tables*: those that are not ready.
+        *tables*: the tables that are not ready.
         """
         if self.is_assigned or self.pipeline is not None:
             return
@@ -210,52 +210,54 @@ class Supervisor:
             error,
             holder=holder,
             table_states={name: table_state for name, (table_state, _) in tables.items()},
-            table_errors={name: each for name, (_, each) in tables.items() if each is not None},
+            table_errors={
+                name: report for name, (_, report) in tables.items() if report is not None
+            },
             verifications=self.health.verifications,
         )
 
     # ---- for operators --------------------------------------------------------------------------
 
     async def change(self, source: SourceMapping) -> None:
-        """Switch to another url or other rules for this source.
+        """Switch to a new url or new rules for this source.
 
         If possible, unaffected relations continue meanwhile. Raises StreamerError; the source then
         continues as before.
         """
-        before, self.source = self.source, source
+        former, self.source = self.source, source
         self.guard.change(source)
         self._binary_obstacle = None
         pipeline = self.pipeline
         if pipeline is None:
             self._requested.set()
             return
-        is_same_stream = before == dataclasses.replace(
+        is_same_stream = former == dataclasses.replace(
             source,
-            rules=before.rules,
-            max_retained_wal_bytes=before.max_retained_wal_bytes,
-            on_max_retained_wal=before.on_max_retained_wal,
-            priority=before.priority,
+            rules=former.rules,
+            max_retained_wal_bytes=former.max_retained_wal_bytes,
+            on_max_retained_wal=former.on_max_retained_wal,
+            priority=former.priority,
         )
         try:
             if is_same_stream and await pipeline.change(source):
                 return
         except StreamerError as exc:
             if exc.retry is not Retry.TIMED:
-                self.source = before
-                self.guard.change(before)
+                self.source = former
+                self.guard.change(former)
                 raise
         if self.pipeline is pipeline:
             self.begin_anew()
 
     def look_for_requests(self, *, was_asked: bool) -> None:
-        """Take operators' requests; with *was_asked* there is one, for this source or another."""
+        """Read operators' requests; *was_asked*: a request exists, for any of the sources."""
         if was_asked:
             self._requested.set()
         if self.pipeline is not None:
             self.pipeline.requested.set()
 
     def store_position(self, *, of_tables: bool = False) -> None:
-        """Store the acknowledged position as soon as it moves: an operator waits for it."""
+        """Store the acknowledged position as soon as it moves: an operator waits."""
         if self.pipeline is not None:
             self.pipeline.store_position(of_tables=of_tables)
 
@@ -286,7 +288,7 @@ class Supervisor:
                 if not self._is_to_begin_anew:
                     return
             except TransportError as exc:
-                self._binary_obstacle = str(exc)  # said in the log when the stream begins again
+                self._binary_obstacle = str(exc)  # the log says so when the stream begins again
             except StreamerError as exc:
                 if isinstance(exc, TargetMovedError):
                     self._services.locks.doubt()
@@ -357,7 +359,7 @@ class Supervisor:
                 )
 
     async def _sleep(self, seconds: float | None) -> None:
-        """Sleep, unless an operator asks for something or we are to stop."""
+        """Sleep until an operator's request, a stop, or the end of *seconds*."""
         self._requested.clear()
         if self.is_assigned:
             await self._wait([self._requested, self.stop], seconds)

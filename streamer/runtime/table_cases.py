@@ -1,10 +1,10 @@
 """Executes the cases of a source's tables (`streamer.runtime.reconcile`) in the running process.
 
-The cases that a single look cannot finish stay open, one for each table:
+A case that a single check cannot finish stays open:
 
-- *renamed*: until a new attempt lets the relation follow, or the table has its name back.
+- *renamed*: until a new attempt lets the relation follow, or the table regains its name.
 - *dropped*: until the target has the last changes of the table.
-- *replaced*: the same. Then the relation copies the table that has the name now, or stops.
+- *replaced*: likewise. Then the relation copies the table that has the name now, or stops.
 - *block*: until streamer can publish the table. Its copy begins then.
 """
 
@@ -71,16 +71,16 @@ class TableCases:
         self._coordinator: SyncCoordinator | None = None
         self._remove: Callable[[MappedRelation], Awaitable[None]] | None = None
         self.is_unsettled = False
-        """A look has left tables that the next look has to judge."""
+        """A check has left tables to the next check."""
 
     @property
     def are_open(self) -> bool:
-        """Whether a look has left something for the next one."""
+        """Whether a check has left tables to the next check."""
         return self.is_unsettled or bool(self._open)
 
     @property
     def has_renamed(self) -> bool:
-        """Whether tables have other names at the source now; a new attempt lets them follow."""
+        """Whether tables were renamed at the source; a new attempt lets their relations follow."""
         return bool(self._of(Fate.RENAMED))
 
     def may_be_copied(self, mapped: MappedRelation) -> bool:
@@ -88,7 +88,7 @@ class TableCases:
         waiting = self._open.get(mapped)
         if mapped.state.is_lost or (waiting is not None and waiting.case.fate is not Fate.REPLACED):
             return False
-        # A pattern brought the new name of a table that is to follow.
+        # A pattern added the new name of a renamed table whose relation is to follow.
         moves = self._of(Fate.RENAMED).values()
         return all(waiting.case.name != mapped.mapping.source for waiting in moves)
 
@@ -97,22 +97,22 @@ class TableCases:
         coordinator: SyncCoordinator,
         remove: Callable[[MappedRelation], Awaitable[None]],
     ) -> None:
-        """Let *coordinator* make the copies that become possible or necessary from now on.
+        """Use *coordinator* for the copies that become possible or necessary from now on.
 
-        *remove* takes a relation out of the stream.
+        *remove* removes a relation from the stream.
         """
         self._remove = remove
         self._coordinator = coordinator
         self._publishing.is_being_copied = coordinator.is_at
 
     async def begin(self, plain: Connection) -> None:
-        """Settle everything before the stream starts. Raises SourceContentionError too."""
+        """Reconcile all tables before the stream starts. Raises SourceContentionError too."""
         settled = await self.settle(plain)
         if settled.contention is not None:
             raise settled.contention
 
     async def publish(self, relations: Iterable[MappedRelation]) -> None:
-        """Publish *relations*, which need a copy; begin the copies of the published ones."""
+        """Publish *relations*, which need a copy; begin the copies of the published relations."""
         for mapped in list(relations):
             self._publishing.renew(mapped)
             self._expect(mapped)
@@ -121,13 +121,15 @@ class TableCases:
             await self.settle(plain)
 
     def replaced(self, mapped: MappedRelation) -> None:
-        """The stream brings another table under the name of *mapped*, and nothing of it counts."""
+        """Record that the stream sends a different table under the name of *mapped*; no change
+        counts.
+        """
         waiting = self._open.get(mapped)
         if waiting is None or waiting.case.fate is Fate.BLOCK:
             self._open[mapped] = _Open(Case(Fate.REPLACED))
 
     def _expect(self, mapped: MappedRelation) -> None:
-        """Have the next look begin the copy of *mapped*, if streamer can publish the table."""
+        """Let the next check begin the copy of *mapped*, if streamer can publish the table."""
         waiting = self._open.get(mapped)
         is_over = waiting is not None and waiting.case.fate is Fate.REPLACED
         if waiting is None or (is_over and mapped.skip_through_lsn == EVERYTHING):
@@ -139,14 +141,14 @@ class TableCases:
     # ---- tables that are gone ------------------------------------------------------------------
 
     async def leave_replaced(self, plain: Connection) -> None:
-        """Copy the tables that took the place of others, or stop, once the target has all changes
-        of the former ones.
+        """Copy, or stop, relations whose table was replaced, once the target has all former
+        changes.
         """
         for mapped, waiting in self._of(Fate.REPLACED).items():
             if mapped not in self._relations:
                 del self._open[mapped]
                 continue
-            dropped = [other.mapping.source for other in self._of(Fate.DROPPED)]
+            dropped = [relation.mapping.source for relation in self._of(Fate.DROPPED)]
             if not await self._has_all(mapped, waiting, plain) or waiting.case.successor in dropped:
                 continue
             self.is_unsettled = True
@@ -168,19 +170,19 @@ class TableCases:
         await demand_copy(self._bookkeeping, mapped.relation_id, Resync())
         self._log_copy(mapped, "its table was dropped, and another one has the name")
         await self._copy_again(mapped, may_begin=False)
-        mapped.relid = None  # the next look finds the table that the name has
+        mapped.relid = None  # the next check finds the table that has the name
 
     def expect_missing(self) -> None:
-        """Request copies as soon as the source has the tables that they lacked."""
+        """Request copies of missing tables as soon as the source has these tables."""
         while self._relations.missing:
             mapped = self._relations.missing.pop()
             if mapped.skip_through_lsn == EVERYTHING:
-                mapped.relid = None  # the next look finds the table that the name has
+                mapped.relid = None  # the next check finds the table that has the name
             self._expect(mapped)
             self.is_unsettled = True
 
     async def let_go(self, plain: Connection) -> None:
-        """Forget dropped tables as soon as the target has all their changes."""
+        """Delete the relations of dropped tables as soon as the target has all their changes."""
         for mapped, waiting in self._of(Fate.DROPPED).items():
             if not await self._has_all(mapped, waiting, plain):
                 continue
@@ -222,7 +224,7 @@ class TableCases:
     # ---- cases ---------------------------------------------------------------------------------
 
     async def settle(self, plain: Connection) -> Settled:
-        """Settle everything now. Raises StreamerError."""
+        """Reconcile all tables now. Raises StreamerError."""
         settled = await self._publishing.settle(plain)
         self.is_unsettled = settled.is_unsettled
         named = self._keep_open(settled.cases)
@@ -242,7 +244,7 @@ class TableCases:
         return settled
 
     def _keep_open(self, cases: Mapping[MappedRelation, Case]) -> list[MappedRelation]:
-        """Keep the cases that wait; return the tables that have their names back."""
+        """Store the cases that wait; return the tables that have regained their names."""
         named = []
         for mapped, waiting in list(self._open.items()):
             fate = cases[mapped].fate if mapped in cases else None
@@ -261,10 +263,10 @@ class TableCases:
         return named
 
     async def _judge_renames(self, named: Iterable[MappedRelation]) -> dict[MappedRelation, Case]:
-        """Stop the renamed tables that cannot follow, and have a new attempt for the others.
+        """Stop the renamed tables that cannot follow, and request a new attempt for the rest.
 
-        *named*: tables that have their names back. Return the cases of tables that cannot follow
-        and whose changes streamer does not hold.
+        *named*: tables that have regained their names. Return the cases of tables that cannot
+        follow and whose changes streamer does not hold.
         """
         source = self._tables.source
         for mapped in named:
@@ -305,7 +307,7 @@ class TableCases:
     async def _copy_again(self, mapped: MappedRelation, *, may_begin: bool) -> None:
         self._publishing.renew(mapped)
         state = mapped.state.to_copy_again()
-        if self._coordinator is None:  # the stream has not begun, and with it come the copies
+        if self._coordinator is None:  # copies begin with the stream
             self._relations.become(mapped, state)
             return
         self._coordinator.give_up(mapped)
@@ -315,7 +317,7 @@ class TableCases:
             self._coordinator.request(mapped)
 
     async def _block(self, cases: Mapping[MappedRelation, Case]) -> None:
-        """Report the tables that cannot be copied yet, and copy those that can by now."""
+        """Report the tables that cannot be copied yet, and copy tables whose obstacle is gone."""
         former, blocked = dict(self._open), self._of(Fate.BLOCK)
         for mapped in blocked:
             del self._open[mapped]
@@ -323,7 +325,7 @@ class TableCases:
             if case.error is None or case.fate is Fate.STOP:
                 continue
             if self._coordinator is not None and self._coordinator.is_at(mapped):
-                continue  # the copy will say so, or the next look after it
+                continue  # the copy, or the next check after the copy, reports the error
             waiting = self._open.setdefault(mapped, _Open(Case(Fate.BLOCK)))
             is_told = mapped in former and former[mapped].reported == case.error
             waiting.reported = case.error

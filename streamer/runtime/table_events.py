@@ -1,8 +1,8 @@
-"""Reports of workers, drainers and copies about the tables of one source.
+"""Reports of workers, drainers and copies about the tables of a source.
 
 A worker or drainer reports a lane, the coordinator a copy. `TableEvents` moves the durable
 position, stores the states of the tables, and wakes the task that stores the position. Each attempt
-to stream the source has one, which owns the lanes.
+to stream the source has its own `TableEvents`, which owns the lanes.
 """
 
 import asyncio
@@ -78,18 +78,18 @@ class TableEvents:
         self.has_progress = False
         """A table has advanced since the last stored position."""
         self._to_ask: set[MappedRelation] = set()
-        """Relations that may ask for a copy again: the obstacle of the last copy is gone."""
+        """Relations that may request a copy again: the obstacle of the last copy is gone."""
         self._unreached: set[MappedRelation] = set()
-        """Relations whose copy fails because of changes that cannot be applied."""
+        """Relations whose copy fails because of changes that the target rejects."""
         self._services = services
         self._heartbeat = heartbeat
         self._fail = fail
 
     async def close(self) -> None:
-        """Give up all unapplied changes: the source will send them again."""
+        """Discard all unapplied changes: the source will send these changes again."""
         lanes = self.relations.lanes()
         for lane in lanes:
-            lane.is_ending = True  # a worker that fails now must not hand it to a drainer
+            lane.is_ending = True  # a worker that fails now must not hand the lane to a drainer
             lane.changed.set()
         try:
             for worker in self._services.all_workers:
@@ -132,7 +132,7 @@ class TableEvents:
 
     def lane_live(self, lane: Lane) -> None:
         for mapped in self.relations.in_lane(lane):
-            if mapped.former_labels:  # the fast way to read rows does for the present ones
+            if mapped.former_labels:  # the fast way to read rows suffices for the current labels
                 mapped.former_labels, mapped.plan = {}, None
         self.relations.go_home(lane)
 
@@ -170,41 +170,43 @@ class TableEvents:
                 await self._store_conflict(mapped, error.conflict)
 
     async def _store_conflict(self, mapped: MappedRelation, conflict: Conflict) -> None:
-        """Store why a table stops; again at each retry, which changes nothing."""
+        """Store why a table stops. Each retry stores the reason again, to no further effect."""
 
         async def store() -> None:
             async with self._services.bookkeeping.connection() as target, transaction(target):
-                kept = self._services.conflicts_kept
-                await note_conflicts(target, mapped.relation_id, [conflict], kept)
+                limit = self._services.conflicts_kept
+                await note_conflicts(target, mapped.relation_id, [conflict], limit)
 
         await self._store(store)
 
     async def lane_waits(self, lane: Lane, reason: str | None) -> None:
         text = f"the target to take changes again: {reason}"
         wait = None if reason is None else TableWait(text)
-        with contextlib.suppress(TargetError):  # a full disk may refuse this, too
+        with contextlib.suppress(TargetError):  # a full disk may refuse this statement, too
             await self.relations.tell_waiting(self.relations.in_lane(lane), wait)
 
     def has_brake(self, lane: Lane) -> bool:
         relations = self.relations.in_lane(lane)
         return any(mapped.mapping.rule.max_deleted_rows is not None for mapped in relations)
 
-    async def lane_braked(self, lane: Lane, mapped: MappedRelation, found: MassDelete) -> None:
-        error = _mass_delete_error(mapped, found)
+    async def lane_braked(
+        self, lane: Lane, mapped: MappedRelation, mass_delete: MassDelete
+    ) -> None:
+        error = _mass_delete_error(mapped, mass_delete)
         report = ErrorReport.of(error)
-        lane.keep(Hold.PAUSED)  # perhaps one that the relation has left
+        lane.keep(Hold.PAUSED)  # perhaps a lane that the relation has left
         self.relations.become(mapped, mapped.state.paused(report))
         log.error(
             "table paused before a mass delete",
             source=self.source.label,
             table=str(mapped.mapping.source),
             error=str(error),
-            lsn=str(found.lsn),
+            lsn=str(mass_delete.lsn),
             **error.log_fields,
         )
         bookkeeping = self._services.bookkeeping
         failpoint("brake.found")
-        await self._store(lambda: set_brake(bookkeeping, mapped.relation_id, found, report))
+        await self._store(lambda: set_brake(bookkeeping, mapped.relation_id, mass_delete, report))
         failpoint("brake.stored")
 
     async def lane_recovered(self, lane: Lane) -> None:
@@ -250,9 +252,9 @@ class TableEvents:
         return self.relations.in_lane(lane)
 
     async def _store_streaming_state(self, mapped: MappedRelation, state: TableState) -> None:
-        """Take and store *state*, which tells how applying changes fares."""
+        """Apply and store *state*, the outcome of applying changes."""
         if not mapped.state.is_of_stream:
-            return  # a copy or an operator has the say
+            return  # a copy or a pause owns the state
         if mapped.obstacle is not None and state.error is None:
             return
         self.relations.become(mapped, state)
@@ -270,9 +272,10 @@ class TableEvents:
         await self._store(lambda: request_still_unfilled(bookkeeping, mapped.relation_id))
 
     async def _store(self, store: Callable[[], Awaitable[None]]) -> None:
-        """Store something in the bookkeeping, as soon as the target is there.
+        """Run *store*, and retry until the target answers.
 
-        Without the right to the source, this attempt ends. The next one finds the same again.
+        Without the right to the source, this attempt ends. The next attempt meets the same
+        conflict.
         """
         backoff = Backoff()
         while True:
@@ -290,7 +293,7 @@ class TableEvents:
 
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         self.relations.become(mapped, mapped.state.copy_began(consistent_point))
-        if mapped.state.need is Need.ROWS:  # the copy has the rows of all changes before
+        if mapped.state.need is Need.ROWS:  # the copy has the rows of all earlier changes
             self.tracker.durable(self.relations.lane(mapped).pending, consistent_point)
             self.has_progress = True
             self.advanced.set()
@@ -300,10 +303,10 @@ class TableEvents:
         while True:
             if not mapped.state.follows or self.relations.lane_now(mapped) is not lane:
                 raise SyncError("the copy was given up meanwhile")
-            before = self.relations.followed(mapped)
-            for each in (lane, before):
-                if each is not None and Hold.ERROR in each.hold:
-                    raise self._cannot_reach(mapped, each)
+            former_lane = self.relations.followed(mapped)
+            for blocked in (lane, former_lane):
+                if blocked is not None and Hold.ERROR in blocked.hold:
+                    raise self._cannot_reach(mapped, blocked)
             if Hold.PAUSED in lane.hold:
                 again = "resume it" if mapped.state.resync.columns else "resume it, and ask again"
                 raise SyncError("the table was paused", hint=again)
@@ -311,12 +314,12 @@ class TableEvents:
                 self.relations.become(mapped, state)
             is_read = mapped.state.is_read
             is_there = lane.is_at_point if is_read else not lane.is_behind(point)
-            if before is None and is_there and self.has_delivered(point):
+            if former_lane is None and is_there and self.has_delivered(point):
                 return
             await until_changed(lane, REACH_SECONDS)
 
     def _cannot_reach(self, mapped: MappedRelation, lane: Lane) -> SyncError:
-        """Return the error of a copy up to whose point the target refuses a change."""
+        """Return the error of a copy when the target refuses a change from before its point."""
         count, _ = lane.held(mapped)
         oldest = lane.pending.oldest_time
         since = f" since {to_datetime(oldest):%Y-%m-%d %H:%M:%S} UTC" if oldest else ""
@@ -397,12 +400,12 @@ class TableEvents:
         )
 
 
-def _mass_delete_error(mapped: MappedRelation, found: MassDelete) -> MassDeleteError:
+def _mass_delete_error(mapped: MappedRelation, mass_delete: MassDelete) -> MassDeleteError:
     table, source = str(mapped.mapping.source), mapped.source
     resume = run("resume", table, database=source.database, sid=source.sid)
     skip = run("resume", table, "--skip-deletes", database=source.database, sid=source.sid)
     limit = mapped.mapping.rule.max_deleted_rows
     return MassDeleteError(
-        f'table "{table}" is paused, because max_deleted_rows is {limit}: {found}',
+        f'table "{table}" is paused, because max_deleted_rows is {limit}: {mass_delete}',
         hint=Remedy.of("to apply it, run: ", resume, "; to leave its deletes out, run: ", skip),
     )

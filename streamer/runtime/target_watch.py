@@ -1,8 +1,8 @@
 """The state of the target, for readiness, page, status and metrics.
 
-One connection does nothing but ask the target whether it answers and accepts writes, and listen for
-operators' requests. The state therefore does not depend on changes in flight: an idle source
-notices an outage of the target as soon as a busy one. An answer that takes longer than
+One connection only asks the target whether it answers and accepts writes, and listens for
+operators' requests. The state therefore does not depend on changes in flight: an idle source learns
+of an outage of the target as soon as a busy source. An answer that takes longer than
 `ANSWER_SECONDS` counts as an outage, so a network that swallows packets is an outage as well.
 
 States: `starting` until the first answer, then `reachable`, `unreachable` (no connection, or no
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 LOOK_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 5.0
 REQUEST_POLL_SECONDS: Final = 5.0
-"""The task polls requests, too, because a lost connection loses its notifications."""
+"""The task also polls for requests, because a lost connection loses its notifications."""
 
 # default_transaction_read_only is no obstacle: each of our sessions sets it to off.
 _IS_READ_ONLY_SQL: Final = "select pg_catalog.pg_is_in_recovery()"
@@ -59,9 +59,7 @@ class TargetState(enum.StrEnum):
 
 @dataclass(slots=True)
 class TargetHealth:
-    """One process's knowledge of the target. ``confirmed_at``: the monotonic time of its last
-    answer.
-    """
+    """One process's view of the target. ``confirmed_at``: the monotonic time of the last answer."""
 
     name: str = "target"
     state: TargetState = TargetState.STARTING
@@ -69,7 +67,7 @@ class TargetHealth:
     error_code: str | None = None
     remedy: Remedy | None = None
     since: datetime | None = None
-    """When the state began; None if it began before this process."""
+    """When the state began; None if the state began before this process."""
     confirmed_at: float | None = None
     unlogged: Unlogged = field(default_factory=dict)
 
@@ -105,7 +103,7 @@ class TargetHealth:
         self._enter(TargetState.REACHABLE, None)
 
     def judge(self, error: StreamerError, address: TargetAddress) -> None:
-        """Take the state for *error*, with the operator's next step."""
+        """Enter the state for *error*, with the operator's next step."""
         match error:
             case TargetConnectionError():
                 state = TargetState.UNREACHABLE
@@ -141,7 +139,7 @@ class TargetHealth:
 
 
 class NoAnswerError(TargetConnectionError):
-    """The target does not answer on a connection that stands, so another would not help."""
+    """The target does not answer on an open connection, so a new connection would not help."""
 
 
 async def ask(connection: TargetConnection) -> None:
@@ -157,7 +155,7 @@ async def ask(connection: TargetConnection) -> None:
 
 
 async def look_once(address: TargetAddress, application_name: str) -> TargetHealth:
-    """Connect, ask once and return the state: for commands, which have no process to ask."""
+    """Connect, check once and return the state: for commands outside the process."""
     health = TargetHealth(server_name(address.dsn.reveal()))
     try:
         connection = await _connect(address, application_name)
@@ -215,9 +213,7 @@ class TargetWatch:
                 await self._connection.close()
 
     async def _poll(self) -> bool:
-        """Look for unlogged tables, and return whether there are requests; while the target does
-        not answer there are none to find.
-        """
+        """Read the unlogged tables, and return whether requests exist; False without an answer."""
         connection = self._connection
         if connection is None or connection.is_closed or not self.health.is_well:
             return False
@@ -226,14 +222,15 @@ class TargetWatch:
                 self.health.unlogged = await read_unlogged(connection)
                 return await has_requests(connection)
         except (StreamerError, TimeoutError):
-            connection.terminate()  # the next look says why
+            connection.terminate()  # the next check reports the reason
             return False
 
     async def _look(self) -> None:
-        before = self.health.state
+        former = self.health.state
         try:
             try:
-                # One deadline for the whole look, so that its parts do not add up.
+                # A single deadline for the whole check, so that the times of its parts do not add
+                # up.
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await self._reach()
             except TimeoutError:
@@ -244,13 +241,14 @@ class TargetWatch:
         except StreamerError as exc:
             self.health.judge(exc, self._address)
             self._on_error(exc)
-        if self.health.state is not before:
-            self._log(before)
+        if self.health.state is not former:
+            self._log(former)
 
     async def _reach(self) -> None:
         if self._connection is None or not await self._still_answers(self._connection):
             self._connection = await _connect(self._address, "streamer listener")
-            # The pipelines lose theirs as well: the target's state has to be the first cause.
+            # The pipelines lose their connections as well: the target's state has to be the first
+            # cause.
             self._connection.on_lost(self._woken.set)
             await self._connection.listen(self._channel, self._notified)
             await ask(self._connection)
@@ -261,7 +259,7 @@ class TargetWatch:
             self._woken.set()
 
     async def _still_answers(self, connection: TargetConnection) -> bool:
-        """Return False for a connection that was lost: that alone says nothing of the server."""
+        """Return False for a lost connection: the loss alone does not show the server's state."""
         if connection.is_closed:
             return False
         if connection.is_outdated:
@@ -277,7 +275,7 @@ class TargetWatch:
             return False
         return True
 
-    def _log(self, before: TargetState) -> None:
+    def _log(self, former: TargetState) -> None:
         health = self.health
         if not health.is_well:
             log.error(
@@ -287,8 +285,8 @@ class TargetWatch:
                 error=health.error,
                 hint=health.hint,
             )
-        elif before is not TargetState.STARTING:
-            log.info("target reachable again", target=health.name, was=before.value)
+        elif former is not TargetState.STARTING:
+            log.info("target reachable again", target=health.name, was=former.value)
 
 
 async def _connect(address: TargetAddress, application_name: str) -> TargetConnection:

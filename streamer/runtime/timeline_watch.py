@@ -1,20 +1,21 @@
-"""Stores the timeline of a standby that is a source, before the target's changes need it.
+"""Stores the timeline of a standby that is a source, before the target's changes need the timeline.
 
-While a standby streams, it can follow another primary or become one, and its timeline changes. The
-target then gets changes from behind the fork. The next start would take them for commits that the
-source has lost, so the bookkeeping needs the new timeline before.
+While a standby streams, it can follow a new primary or become a primary, and its timeline changes.
+The target then gets changes from behind the fork. The next start would treat these as commits that
+the source has lost, so the bookkeeping needs the new timeline before.
 
-The connection of the watch tells the server's identity when the attempt begins, and lives as long
-as the attempt. So one run of the server sends everything that the attempt receives. A run replays
-one history: it never goes back behind a fork.
+The connection of the watch proves the server's identity when the attempt begins, and lives as long
+as the attempt. So a single run of the server sends all changes of the attempt. A run replays a
+single history, and never goes back behind a fork.
 
-The reader looks after it has received changes, and before it passes them on. A standby sends only
-changes that it has replayed. So if it replays the known timeline at that look, these changes are
-part of it. A kill therefore never leaves a change from behind a fork without its timeline. Earlier
-changes are part of the new timeline only if the fork is not before them.
+The reader checks the timeline after it has received changes, and before it passes them on. A
+standby sends only changes that it has replayed. So if the standby replays the known timeline at
+that check, these changes are part of this timeline. A kill therefore never leaves a change from
+behind a fork without its timeline. Earlier changes are part of the new timeline only if the fork is
+not before them.
 
-PostgreSQL's GetStandbyFlushRecPtr: IDENTIFY_SYSTEM tells a standby's replayed timeline, not the
-received one.
+PostgreSQL's GetStandbyFlushRecPtr: IDENTIFY_SYSTEM reports a standby's replayed timeline, not the
+received timeline.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ LAST_LOOK_SECONDS: Final = 2.0
 
 
 class TimelineWatch:
-    """Looks at the timeline of one standby during one attempt to stream it."""
+    """Checks the timeline of a standby during one attempt to stream the standby."""
 
     def __init__(
         self,
@@ -66,12 +67,13 @@ class TimelineWatch:
         self._held_lsn = held_lsn
         self._looking = asyncio.Lock()
         self._change: str | None = None
-        """The message about another timeline that a look has found."""
+        """The message about a new timeline that a check has found."""
 
     async def run(self) -> None:
-        """Look until cancelled, and once more then: copies store positions beside the reader.
+        """Check until cancelled, and a last time then: copies store positions beside the reader.
 
-        Raises SourceConnectionError when the timeline has changed: the attempt's place is another.
+        Raises SourceConnectionError when the timeline has changed: the attempt is on the former
+        timeline.
         """
         while True:
             try:
@@ -88,7 +90,7 @@ class TimelineWatch:
         await self._connection.close()
 
     async def look(self) -> None:
-        """Store the timeline if it has changed. Raises SourceConnectionError then."""
+        """Store a changed timeline. Raises SourceConnectionError then."""
         async with self._looking:
             if self._change is None:
                 self._change = await self._find_change()
@@ -96,14 +98,14 @@ class TimelineWatch:
             raise SourceConnectionError(self._change)
 
     async def _find_change(self) -> str | None:
-        label, known = self._source.label, self._server.timeline
+        label, former = self._source.label, self._server.timeline
         with translating(label):
             timeline = await read_timeline(self._connection)
-            if timeline == known:
+            if timeline == former:
                 return None
             now = await read_branch(self._connection, replace(self._server, timeline=timeline))
         fork_lsn = common_end(self._branch, now)
         if fork_lsn is not None and self._held_lsn <= fork_lsn:
-            await follow_timeline(self._bookkeeping, self._claim, known, timeline, now.text)
+            await follow_timeline(self._bookkeeping, self._claim, former, timeline, now.text)
             log.info("the standby follows another timeline", source=label, timeline=timeline)
-        return f'source "{label}": the server went over from timeline {known} to {timeline}'
+        return f'source "{label}": the server went over from timeline {former} to {timeline}'

@@ -1,8 +1,8 @@
 """Text or binary: decided for a source at each start of its stream.
 
-One column that does not fit makes all values of a source come as text, because pgoutput takes one
-option for the stream. The planner notices later changes (`streamer.apply.planner`); the source then
-starts again.
+A single unsuitable column makes all values of a source come as text, because pgoutput has one
+option for the whole stream. The planner detects later changes (`streamer.apply.planner`); the
+source then starts again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,8 +35,8 @@ _READ_TABLES: Final = 500
 class ChosenTransport:
     """How a source sends values, and why.
 
-    ``types``: OIDs of types that come in binary; none when all is text. ``obstacle``: the reason
-    for text. ``of_tables``: the tables that are a reason themselves.
+    ``types``: OIDs of types that come in binary; none when all values are text. ``obstacle``: the
+    reason for text. ``of_tables``: the tables that cause text themselves.
     """
 
     types: frozenset[int]
@@ -48,7 +48,7 @@ class ChosenTransport:
         return self.types != TEXT
 
     def of(self, table: RelationName) -> tuple[str, str]:
-        """Return the transport of one table, and the reason in words."""
+        """Return the transport of a table, and the reason in words."""
         if self.obstacle is None:
             return Transport.BINARY.value, _QUALIFIES
         reason = self.of_tables.get(table)
@@ -68,8 +68,8 @@ async def choose_transport(
 ) -> ChosenTransport:
     """Return how the source is to send values.
 
-    Says in the log why binary that is asked for is not used. *known_obstacle*: why it could not be
-    gone on with before.
+    Logs why requested binary transport is not used. *known_obstacle*: why binary transport failed
+    before.
     """
     if source.transport is Transport.TEXT:
         return ChosenTransport(TEXT, IS_CHOSEN)
@@ -78,8 +78,8 @@ async def choose_transport(
     elif known_obstacle is not None:
         chosen = ChosenTransport(TEXT, known_obstacle)
     else:
-        known = [m for m in mappings if m.source in relations]
-        chosen = await _look_for_obstacles(source, server, bookkeeping, known, relations)
+        present = [m for m in mappings if m.source in relations]
+        chosen = await _look_for_obstacles(source, server, bookkeeping, present, relations)
     if chosen.obstacle is not None:
         say = log.warning if source.transport is Transport.BINARY else log.info
         say("text transport instead of binary", source=source.label, because=chosen.obstacle)
@@ -98,13 +98,13 @@ async def _look_for_obstacles(
         types = binary_types(server.version, target.server_version)
     for some in _batches(mappings):
         async with bookkeeping.connection() as target:
-            there = await read_relations(target, [mapping.target for mapping in some])
+            targets = await read_relations(target, [mapping.target for mapping in some])
         for mapping in some:
             relation = relations[mapping.source]
             obstacle = binary_obstacle(
                 published_relation(relation),
                 mapping,
-                there.get(mapping.target),
+                targets.get(mapping.target),
                 sid=source.sid,
                 types=types,
                 type_names={column.name: column.type for column in relation.columns},
@@ -117,6 +117,6 @@ async def _look_for_obstacles(
 
 
 def _batches(mappings: Sequence[RelationMapping]) -> Iterator[list[RelationMapping]]:
-    rest = iter(mappings)
-    while some := list(islice(rest, _READ_TABLES)):
+    remaining = iter(mappings)
+    while some := list(islice(remaining, _READ_TABLES)):
         yield some

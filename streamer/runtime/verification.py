@@ -1,12 +1,12 @@
 """Standing verification: in quiet times `run` compares table after table with its source.
 
 A table is due when its `verify_interval` has passed since the end of its last comparison, by this
-process or by a command. A verification begins and goes on only while its source streams with
-little lag and no copy runs. Otherwise it stops at once. The next one continues with the ranges that
-are left, as every comparison does.
+process or by a command. A verification runs only while its source streams with little lag and no
+copy runs. Otherwise the verification stops at once. The next verification continues with the
+remaining ranges, as every comparison does.
 
-`streamer.compare` does the work, in a process without Spark. The bookkeeping keeps the results
-(``streamer.verification``), and every pipeline's health shows them.
+`streamer.compare` does the work, in a process without Spark. The bookkeeping stores the results
+(``streamer.verification``), and every pipeline's health shows the results.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ from streamer.runtime.supervisor import Supervisor
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 30.0
-"""How often the process looks for tables that are due, and for results of commands."""
+"""How often the process checks for tables that are due, and for results of commands."""
 BUSY_SECONDS: Final = 1.0
-"""How long a table that is due waits for the next look while it is not quiet."""
+"""How long a table that is due waits for the next check while the source is busy."""
 QUIET_SECONDS: Final = 1.0
-"""How often a verification checks that it is still quiet."""
+"""How often a verification checks that its source is still quiet."""
 LAG_SECONDS_MAX: Final = 10.0
-"""A source that lags more is not quiet."""
+"""A source with more lag is not quiet."""
 RETRY_SECONDS: Final = 300.0
-"""How long a table without an answer waits at most for another verification."""
+"""How long an undecided table waits at most for the next verification."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationSettings:
-    """``interval``: seconds between two verifications of a table without its own; 0 for none."""
+    """``interval``: seconds between verifications of a table without own interval; 0: none."""
 
     interval: float
     rows_per_second: float
@@ -79,7 +79,7 @@ def due_at(interval: float, last: VerificationRecord | None, began_at: datetime)
 
 
 def is_quiet(*, is_copying: bool, is_throttling: bool, lag_seconds: float) -> bool:
-    """Return whether a verification of a source that streams disturbs nothing now. Pure.
+    """Return whether a source that streams is quiet enough for a verification. Pure.
 
     *is_copying*: of any source, because copies share the target. *is_throttling*: the source
     retains too much WAL.
@@ -115,7 +115,7 @@ class Verification:
             await asyncio.sleep(self._pause(await self._look()))
 
     def _pause(self, due: Iterable[DueTable]) -> float:
-        """Return the seconds until the next look."""
+        """Return the seconds until the next check."""
         now = datetime.now(UTC)
         waits = [(table.at - now).total_seconds() for table in due]
         return min([LOOK_SECONDS, *(max(BUSY_SECONDS, wait) for wait in waits)])
@@ -154,7 +154,7 @@ class Verification:
         relations: Sequence[RelationRecord],
         records: dict[int, VerificationRecord],
     ) -> Iterator[DueTable]:
-        """Yield the tables of one source that are verified."""
+        """Yield the tables of a source that are verified."""
         rules = find_rules(source, [parse_name(relation.source) for relation in relations])
         for relation in relations:
             rule = rules.get(parse_name(relation.source))
@@ -171,19 +171,19 @@ class Verification:
 
     def _is_quiet(self, source: SourceMapping) -> bool:
         supervisors = list(self._supervisors)
-        its = next((each for each in supervisors if each.source.label == source.label), None)
-        if its is None or its.pipeline is None or not its.pipeline.is_streaming:
+        owner = next((item for item in supervisors if item.source.label == source.label), None)
+        if owner is None or owner.pipeline is None or not owner.pipeline.is_streaming:
             return False
         return is_quiet(
-            is_copying=any(each.is_copying for each in supervisors),
-            is_throttling=its.guard.is_throttling,
-            lag_seconds=its.pipeline.lag_seconds(),
+            is_copying=any(item.is_copying for item in supervisors),
+            is_throttling=owner.guard.is_throttling,
+            lag_seconds=owner.pipeline.lag_seconds(),
         )
 
     # ---- the work ------------------------------------------------------------------------------
 
     async def _verify(self, table: DueTable) -> None:
-        """Verify one table, or stop once it is no longer quiet."""
+        """Verify a table; stop once the source is no longer quiet."""
         comparison = Comparison(
             self._settings.target_url,
             self._mapping(),
@@ -224,11 +224,11 @@ class Verification:
     async def _show(self, table: DueTable) -> None:
         """Show the result that the comparison has stored."""
         relation_id = table.relation.relation_id
-        with contextlib.suppress(StreamerError):  # the next look shows it
-            found = await read_verifications(self._bookkeeping, relation_id)
+        with contextlib.suppress(StreamerError):  # the next check shows the result
+            records = await read_verifications(self._bookkeeping, relation_id)
             for supervisor in self._supervisors:
-                if supervisor.source.label == table.source.label and relation_id in found:
-                    supervisor.health.verifications[table.relation.source] = found[relation_id]
+                if supervisor.source.label == table.source.label and relation_id in records:
+                    supervisor.health.verifications[table.relation.source] = records[relation_id]
 
 
 def _report(source: SourceMapping, result: TableResult) -> None:

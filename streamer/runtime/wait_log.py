@@ -1,7 +1,7 @@
-"""Logs the reason of a long wait, every `REPORT_SECONDS` for as long as it lasts.
+"""Logs the reason of a long wait, every `REPORT_SECONDS` for as long as the wait lasts.
 
 The process itself knows the states of sources and target, and the waits of tables. The reason for
-which a start waits comes from the bookkeeping, where `status` reads it, too.
+which a start waits comes from the bookkeeping, where `status` reads the reason, too.
 """
 
 import asyncio
@@ -32,25 +32,25 @@ _FIRST_COPIES: Final = "first copies"
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Something that waits (``target``, a source, tables of a source), and the reason."""
+    """A subject that waits (``target``, a source, tables of a source), and the reason."""
 
     subject: str
     reason: str
 
 
 class LongWaits:
-    """Knows since when each subject has waited. Pure."""
+    """Stores since when each subject has waited. Pure."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def update(self, waits: Iterable[Wait], now: float) -> list[tuple[Wait, float]]:
-        """Take the waits of *now*; return those to report, with their seconds."""
-        found = {wait.subject: wait for wait in waits}
-        self._since = {subject: self._since.get(subject, now) for subject in found}
+        """Store the waits of *now*; return the waits to report, with their seconds."""
+        by_subject = {wait.subject: wait for wait in waits}
+        self._since = {subject: self._since.get(subject, now) for subject in by_subject}
         return [
             (wait, now - self._since[subject])
-            for subject, wait in found.items()
+            for subject, wait in by_subject.items()
             if now - self._since[subject] >= REPORT_SECONDS
         ]
 
@@ -60,15 +60,15 @@ def find_waits(
     waiters: Sequence[tuple[str, Health]],
     sources: Iterable[SourceRecord] = (),
 ) -> list[Wait]:
-    """Return everything that waits. Pure."""
+    """Return all waits. Pure."""
     if not target.is_well:
         return [Wait("target", target.error or "no answer yet")]
     records = {record.label: record for record in sources}
     waits = []
     turns = [label for label, health in waiters if health.waiting_for is not None]
     if turns:
-        others = f" and {len(turns) - 1} other sources" if len(turns) > 1 else ""
-        waits.append(Wait(_FIRST_COPIES, f'the turn of source "{turns[0]}"{others}'))
+        further = f" and {len(turns) - 1} other sources" if len(turns) > 1 else ""
+        waits.append(Wait(_FIRST_COPIES, f'the turn of source "{turns[0]}"{further}'))
     for label, health in waiters:
         record = records.get(label)
         if health.state in _WAITING_STATES and health.waiting_for is None:
@@ -98,10 +98,10 @@ async def report_waits(
         waiters = read_waiters()
         sources: Sequence[SourceRecord] = ()
         if target.is_well and any(health.state in _WAITING_STATES for _, health in waiters):
-            with contextlib.suppress(StreamerError):  # the next round reads it again
+            with contextlib.suppress(StreamerError):  # the next round reads the records again
                 sources = await read_source_records(bookkeeping)
-        found = find_waits(target, waiters, sources)
-        for wait, seconds in long_waits.update(found, time.monotonic()):
+        waits = find_waits(target, waiters, sources)
+        for wait, seconds in long_waits.update(waits, time.monotonic()):
             log.info(
                 "still waiting", what=wait.subject, waiting_for=wait.reason, seconds=round(seconds)
             )

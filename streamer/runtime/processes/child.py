@@ -23,7 +23,7 @@ class Membership:
     """The place of a process.
 
     *number*: from 1 on. *port*: the descriptor of the common listening socket. *directory*: holds
-    the sockets on which the processes answer each other.
+    the sockets over which the processes answer requests of their siblings.
     """
 
     number: int
@@ -44,26 +44,26 @@ class Membership:
         return self.directory / str(self.number)
 
     def siblings(self) -> dict[int, Path]:
-        """Return the sockets of the other processes by number; some may have no process now."""
-        found = {int(path.name): path for path in self.directory.iterdir() if path.name.isdigit()}
-        return {number: found[number] for number in sorted(found) if number != self.number}
+        """Return the sockets of the remaining processes by number; some may have no process now."""
+        sockets = {int(path.name): path for path in self.directory.iterdir() if path.name.isdigit()}
+        return {number: sockets[number] for number in sorted(sockets) if number != self.number}
 
     def own_settings(self, settings: Settings) -> Settings:
         """Return *settings* with a spool directory of this process.
 
-        The first process has the configured one, so that it continues the journals of a process
-        without others.
+        The first process has the configured directory, so that it continues the journals of a
+        single process.
         """
         spool = settings.spool
         if spool.directory is None or self.number == FIRST:
             return settings
-        own = spool.model_copy(
+        process_spool = spool.model_copy(
             update={"directory": process_directory(spool.directory, self.number)}
         )
-        return settings.model_copy(update={"spool": own})
+        return settings.model_copy(update={"spool": process_spool})
 
     def listen(self) -> socket.socket:
-        """Return the own socket, made anew."""
+        """Return the socket of this process, newly created."""
         self.own_socket.unlink(missing_ok=True)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(str(self.own_socket))
@@ -76,7 +76,7 @@ def process_directory(directory: Path, number: int) -> Path:
 
 
 async def read_commands() -> asyncio.StreamReader:
-    """Return the commands of the parent, which come on the standard input."""
+    """Return the commands of the parent, which arrive on the standard input."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -91,7 +91,7 @@ async def obey(
 ) -> None:
     """Pass each command to *act*. The end of the parent is a `STOP`.
 
-    A parent that ends after a `STOP` has had a second signal, so the process exits at once.
+    A parent that ends after a `STOP` got a second signal, so the process exits at once.
     """
     is_stopping = False
     while line := await commands.readline():

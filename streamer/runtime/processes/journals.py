@@ -1,8 +1,8 @@
 """The journals of processes that ``processes: N`` no longer starts.
 
-Each process keeps its journals in a spool directory of its own. With a lower N, nobody would read
-those of the last processes, although they may hold the only copy of their changes. The next command
-moves them to the first process before any process starts.
+Each process keeps its journals in its own spool directory. With a lower N, no process would read
+the journals of the last processes, although these may be the only copy of their changes. The next
+command moves the journals to the first process before any process starts.
 """
 
 import shutil
@@ -22,8 +22,8 @@ _SPOOLS: Final = "streamer-"
 
 
 def gather_journals(directory: Path, count: int) -> None:
-    """Move the journals of processes above number *count* to the first one, and remove their spool
-    directories. *directory*: the configured one.
+    """Move the journals of processes above number *count* to the first process, and remove their
+    spool directories. *directory*: from the configuration.
 
     A directory stays until the next start if its process still lives, or if the first process has a
     journal of the same slot. Raises SpoolError.
@@ -41,7 +41,7 @@ def gather_journals(directory: Path, count: int) -> None:
 
 
 def _move_all(former: Path, directory: Path) -> bool:
-    """Move journals; return whether all are gone."""
+    """Move journals; return whether the directory is empty."""
     is_empty = True
     for path in sorted(directory_of(former, "-").parent.glob("*")):
         if not has_journal(path):

@@ -1,8 +1,9 @@
-"""The parent of ``processes: N``: it starts the processes, restarts them, and passes signals on.
+"""The parent of ``processes: N`` starts and restarts the processes, and passes signals on.
 
-It streams nothing. Each process is a replica, so locks in the target share out the sources. The
-parent holds the listening socket that all processes inherit, and names one to accept its
-connections. If that process dies, connections wait in the socket until the next one accepts them.
+The parent streams no source. Each process is a replica, so locks in the target share out the
+sources. The parent holds the listening socket that all processes inherit, and names the process
+that accepts its connections. If that process dies, connections wait in the socket for the next
+process.
 
 Commands travel over the standard input of a process. A signal that a service manager sends to the
 parent and to its processes is therefore not a second signal. The end of the parent closes that
@@ -34,7 +35,7 @@ PROGRAM: Final = "streamer"
 
 class Parent:
     """*arguments*: of `streamer`, up to the options of `run`. *port*: the descriptor of the
-    listening socket, if there is one.
+    listening socket, if any.
     """
 
     def __init__(self, count: int, arguments: Sequence[str], port: int | None) -> None:
@@ -107,17 +108,17 @@ class Parent:
     def _tell(self, number: int, command: str) -> None:
         stdin = self._processes[number].stdin
         assert stdin is not None
-        with contextlib.suppress(OSError, RuntimeError):  # it ends at this moment
+        with contextlib.suppress(OSError, RuntimeError):  # the process ends at this moment
             stdin.write(f"{command}\n".encode())
 
     def stop(self) -> None:
-        """Let all processes end in order."""
+        """End all processes in order."""
         self._stopping.set()
         for number in self._processes:
             self._tell(number, STOP)
 
     def reload(self) -> None:
-        """Let all processes read the configuration again."""
+        """Reload the configuration in all processes."""
         for number in self._processes:
             self._tell(number, RELOAD)
 

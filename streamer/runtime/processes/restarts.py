@@ -1,8 +1,8 @@
 """Decisions of the parent about a process that has ended. Pure.
 
 A process that was killed or ended by itself starts again after a back-off. The exit code of a
-StreamerError is a verdict. A wrong configuration ends all processes at once. Another error ends
-them if a few restarts do not help.
+StreamerError is a verdict. A wrong configuration ends all processes at once. The remaining errors
+end all processes if a few restarts do not help.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Restarts:
         self._verdicts = 0
 
     def next_seconds(self, code: int, lived_seconds: float) -> float | None:
-        """Return the delay before the next start; None if the others have to end, too.
+        """Return the delay before the next start; None if all processes have to end.
 
         *code*: negative for a signal, as `asyncio.subprocess.Process.returncode` has it.
         """

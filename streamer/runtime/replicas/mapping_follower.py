@@ -2,13 +2,13 @@
 
 An operator changes the mapping of one replica: by an apply in the mapping database, or by SIGHUP
 after a change of the file. That replica adds a revision to the bookkeeping of the target. The
-others see its fingerprint, and read their own configuration again. The target never holds a
-mapping.
+remaining replicas see its fingerprint, and read their own configuration again. The target never
+holds a mapping.
 
-A replica with another mapping takes no source. It may have an older file, which lacks tables that
-the fleet streams. Its age tells nothing: a process that starts late may have the oldest file. So
-its mapping becomes the newest one only if an operator says so (SIGHUP), or if no replica is left
-that runs the newest one.
+A replica without the newest mapping takes no source. Its file may be older, and lack tables that
+the fleet streams. Its age is no evidence: a process that starts late may have the oldest file. So
+its mapping becomes the newest only if an operator says so (SIGHUP), or if no replica runs the
+newest mapping any more.
 
 A file may reach another machine later, so a replica tries again, ever more rarely. Meanwhile log
 and status name the replica that differs.
@@ -28,8 +28,8 @@ log = structlog.get_logger()
 FIRST_SECONDS: Final = 2.0
 MOST_SECONDS: Final = 60.0
 JOIN_SECONDS: Final = 3.0
-"""After it has joined, a replica leaves sources and mapping to others that may have lost their
-sessions in the same outage, for so long.
+"""After joining, a replica leaves sources and mapping for so long to replicas that may have lost
+their sessions in the same outage.
 """
 DIFFERS: Final = (
     "this replica has another mapping than the one that the replicas run, so it takes no source"
@@ -39,17 +39,17 @@ DIFFERS: Final = (
 def find_users(
     mapping: str, replicas: Sequence[ReplicaRecord], is_dead: Callable[[str], bool]
 ) -> list[ReplicaRecord]:
-    """Return the replicas that run *mapping*, or may come back with it. Pure but for *is_dead*.
+    """Return the replicas that run *mapping*, or may return with it. Pure except for *is_dead*.
 
     A replica that ended in order has no row. *is_dead*: whether the process of a name is known to
     have ended.
     """
     return [
-        each
-        for each in replicas
-        if each.mapping == mapping
-        and not each.is_stopping
-        and (each.is_alive or not is_dead(each.name))
+        replica
+        for replica in replicas
+        if replica.mapping == mapping
+        and not replica.is_stopping
+        and (replica.is_alive or not is_dead(replica.name))
     ]
 
 
@@ -65,7 +65,7 @@ class MappingFollower:
         is_dead: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self.is_waiting = False
-        """Whether the replicas run another mapping than this process has."""
+        """Whether the replicas run a different mapping than this process."""
         self._read_mapping = read_mapping
         self._reload = reload
         self._is_dead = is_dead
@@ -79,8 +79,8 @@ class MappingFollower:
         self._is_told = False
 
     def confirm(self) -> None:
-        """Make the mapping of this process the newest one, because an operator has changed or
-        confirmed the mapping here.
+        """Make the mapping of this process the newest, because an operator has changed or confirmed
+        the mapping here.
         """
         self._is_confirmed = True
 
@@ -95,10 +95,10 @@ class MappingFollower:
     def look(
         self, record: FleetRecord, number: int, now: float, joined_seconds: float
     ) -> str | None:
-        """Return the fingerprint to make the newest one, if that of this process has to be.
+        """Return this process's fingerprint if its mapping has to become the newest.
 
-        Otherwise read the configuration again if the replicas run another mapping. *number*: that
-        of this process. *joined_seconds*: since when it has this number.
+        Otherwise read the configuration again if the replicas run a different mapping. *number*: of
+        this process. *joined_seconds*: since when the process has this number.
         """
         current = record.mappings[0] if record.mappings else None
         if current == self._fingerprint:
@@ -115,14 +115,15 @@ class MappingFollower:
     def _is_alone(self, record: FleetRecord, number: int, joined_seconds: float) -> bool:
         """Whether no replica runs the newest mapping, or will soon.
 
-        A mapping that has been the newest one before is older than the present one. Replicas that
-        may come back with the present one then count for as long as the target remembers them. So
-        do those that died while this replica waited beside them: their processes may start again.
+        A mapping that was the newest before is older than the present mapping. Replicas that may
+        return with the present mapping then count for as long as the target stores their rows. So
+        do replicas that died while this replica waited beside them: their processes may start
+        again.
         """
-        others = [each for each in record.replicas if each.number != number]
+        peers = [replica for replica in record.replicas if replica.number != number]
         is_gone = (lambda name: False) if self.is_waiting else self._is_dead
-        users = find_users(record.mappings[0], others, is_gone)
-        if any(each.is_alive for each in users):
+        users = find_users(record.mappings[0], peers, is_gone)
+        if any(user.is_alive for user in users):
             return False
         if not users:
             return True
@@ -134,8 +135,10 @@ class MappingFollower:
             self._next_at, self._seconds = now, FIRST_SECONDS
         if now < self._next_at:
             return
-        names = [each.name for each in replicas if each.is_alive and each.mapping == current]
-        if self._seconds > FIRST_SECONDS and not self._is_told:  # it has read it once in vain
+        names = [
+            replica.name for replica in replicas if replica.is_alive and replica.mapping == current
+        ]
+        if self._seconds > FIRST_SECONDS and not self._is_told:  # the first reading was in vain
             self._is_told = True
             log.warning(DIFFERS, run_by=names, hint=MAPPING_HINT)
         elif not self._is_told:

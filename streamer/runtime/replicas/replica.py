@@ -65,7 +65,7 @@ FOLLOW_SECONDS: Final = 5.0
 PROBE_SECONDS: Final = 10.0
 """The interval at which a replica tries to reach the sources that it gave up."""
 REMOVED_SECONDS: Final = 60.0
-"""A replica does not take a source that another replica removed for so long: this process may be 
+"""A replica does not take a source that another replica removed for so long: this process may be
 about to read the same configuration.
 """
 SHOW_SECONDS: Final = 3.0

@@ -2,10 +2,10 @@
 
 All replicas see the same locks and decide by the same rules, so they need no coordinator. A free
 source goes to the replica with the fewest sources. A replica that has at least two sources more
-than another one gives some back. Each move makes the shares more even, so moves come to an end.
+than another replica gives some back. Each move makes the shares more even, so moves come to an end.
 
 The lock alone decides. Two replicas with different views may both try to take a source, and one of
-them fails.
+the attempts fails.
 """
 
 from collections import Counter
@@ -15,32 +15,36 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A live replica. ``number``: by its place in the bookkeeping; a later one is greater."""
+    """A live replica. ``number``: by its place in the bookkeeping; a later replica has a greater
+    number.
+    """
 
     number: int
     sources: frozenset[str]
-    """Labels of the sources that it may run."""
+    """Labels of the sources that the replica may run."""
     max_sources: int | None = None
     is_stopping: bool = False
     journals: frozenset[str] = frozenset()
-    """Labels of sources whose journal is on its disk: no other replica can continue these."""
+    """Labels of sources whose journal is on the replica's disk: no other replica can continue
+    these.
+    """
     out_of_reach: frozenset[str] = frozenset()
-    """Labels of sources that it could not reach when it last tried."""
+    """Labels of sources that the replica could not reach in its last attempt."""
     has_newest_mapping: bool = True
-    """A replica with another mapping takes no source."""
+    """A replica without the newest mapping takes no source."""
 
     @property
     def is_taker(self) -> bool:
         return self.has_newest_mapping and not self.is_stopping
 
     def has_room(self, load: int) -> bool:
-        """Whether it may take a source beside *load* others."""
+        """Whether the replica may take a source beside *load* sources."""
         return not self.is_stopping and (self.max_sources is None or load < self.max_sources)
 
 
 @dataclass(frozen=True, slots=True)
 class SharePlan:
-    """The even share. ``takers``: the replica for each free source that one may take."""
+    """The even share. ``takers``: the replica for each free source that a replica may take."""
 
     loads: dict[int, int]
     """The number of sources of each replica at the end."""
@@ -49,22 +53,24 @@ class SharePlan:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The acts of one replica now."""
+    """The acts of a replica now."""
 
     take: list[str]
     give: list[str]
 
 
 Owners = Mapping[str, int | None]
-"""The replica that has the lock of each source; None if it is free. A process that is no replica
-has a number that no member has.
+"""The replica that has the lock of each source; None for a free source. A process that is no
+replica has a number that no member has.
 """
 Refusals = Collection[tuple[int, str]]
-"""Replicas that have not taken a source for a while, although it was theirs to take."""
+"""Replicas that have not taken a source for a while, although the plan assigned it."""
 
 
 def find_keepers(members: Sequence[Peer], owners: Owners) -> dict[str, int]:
-    """Return the replica that has the journal of a source: no other one can continue the source."""
+    """Return the replica that has the journal of a source: only that replica can continue the
+    source.
+    """
     keepers: dict[str, int] = {}
     for member in members:
         for label in member.journals:
@@ -74,7 +80,7 @@ def find_keepers(members: Sequence[Peer], owners: Owners) -> dict[str, int]:
 
 
 def find_unreached(members: Sequence[Peer], owners: Owners) -> set[tuple[int, str]]:
-    """Return the replicas that leave a source to others, which may be able to reach the source.
+    """Return the replicas that cannot reach a source which a different replica may reach.
 
     If no replica has reached the source, its owner keeps trying.
     """
@@ -85,8 +91,8 @@ def find_unreached(members: Sequence[Peer], owners: Owners) -> set[tuple[int, st
         for label in member.out_of_reach
         if label not in keepers
         and any(
-            label in other.sources and label not in other.out_of_reach and other.is_taker
-            for other in members
+            label in peer.sources and label not in peer.out_of_reach and peer.is_taker
+            for peer in members
         )
     }
 
@@ -96,7 +102,7 @@ def make_plan(members: Sequence[Peer], owners: Owners, refused: Refusals = ()) -
     keepers = find_keepers(members, owners)
     unreached = find_unreached(members, owners)
     refused = {*refused, *unreached}
-    # A replica that lost the target for longer may find its source taken, and goes on with it.
+    # A replica that lost the target for longer may see its source taken, and continues its journal.
     owners = {
         label: owner
         if keepers.get(label, owner) == owner and (owner, label) not in unreached
@@ -179,7 +185,7 @@ def decide(
             or ((number, label) in unreached and plan.takers.get(label, number) != number)
         )
     ]
-    # Its owner gives such a source back first.
+    # The owner gives such a source back first.
     take = [label for label in take if (owners[label], label) not in unreached]
     excess -= len(lent)
     give = [
@@ -194,8 +200,8 @@ def decide(
 
 
 def leads(number: int, members: Sequence[Peer], label: str) -> bool:
-    """Whether replica *number* does the work at the target that source *label* shares with others:
-    the oldest replica that may run it. One with another mapping would work for an older one.
+    """Whether replica *number* does the work at the target that source *label* shares: the oldest
+    replica that may run the source. A replica with an older mapping would work for that mapping.
     """
     able = [m.number for m in members if label in m.sources and m.has_newest_mapping]
     return not able or number == min(able)

@@ -1,8 +1,8 @@
 """Watches the WAL that each source retains for streamer, and acts before the source's disk is full.
 
 The guard measures at the source alone, over its own connection, so it works while the target is
-away. At half of ``max_retained_wal`` it warns, at 80 % it slows copies down. The policy acts at the
-limit: warn; spool, which reads the slot into a journal
+away. At half of ``max_retained_wal`` the guard warns, at 80 % it slows copies down. The policy acts
+at the limit: warn; spool, which reads the slot into a journal
 (`streamer.runtime.wal_retention.journaling`); or drop, which drops the slot. After a drop, the
 tables need a resync.
 """
@@ -43,7 +43,7 @@ FAILED_SECONDS: Final = 60.0
 
 
 class Level(enum.StrEnum):
-    """How bad it is."""
+    """The severity of a backlog."""
 
     OK = "ok"
     WARNING = "warning"
@@ -55,13 +55,14 @@ _BEGINS_AT: Final = {Level.OVER: 1.0, Level.THROTTLED: 0.8, Level.WARNING: 0.5}
 _HYSTERESIS: Final = 0.1
 
 
-def level_of(ratio: float, before: Level = Level.OK) -> Level:
-    """Return the level for a share of the limit. A level ends a little below its beginning, so that
-    it does not switch back and forth. Pure.
+def level_of(ratio: float, former: Level = Level.OK) -> Level:
+    """Return the level for a share of the limit. Pure.
+
+    A level ends a little below its beginning, so that the level does not switch back and forth.
     """
     order = list(Level)
     for level, begins_at in _BEGINS_AT.items():
-        reached = order.index(before) >= order.index(level)
+        reached = order.index(former) >= order.index(level)
         if ratio >= begins_at - (_HYSTERESIS if reached else 0):
             return level
     return Level.OK
@@ -69,7 +70,7 @@ def level_of(ratio: float, before: Level = Level.OK) -> Level:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The backlog of a source as operators see it. ``spooled_bytes``: of its journal."""
+    """The backlog of a source for operators. ``spooled_bytes``: of its journal."""
 
     limit_bytes: int | None
     retained_bytes: int
@@ -81,23 +82,23 @@ class Backlog:
     def of(
         cls, source: SourceMapping, retained: Retained | None, stored: dict[str, Any] | None
     ) -> "Backlog | None":
-        """Return the backlog to show. *retained*: the new measurement; *stored*: the earlier
-        one.
+        """Return the backlog to show, from the new measurement *retained* and the earlier backlog
+        *stored*.
         """
         spooled_bytes = 0 if stored is None else int(stored["spooled_bytes"])
         if source.max_retained_wal_bytes is None and not spooled_bytes:
             return None
-        before = Level.OK if stored is None else Level(stored["state"])
-        return cls.measured(source, retained, spooled_bytes, before)
+        former = Level.OK if stored is None else Level(stored["state"])
+        return cls.measured(source, retained, spooled_bytes, former)
 
     @classmethod
     def measured(
-        cls, source: SourceMapping, retained: Retained | None, spooled_bytes: int, before: Level
+        cls, source: SourceMapping, retained: Retained | None, spooled_bytes: int, former: Level
     ) -> "Backlog":
-        """Return the backlog of a source whose level was *before*."""
+        """Return the backlog of a source whose earlier level was *former*."""
         limit = source.max_retained_wal_bytes
         size = 0 if retained is None else retained.retained_bytes
-        level = level_of(size / limit, before) if limit else Level.OK
+        level = level_of(size / limit, former) if limit else Level.OK
         return cls(limit, size, level, source.on_max_retained_wal.value, spooled_bytes)
 
     @property
@@ -113,7 +114,7 @@ class Runner(Protocol):
 
     @property
     def is_streaming(self) -> bool:
-        """Whether the pipeline runs, and so has the source to itself."""
+        """Whether the pipeline runs, and so has exclusive use of the source."""
         ...
 
     @property
@@ -126,20 +127,20 @@ class Runner(Protocol):
 
     @property
     def stored_lsn(self) -> Lsn:
-        """Everything up to here is in the target, and is known there to be."""
+        """The target has all changes up to this LSN, and has stored the LSN."""
         ...
 
     def begin_anew(self) -> None:
-        """Let the pipeline end in order, and begin again."""
+        """End the pipeline in order, and restart it."""
         ...
 
     def let_stream(self, may: bool) -> None:
-        """Begin nothing while it may not."""
+        """Allow or forbid new attempts."""
         ...
 
 
 class BacklogGuard:
-    """Guards one source. `run` is its owner's task, also during an outage of the target."""
+    """Guards a source. The owner runs `run`, also during an outage of the target."""
 
     def __init__(
         self, source: SourceMapping, spools: Path, owner: SlotOwner, *, is_lasting: bool
@@ -150,11 +151,11 @@ class BacklogGuard:
         self.journaling = Journaling(source, spools, owner, is_lasting=is_lasting)
         self.runner: Runner | None = None
         self.backlog: Backlog | None = None
-        """As measured last; None if there is nothing to guard."""
+        """The last measurement; None without a limit or journal."""
         self.given_up: str | None = None
-        """The reason why the guard dropped the slot, while there is none."""
+        """The reason why the guard dropped the slot, while no slot exists."""
         self.obstacle: ErrorReport | None = None
-        """Why the guard leaves the slot alone at the limit: it may be another installation's."""
+        """Why the guard does not act at the limit: the slot may be another installation's."""
         self._changed = asyncio.Event()
         self._stored: str | None = "nothing yet"
         self._was_active = True
@@ -163,14 +164,14 @@ class BacklogGuard:
         self._told_open_transaction = False
 
     def change(self, source: SourceMapping) -> None:
-        """Go by other settings from now on."""
+        """Use new settings from now on."""
         self.source = source
         self.journaling.change(source)
         self._changed.set()
 
     @property
     def facts(self) -> ReportedBacklog:
-        """The WAL that the source keeps, and why the guard does not bound it."""
+        """The WAL that the source keeps, and why the guard does not bound the WAL."""
         backlog, journaling = self.backlog, self.journaling
         return ReportedBacklog(
             Level.OK.value if backlog is None else backlog.state.value,
@@ -194,7 +195,7 @@ class BacklogGuard:
 
     @property
     def _is_needed(self) -> bool:
-        """Whether there is a limit and no other replica to keep it, or a journal."""
+        """Whether this process has to keep a limit, or has a journal."""
         is_elsewhere = self.runner is not None and self.runner.waits_for_another
         has_limit = self.source.max_retained_wal_bytes is not None and not is_elsewhere
         return has_limit or self.journaling.journal is not None
@@ -223,12 +224,12 @@ class BacklogGuard:
 
     async def _judge(self, plain: Connection, retained: Retained | None) -> None:
         limit = self.source.max_retained_wal_bytes
-        before = self.backlog.state if self.backlog is not None else Level.OK
+        former = self.backlog.state if self.backlog is not None else Level.OK
         self.backlog = backlog = Backlog.measured(
-            self.source, retained, self.journaling.size_bytes, before
+            self.source, retained, self.journaling.size_bytes, former
         )
         size, level = backlog.retained_bytes, backlog.state
-        if level is not before:
+        if level is not former:
             tell = log.info if level is Level.OK else log.warning
             tell(
                 "WAL kept by the source",
@@ -257,7 +258,7 @@ class BacklogGuard:
         return is_idle and not (self.runner is not None and self.runner.waits_for_another)
 
     async def _is_ours(self, plain: Connection) -> bool:
-        """Prove that the slot is ours; say once why not."""
+        """Prove that the slot belongs to this installation; log a reason against it once."""
         try:
             await self.owner.prove(plain, self.source)
         except SourceTakenError as exc:
@@ -307,7 +308,7 @@ class BacklogGuard:
             self.runner.begin_anew()
 
     async def _give_up(self, retained: Retained, limit: int) -> None:
-        """Drop the slot, and let the pipeline find out that it is gone."""
+        """Drop the slot; the pipeline then learns of the loss."""
         self.given_up = (
             f'streamer gave up replication slot "{self.source.slot}": the source kept '
             f"{retained.retained_bytes} bytes of WAL for it, and max_retained_wal is {limit}"
@@ -359,7 +360,7 @@ class BacklogGuard:
     # ---- reports to the target ------------------------------------------------------------------
 
     async def store(self, bookkeeping: Bookkeeping, source_id: int) -> None:
-        """Store the backlog for operators and copies, if it has changed."""
+        """Store the backlog for operators and copies, if the backlog has changed."""
         backlog, facts = self.backlog, self.facts
         text = None if backlog is None else repr((backlog, facts))
         if text != self._stored:

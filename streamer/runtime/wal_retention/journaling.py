@@ -1,13 +1,15 @@
-"""The life of a source's journal: when the process writes, reads and deletes it.
+"""The life of a source's journal: when the process writes, reads and deletes the journal.
 
-A journal begins at the slot's position (`begin`). From then on a reader fills it from the slot,
-with or without a target. The pipeline reads from it as long as it exists. When the target has
-caught up, writing stops (`stop_writing`), the pipeline reads the rest and restarts. It then finds
-that nothing in the journal is needed (`settle`), deletes it, and reads the slot itself.
+A journal begins at the slot's position (`begin`). From then on a reader fills the journal from the
+slot, with or without a target. The pipeline reads from the journal while the journal exists. When
+the target has caught up, writing stops (`stop_writing`), and the pipeline reads to the end and
+restarts. `settle` then sees that the target has the whole journal. The journal is deleted, and the
+pipeline reads the slot.
 
-After a crash, `judge` decides. streamer continues a journal if and only if it holds everything
-between the target's position and the position that the source may have discarded. No other check
-proves that there is no gap. A lost journal shows because the slot is ahead of the target.
+After a crash, `judge` decides. streamer continues a journal if and only if the journal has all
+changes between the target's position and the end of the WAL that the source may have discarded. No
+other check proves the absence of a gap. A lost journal shows because the slot is ahead of the
+target.
 """
 
 import asyncio
@@ -66,10 +68,10 @@ class Verdict(enum.Enum):
 def judge(acknowledged_lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, confirmed_lsn: Lsn) -> Verdict:
     """Return the next step for a journal.
 
-    The target has everything up to *acknowledged_lsn*, the journal everything from *start_lsn* to
-    *end_lsn*, and the slot everything from *confirmed_lsn* on. Pure.
+    The target has all changes up to *acknowledged_lsn*, the journal all from *start_lsn* to
+    *end_lsn*, and the slot all from *confirmed_lsn* on. Pure.
     """
-    if acknowledged_lsn == NOTHING:  # a target that has nothing begins with all there is
+    if acknowledged_lsn == NOTHING:  # an empty target begins with the oldest change
         acknowledged_lsn = start_lsn
     if start_lsn <= acknowledged_lsn and confirmed_lsn <= end_lsn:
         return Verdict.READ
@@ -77,7 +79,7 @@ def judge(acknowledged_lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, confirmed_lsn: Ls
 
 
 class Journaling:
-    """The journal of one source, if it has one. `run` belongs to the source's guard."""
+    """The journal of a source, if the source has a journal. The source's guard runs `run`."""
 
     def __init__(
         self, source: SourceMapping, spools: Path, owner: SlotOwner, *, is_lasting: bool
@@ -106,7 +108,7 @@ class Journaling:
         return 0 if self.journal is None else self.journal.size_bytes
 
     async def run(self) -> None:
-        """Continue an existing journal, and write one whenever the guard asks for it."""
+        """Continue an existing journal, and write a journal whenever the guard requests it."""
         backoff = Backoff()
         try:
             await self._open()
@@ -132,7 +134,7 @@ class Journaling:
         finally:
             if self.journal is not None:
                 self.journal.close()
-            self._is_known.clear()  # the next attempt opens it again
+            self._is_known.clear()  # the next attempt opens the journal again
 
     async def _open(self) -> None:
         backoff = Backoff()
@@ -140,7 +142,7 @@ class Journaling:
             try:
                 await in_thread(self._open_files)
             except JournalError as exc:
-                # The comparison of slot and target shows whether it is needed.
+                # The comparison of slot and target shows whether the journal is needed.
                 self.error, self._is_damaged = ErrorReport.of(exc), True
                 log.error("the journal cannot be read", source=self.source.label, error=str(exc))
             except StreamerError as exc:
@@ -163,10 +165,10 @@ class Journaling:
     # ---- writing -------------------------------------------------------------------------------
 
     def change(self, source: SourceMapping) -> None:
-        """Go by another url from now on."""
-        before, self.source = self.source, source
-        if source.url != before.url and self._writing is not None:
-            self._writing.cancel()  # it is begun again
+        """Use a new url from now on."""
+        former, self.source = self.source, source
+        if source.url != former.url and self._writing is not None:
+            self._writing.cancel()  # `run` starts the task again
 
     async def prepare(self) -> None:
         """Check whether the process may begin a journal. Raises SpoolError."""
@@ -176,16 +178,16 @@ class Journaling:
                 hint="set spool.directory, and restart",
             )
         if self._is_damaged:
-            found = "" if self.error is None else self.error.text
-            raise SpoolError(f"streamer does not overwrite the existing one: {found}")
+            problem = "" if self.error is None else self.error.text
+            raise SpoolError(f"streamer does not overwrite the existing one: {problem}")
         await in_thread(try_directory, self._path)
 
     def begin(self) -> None:
-        """Have the slot read into the journal from now on, as soon as it has no other reader."""
+        """Read the slot into the journal from now on, as soon as the slot is free."""
         self._wanted.set()
 
     async def stop_writing(self) -> None:
-        """Leave the slot alone. Returns when no task reads it."""
+        """Stop reading the slot. Returns when no task reads the slot."""
         self._wanted.clear()
         if self._writing is not None:
             self._writing.cancel()
@@ -197,7 +199,7 @@ class Journaling:
             server = await read_server(replication)
             branch = await read_branch(replication, server)
             if server.in_recovery:
-                # Its timeline can change while it streams.
+                # A standby's timeline can change during the stream.
                 await self._write_from(server, branch, lambda: _check_timeline(replication, branch))
                 return
         await self._write_from(server, branch, None)
@@ -213,7 +215,7 @@ class Journaling:
             start_lsn = await self._check(plain, server, branch)
             if self.journal is not None:
                 await in_thread(self.journal.rewind)
-            # Whole transactions only, in order, as text: the target can always take them.
+            # Whole transactions only, in order, as text: every target accepts this form.
             options = StreamOptions.for_version(
                 server.version,
                 source,
@@ -225,7 +227,7 @@ class Journaling:
             )
             try:
                 failpoint("journal.slot_taken")
-                # No other program can move it any more.
+                # No other program can move the slot any more.
                 start_lsn = await self._check(plain, server, branch)
                 if self.journal is None:
                     await self._create(server, branch, start_lsn)
@@ -236,7 +238,7 @@ class Journaling:
                 await stream.close()
 
     async def _until_free(self, plain: Connection) -> None:
-        """Give the pipeline a moment to let go of the slot."""
+        """Give the pipeline a moment to release the slot."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_SECONDS):
                 # The server sends no event for this.
@@ -244,7 +246,7 @@ class Journaling:
                     await asyncio.sleep(0.1)
 
     async def _check(self, plain: Connection, server: SourceServer, branch: Branch) -> Lsn:
-        """Return where the slot stands; refuse one that the journal does not join."""
+        """Return the slot's position; refuse a slot that the journal does not join."""
         slot = await read_slot(plain, self.source.slot)
         confirmed_lsn = check_slot(slot, self.source.slot, server.database)
         journal = self.journal
@@ -307,9 +309,10 @@ class Journaling:
     async def settle(
         self, plain: Connection, server: SourceServer, branch: Branch, acknowledged_lsn: Lsn
     ) -> Journal | None:
-        """Return the journal to read from, if there is one and the target needs it.
+        """Return the journal to read from, if a journal exists and the target needs it.
 
-        Otherwise it is gone, or leaves a hole, which the comparison of slot and target finds.
+        Otherwise the journal is deleted, or leaves a gap that the comparison of slot and target
+        finds.
         """
         try:
             async with asyncio.timeout(2 * BEGIN_SECONDS):
@@ -343,7 +346,7 @@ class Journaling:
         return journal
 
     async def discard(self) -> None:
-        """Delete the journal, if there is one."""
+        """Delete the journal, if any."""
         await self.stop_writing()
         journal, self.journal = self.journal, None
         self._begun.clear()
@@ -356,7 +359,7 @@ class Journaling:
 
 
 async def _check_timeline(replication: Connection, branch: Branch) -> None:
-    """Refuse what a standby sends after its timeline has changed. Raises SourceConnectionError."""
+    """Refuse a standby's changes after its timeline has changed. Raises SourceConnectionError."""
     timeline = await read_timeline(replication)
     if timeline != branch.timeline:
         raise SourceConnectionError(
@@ -365,7 +368,7 @@ async def _check_timeline(replication: Connection, branch: Branch) -> None:
 
 
 def _error_of(task: "asyncio.Task[None]") -> StreamerError | None:
-    """Return the reason why one of our tasks ended; None if the owner ended it."""
+    """Return the reason why a task of ours ended; None if the owner ended the task."""
     if task.cancelled():
         return None
     exc = task.exception()

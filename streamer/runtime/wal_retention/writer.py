@@ -1,7 +1,7 @@
 """Reads a slot into a journal: frames in, flushed records and status updates out.
 
-It needs nothing of the target. Acknowledged changes are on disk here and nowhere else. After any
-failure the source sends everything behind them again.
+The journal does not need the target. The journal has the only copy of acknowledged changes. After
+any failure the source sends all later changes again.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ QUIET_SECONDS: Final = 1.0
 
 
 class Journaler:
-    """One START_REPLICATION into a journal, which belongs to it meanwhile."""
+    """One START_REPLICATION into a journal, which the object owns meanwhile."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class Journaler:
         self._feedback = Feedback(
             stream,
             FeedbackTimes.of(label, wal_sender_timeout_seconds),
-            lambda: (journal.end_lsn, NOTHING),  # nothing of it is visible in the target yet
+            # none of these changes is visible in the target yet
+            lambda: (journal.end_lsn, NOTHING),
             lambda: gatherer.size <= UNWRITTEN_BYTES_MAX,
         )
         self._arrived = asyncio.Event()
@@ -89,19 +90,19 @@ class Journaler:
 
     async def _write(self) -> None:
         while True:
-            # Positions alone, without a change, are in no hurry.
+            # Positions alone, without a change, are not urgent.
             if await wait_for_event(self._arrived, QUIET_SECONDS):
                 await asyncio.sleep(GROUP_SECONDS)
             self._arrived.clear()
             records = self._gatherer.take()
             if not records:
                 continue
-            before = self._journal.end_lsn
+            former_end = self._journal.end_lsn
             try:
                 await in_thread(self._journal.write, records)
             finally:
                 self._journal.changed.set()
             self._has_room.set()
-            if self._journal.end_lsn > before:
+            if self._journal.end_lsn > former_end:
                 self._feedback.send()
                 failpoint("journal.acknowledged")
