@@ -344,7 +344,7 @@ class Dispatcher:
     def _check_history(self, piece: "TransactionPiece", end_lsn: Lsn) -> None:
         transaction = piece.transaction
         landmark = Landmark(end_lsn, transaction.xid, transaction.commit_time, self._with_origins)
-        # A source sends messages whatever their transactions change.
+        # A source sends messages also for transactions without changes of mapped tables.
         has_changes = bool(piece.changes or piece.instructions or self._open_lanes)
         if not self._history.saw_transaction(landmark, has_changes=has_changes):
             raise AnotherHistory

@@ -11,8 +11,9 @@
       → feedback  source/feedback.py       and then acknowledged to the source
 
 A pipeline waits for the lock of its source, opens a session (`streamer.runtime.session`), and runs
-the tasks that stream. The pipeline ends when the source is lost, after an error for an operator,
-or on request. An ordered stop ends the reader first, waits until dispatched changes are durable, and then tells the source how far the target is.
+the tasks that stream. The pipeline ends when the source is lost, after an error for an operator, or
+on request. An ordered stop ends the reader first, waits until dispatched changes are durable, and
+then tells the source how far the target is.
 """
 
 import asyncio

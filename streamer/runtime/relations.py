@@ -37,7 +37,7 @@ from streamer.target.foreign_key_groups import Groups, read_groups
 
 
 def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:
-    """Return the worker of a lane: the same in every process, whatever the hash seed of strings."""
+    """Return the worker of a lane: the same in every process, as the seed of `hash` is not."""
     return zlib.crc32(f"{source_label}\0{lane_name}".encode()) % worker_count
 
 
@@ -404,12 +404,12 @@ async def resolve_at(
     plain: Connection,
     source: SourceMapping,
     target_namespace: str,
-    known: Iterable[RelationName] = (),
+    stored_names: Iterable[RelationName] = (),
 ) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
     """Apply the rules of *source* to its relations. Raises MappingError.
 
     Tables that rules name and the source lacks are mapped too, without a definition, so that the
-    remaining tables are not disturbed. So are *known* tables, whose rows the target has: the loss
+    remaining tables are not disturbed. So are *stored_names*, whose rows the target has: the loss
     of a table has to show, see `on_table_dropped`.
     """
     names = await read_relation_names(plain)
@@ -418,7 +418,7 @@ async def resolve_at(
         for name, rule in source.exact_names.items()
         if rule.on_table_dropped is OnTableDropped.STOP
     }
-    if missing := missing.union(known) - set(names):
+    if missing := missing.union(stored_names) - set(names):
         names += missing - former_names(source, names, target_namespace)
     mappings = resolve(source, names, target_namespace)
     if not mappings:

@@ -65,14 +65,17 @@ class SlotOwner:
 
 
 def unproven(
-    found: Found, source: SourceMapping, installation: str | None, tolerated: tuple[str, ...] | None
+    objects: Found,
+    source: SourceMapping,
+    installation: str | None,
+    tolerated: tuple[str, ...] | None,
 ) -> str | None:
     """Return why the slot is not proven to be ours; None if it is. Pure.
 
     *tolerated*: installations whose marks the pipeline found when it claimed the slot.
     """
     foreign = [
-        name for name in found.installations if name not in (installation, *(tolerated or ()))
+        name for name in objects.installations if name not in (installation, *(tolerated or ()))
     ]
     if tolerated is None and installation is None:
         return (
@@ -84,7 +87,7 @@ def unproven(
             f'streamer leaves replication slot "{source.slot}" alone: publication '
             f'"{source.publication}" belongs to installation {foreign[0]}'
         )
-    if tolerated is None and installation not in found.installations:
+    if tolerated is None and installation not in objects.installations:
         return (
             f'streamer leaves replication slot "{source.slot}" alone: it has not reached the '
             "target, and no publication has a comment that proves whose slot this is"

@@ -1,9 +1,9 @@
 """The state of the target, for readiness, page, status and metrics.
 
 One connection only asks the target whether it answers and accepts writes, and listens for
-operators' requests. The state therefore does not depend on changes in flight: an idle source learns
-of an outage of the target as soon as a busy source. An answer that takes longer than
-`ANSWER_SECONDS` counts as an outage, so a network that swallows packets is an outage as well.
+operators' requests. The state therefore does not depend on changes in flight: idle and busy sources
+learn of an outage at the same time. An answer that takes longer than `ANSWER_SECONDS` counts as an
+outage, so a network that swallows packets is an outage as well.
 
 States: `starting` until the first answer, then `reachable`, `unreachable` (no connection, or no
 answer in time), `refused` (authentication or privileges), `read-only`, `error`.

@@ -6,10 +6,9 @@ the target has caught up, writing stops (`stop_writing`), and the pipeline reads
 restarts. `settle` then sees that the target has the whole journal. The journal is deleted, and the
 pipeline reads the slot.
 
-After a crash, `judge` decides. streamer continues a journal if and only if the journal has all
-changes between the target's position and the end of the WAL that the source may have discarded. No
-other check proves the absence of a gap. A lost journal shows because the slot is ahead of the
-target.
+After a crash, `judge` decides. streamer continues a journal only if it has all changes between the
+target's position and the position that the source may have discarded. No other check proves the
+absence of a gap. A lost journal shows because the slot is ahead of the target.
 """
 
 import asyncio
