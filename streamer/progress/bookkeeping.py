@@ -1,8 +1,8 @@
 """The way to the bookkeeping tables in the target, which survive this process.
 
-`schema` creates the tables, and each table has a module that declares its columns and writes it
-(`table`). Workers move the progress of relations themselves
-(`streamer.apply.target_transaction`), in the transactions whose progress it is.
+`schema` creates the tables, and each table has a module that declares its columns and writes its
+rows (`table`). Workers move the progress of relations themselves
+(`streamer.apply.target_transaction`), in the transactions that write the changes.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from streamer.target.kept_connection import KeptConnection
 
 
 class Bookkeeping:
-    """The bookkeeping tables, over one connection that many tasks share, one at a time."""
+    """The bookkeeping tables, over a connection that many tasks use in turn."""
 
     def __init__(self, address: TargetAddress, name: str = "streamer bookkeeping") -> None:
         self._kept = KeptConnection(address, name)
@@ -26,14 +26,14 @@ class Bookkeeping:
         self._claim: Claim | None = None
 
     def under(self, claim: Claim) -> "Bookkeeping":
-        """Return the same for the holder of *claim*: it works only on the server of that claim."""
-        other = copy.copy(self)
-        other._claim = claim
-        return other
+        """Return a copy for the holder of *claim*, which works only on the server of that claim."""
+        bound = copy.copy(self)
+        bound._claim = claim
+        return bound
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[TargetConnection]:
-        """Have the connection for a block, made anew if it was lost.
+        """Yield the connection, opened again if it was lost.
 
         Raises TargetConnectionError, TargetRejectedError.
         """
@@ -47,22 +47,22 @@ class Bookkeeping:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[TargetConnection]:
-        """Have the connection for a block that is one transaction. Raises TargetError."""
+        """Yield the connection within a transaction. Raises TargetError."""
         async with self.connection() as connection, transaction(connection):
             yield connection
 
     async def execute(self, sql: str, *parameters: Any) -> int:
-        """Run one statement; return how many rows it touched. Raises TargetError."""
+        """Run a statement; return the number of affected rows. Raises TargetError."""
         async with self.connection() as connection:
             return await connection.execute(sql, *parameters)
 
     async def fetch(self, sql: str, *parameters: Any) -> Sequence[Any]:
-        """Run one query and return its rows. Raises TargetError."""
+        """Run a query and return its rows. Raises TargetError."""
         async with self.connection() as connection:
             return await connection.fetch(sql, *parameters)
 
     async def fetch_value(self, sql: str, *parameters: Any) -> Any:
-        """Run one query and return the first column of its first row. Raises TargetError."""
+        """Run a query and return the first column of its first row. Raises TargetError."""
         async with self.connection() as connection:
             return await connection.fetch_value(sql, *parameters)
 

@@ -18,7 +18,9 @@ Bound = tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class RangeRecord:
-    """A range of a comparison. The numbers of rows are None until it is found equal."""
+    """A range of a comparison. The numbers of rows are None until the comparison finds the range
+    equal.
+    """
 
     relation_id: int
     number: int
@@ -38,7 +40,7 @@ def _lsns(stored: str) -> dict[int, Lsn]:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRecord:
-    """A comparison under way. ``lsns``: where each source was when it began, by source id."""
+    """A comparison under way. ``lsns``: where each source was at the start, by source id."""
 
     comparison_id: Annotated[int, Codec("c.id")]
     began_at: datetime
@@ -75,7 +77,9 @@ async def begin_comparison(
     lsns: dict[int, Lsn],
     ranges: Iterable[RangeRecord],
 ) -> ComparisonRecord:
-    """Store a new comparison in place of one with the same *fingerprint*; remove old ones."""
+    """Store a new comparison in place of a former with the same *fingerprint*; remove old
+    comparisons.
+    """
     planned = tuple(ranges)
     stored = {"fingerprint": fingerprint, "lsns": {key: str(lsn) for key, lsn in lsns.items()}}
     async with bookkeeping.transaction() as connection:
@@ -95,7 +99,7 @@ async def begin_comparison(
 
 
 async def count_ranges(session: Executor, comparison_id: int) -> tuple[int, int]:
-    """Return how many ranges of a comparison were found equal, and how many there are."""
+    """Return how many ranges of a comparison were found equal, and the number of ranges."""
     (row,) = await session.fetch(
         "select count(source_rows) as done, count(*) as ranges"
         " from streamer.compared_range where comparison_id = $1",

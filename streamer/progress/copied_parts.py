@@ -13,7 +13,7 @@ from streamer.progress.table import BookkeepingTable, Codec, Executor
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """A part that a task has copied, or on which it failed: of the ``kind``, with ``error``."""
+    """A part that a task has copied, or on which the task failed: ``kind``, ``error``."""
 
     relation_id: int
     part: int
@@ -60,13 +60,13 @@ async def add_parts(session: Executor, parts: Iterable[Any]) -> None:
 async def remove_parts(session: Executor, relation_ids: Sequence[int]) -> None:
     """Remove the parts of relations whose copies begin again.
 
-    This waits for a task that holds the row of its part, until the task commits or ends.
+    The statement waits for a task that holds the row of its part, until the task commits or ends.
     """
     await PARTS.delete(session, "where relation_id = any ($1::int8[])", relation_ids)
 
 
 async def read_ended_parts(session: Executor, relation_ids: Sequence[int]) -> list[PartRecord]:
-    """Return the parts of relations that are copied, and those that end the copy of a table."""
+    """Return the parts of relations that are copied, and parts that end the copy of a table."""
     return await PARTS.read(
         session,
         "where relation_id = any ($1::int8[])"
@@ -76,12 +76,12 @@ async def read_ended_parts(session: Executor, relation_ids: Sequence[int]) -> li
 
 
 async def withdraw_parts(session: Executor, relation_id: int) -> bool:
-    """Withdraw the parts that no task writes; return whether those were all."""
+    """Withdraw the parts that no task writes; return whether these were all."""
     await session.execute(_WITHDRAW_SQL, relation_id)
     return not await session.fetch_value(_IS_WRITTEN_SQL, relation_id)
 
 
 async def read_copy_speed(session: Executor) -> float | None:
-    """Return how fast the last copies were, in bytes per second; None if there were none."""
+    """Return the speed of the last copies, in bytes per second; None without earlier copies."""
     speed = await session.fetch_value(_SPEED_SQL)
     return float(speed) if speed else None

@@ -1,5 +1,5 @@
-"""The bookkeeping of copies: how one begins, how far it is, and how it ends, in the transaction
-that ends it.
+"""The bookkeeping of copies: how a copy begins, its progress, and its end, in the transaction that
+ends the copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ from streamer.target.connection import TargetConnection, transaction
 
 async def read_filling(session: Executor, relation_ids: Sequence[int]) -> set[int]:
     """Return the relations whose last copy filled the target directly and did not finish."""
-    rest = f"{OF_RELATIONS} and r.filling"
-    return {copy.relation_id for copy in await COPIES.read(session, rest, relation_ids)}
+    condition = f"{OF_RELATIONS} and r.filling"
+    return {copy.relation_id for copy in await COPIES.read(session, condition, relation_ids)}
 
 
 async def begin_copies(
@@ -39,8 +39,8 @@ async def begin_copies(
 ) -> dict[int, CopyRecord]:
     """Store new attempts to copy relations, each in the scope *need*; return them by relation id.
 
-    Raises TargetFencedError if a relation has another need by now. After a loss of changes, a copy
-    that began would make the relation look in sync. The caller has begun a transaction.
+    Raises TargetFencedError if a relation has a different need by now. After a loss of changes, a
+    copy that began would make the relation look in sync. The caller has begun a transaction.
     """
     values: dict[str, Any] = {"waiting_for": None}
     if need is Need.ROWS:
@@ -61,10 +61,10 @@ async def begin_copies(
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """A relation whose copy is in the target: the stream brings its changes from ``lsn`` on.
+    """A relation whose copy is in the target: the stream has its changes from ``lsn`` on.
 
     ``definition``, ``storage``: those of the source's table at ``lsn``. Without ``attempt`` there
-    was no copy: `initial: none` declared the relation in sync. The ``chunks`` of ``scope`` are the
+    was no copy: `initial: none` marked the relation as synced. The ``chunks`` of ``scope`` are the
     rows that the target has now; None for all rows.
     """
 
@@ -79,13 +79,13 @@ class HandedOver:
     definition: SourceDefinition
     storage: Mapping[int, Storage] | None = None
     end_lsn: Lsn | None = None
-    """The position of a relation in sync before."""
+    """The former position of a relation in sync."""
     leaves: Mapping[int, str] | None = None
-    """The partitions to know from now on."""
+    """The partitions from now on."""
 
     @property
     def is_end(self) -> bool:
-        """Whether the copy has brought the last of all rows."""
+        """Whether the copy has written the last of all rows."""
         return not self.scope.is_to_point and self.scope.chunks is None
 
     @property
@@ -96,14 +96,14 @@ class HandedOver:
         return is_partial or (chunks is not None and chunks.count > 1)
 
     def is_stored(self, copy: CopyRecord) -> bool:
-        """Whether the bookkeeping has this hand-over."""
+        """Whether the bookkeeping has stored this switch to the stream."""
         if self.scope.chunks is not None:
             return copy.chunks == self.scope.chunks
         is_over = copy.state != State.COPYING and copy.snapshot_lsn == self.lsn
         return is_over and copy.attempt == self.attempt
 
     def values(self, copy: CopyRecord) -> Values | None:
-        """Return the columns to store in *copy*; None if another attempt is the newest."""
+        """Return the columns to store in *copy*; None if *copy* has a newer attempt."""
         if self.attempt not in (None, copy.attempt) or copy.needs_resync:
             return None
         state = copy.table_state.handed_over(self.scope.chunks, self.lsn)
@@ -143,9 +143,9 @@ class HandedOver:
         return {**values, "unfilled": [name for name in copy.unfilled if name not in filled]}
 
     def _counts(self, copy: CopyRecord) -> dict[str, int]:
-        """With the rows of former chunks."""
-        before = (0, 0) if copy.chunks is None else (copy.rows_copied, copy.bytes_copied)
-        return {"rows_copied": before[0] + self.rows, "bytes_copied": before[1] + self.size}
+        """Return the counts, with the rows of former chunks."""
+        former = (0, 0) if copy.chunks is None else (copy.rows_copied, copy.bytes_copied)
+        return {"rows_copied": former[0] + self.rows, "bytes_copied": former[1] + self.size}
 
     @property
     def _definition(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class HandedOver:
 
 
 async def hand_over(connection: TargetConnection, copies: Sequence[HandedOver]) -> None:
-    """Hand the relations of *copies* over to the stream.
+    """Switch the relations of *copies* to the stream.
 
     Raises TargetFencedError if a copy has begun again meanwhile.
     """
@@ -175,7 +175,7 @@ async def hand_over(connection: TargetConnection, copies: Sequence[HandedOver]) 
 
 
 async def is_handed_over(connection: TargetConnection, copy: HandedOver) -> bool:
-    """Whether a hand-over with an unknown outcome was committed."""
+    """Whether a switch to the stream with an unknown outcome was committed."""
     record = await COPIES.find(connection, "where r.id = $1", copy.relation_id)
     return record is not None and copy.is_stored(record)
 
@@ -212,10 +212,10 @@ class CopyProgress:
 
 
 def estimate(ledger: Ledger, running: RunningParts, seconds: float | None) -> CopyProgress:
-    """Say how far a copy is that began to bring rows *seconds* ago; None if it has not. Pure.
+    """Estimate the progress of a copy whose first rows came *seconds* ago; None if none came. Pure.
 
-    A part is larger or smaller in COPY's format than at the source: how much tell the parts that
-    are done.
+    A part is larger or smaller in COPY's format than at the source: the finished parts tell how
+    much.
     """
     rows, size = ledger.rows + running.rows, ledger.bytes + running.bytes
     size_total: float = ledger.heap_bytes_total
@@ -226,22 +226,22 @@ def estimate(ledger: Ledger, running: RunningParts, seconds: float | None) -> Co
         share = rows / ledger.rows_total
     else:
         share = size / size_total if size_total else 0.0
-    rate = left = None
+    rate = remaining = None
     if seconds is not None and rows:
         rate = rows / max(seconds, 0.001)
-        left = max(0.0, seconds / share - seconds) if share else None
+        remaining = max(0.0, seconds / share - seconds) if share else None
     return CopyProgress(
         rows=rows,
         rows_total=None if not ledger.rows_total else max(ledger.rows_total, rows),
         bytes=size,
         bytes_total=max(round(size_total), size) if size_total else None,
         rows_per_second=None if rate is None else round(rate, 1),
-        seconds_left=None if left is None else round(left, 1),
+        seconds_left=None if remaining is None else round(remaining, 1),
     )
 
 
 async def read_progress(connection: TargetConnection) -> dict[int, CopyProgress]:
-    """Return how far the copies are that are under way, by relation id."""
+    """Return the progress of the copies under way, by relation id."""
     ledgers = await connection.fetch(_LEDGERS_SQL, GROWTH)
     if not ledgers:
         return {}
@@ -249,7 +249,7 @@ async def read_progress(connection: TargetConnection) -> dict[int, CopyProgress]
     if connection.server_version >= 14_00_00:
         running = await connection.fetch(_RUNNING_SQL)
     by_table = {(row["application_name"], row["namespace"], row["name"]): row for row in running}
-    found = {}
+    progress = {}
     for row in ledgers:
         name, target = f"streamer copy {row['source_id']}", parse_name(row["target"])
         now = by_table.get((name, "streamer", f"copy_{row['relation_id']}")) or by_table.get(
@@ -258,13 +258,13 @@ async def read_progress(connection: TargetConnection) -> dict[int, CopyProgress]
         parts = RunningParts(now["rows"], now["bytes"]) if now else RunningParts(0, 0)
         ages = [age for age in (row["seconds"], now and now["seconds"]) if age is not None]
         ledger = Ledger(*(row[field.name] for field in fields(Ledger)))
-        found[row["relation_id"]] = estimate(ledger, parts, max(ages, default=None))
-    return found
+        progress[row["relation_id"]] = estimate(ledger, parts, max(ages, default=None))
+    return progress
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSession:
-    """A session that copies, and a table on which it holds a lock or waits for one."""
+    """A session that copies, and a table on which the session holds or awaits a lock."""
 
     pid: int
     application_name: str
@@ -279,7 +279,7 @@ async def read_own_sessions(connection: TargetConnection) -> list[OwnSession]:
 
 
 async def fill_directly(session: Executor, relation_ids: Sequence[int]) -> None:
-    """Store that copies fill the target tables themselves, so all rows there are streamer's."""
+    """Store that copies fill the target tables directly, so all their rows are streamer's."""
     await RELATIONS.update(
         session,
         {"filling": True, "owns_rows": True},
@@ -344,7 +344,7 @@ from streamer.relation r,
      ) b
 where r.state = 'copying' or (r.state = 'paused' and r.snapshot_lsn is null)
 """
-# In pg_locks a session has a row for a lock that it waits for, too.
+# In pg_locks a session also has a row for a lock that the session awaits.
 _OWN_SESSIONS_SQL: Final = r"""
 select distinct w.pid, w.application_name, n.nspname as namespace, c.relname as table,
        coalesce(w.wait_event_type = 'Lock', false) as is_blocked

@@ -1,7 +1,7 @@
-"""The rows of streamer.cutover: how far the cut-over of a source is.
+"""The rows of streamer.cutover: the progress of the cut-over of a source.
 
-A step is stored before its work begins. So a command that was killed leaves the truth behind, and
-the next one does that step again.
+A step is stored before its work begins. So the row of a killed command is true, and the next
+command repeats that step.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from streamer.progress.table import BookkeepingTable, Codec, Executor
 
 @dataclass(frozen=True, slots=True)
 class CutoverRecord:
-    """A row of streamer.cutover. ``details``: facts for undoing it, and the options of its start.
+    """A row of streamer.cutover. ``details``: facts for undoing the cut-over, and its options.
 
-    ``marker_lsn``: the end of the source's WAL once nothing could write there any more.
+    ``marker_lsn``: the end of the source's WAL once all writes there were blocked.
     """
 
     source_id: int
@@ -29,7 +29,7 @@ CUTOVERS: Final = BookkeepingTable("cutover", "c", CutoverRecord)
 
 
 async def read_cutover(session: Executor, source_id: int) -> CutoverRecord | None:
-    """Return the cut-over of a source, unless there is none."""
+    """Return the cut-over of a source, if any."""
     return await CUTOVERS.find(session, "where source_id = $1", source_id)
 
 
@@ -44,7 +44,7 @@ async def store_marker(session: Executor, source_id: int, lsn: Lsn) -> None:
 
 
 async def finish_cutover(session: Executor, source_id: int) -> None:
-    """Record that the target may be written to: from here on there is no way back."""
+    """Record that applications may write to the target: from here on there is no way back."""
     await session.execute(
         "update streamer.cutover set finished_at = pg_catalog.clock_timestamp()"
         " where source_id = $1",

@@ -1,14 +1,14 @@
 """Defers the indexes (and autovacuum) of a table during its copy, and restores them exactly.
 
-The transaction that drops an index stores its definition, and the one that re-creates the index
-removes it. So a crash at any moment loses none. streamer defers only indexes without dependents:
-the primary key, unless a foreign key, a view or a publication needs it, and plain indexes. Indexes
-of constraints, of the replica identity, in a non-default tablespace, or with settings outside their
-definition stay. So do the indexes of tables that another role owns. Several sources can fill one
-table at the same time: the last one to finish restores the indexes.
+The transaction that drops an index stores its definition, and the transaction that re-creates the
+index deletes the definition. So a crash at any moment loses no index. streamer defers only indexes
+without dependents: the primary key, unless a foreign key, a view or a publication needs it, and
+plain indexes. Indexes of constraints, of the replica identity, in a non-default tablespace, or with
+settings outside their definition stay. So do the indexes of tables that a different role owns.
+Several sources can fill a table at the same time: the last source to finish restores the indexes.
 
-During a copy in chunks the stream writes to the table, too. Then primary key, unique indexes and
-those that begin with a column of the key stay, because the stream finds rows by them.
+During a copy in chunks the stream also writes to the table. Then primary key, unique indexes and
+indexes that begin with a column of the key stay, because the stream finds rows by them.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
 from streamer.progress.table import Executor
 from streamer.target.connection import TargetConnection, transaction
 
-# Half filled, a table gives autovacuum work that is in vain, and whose lock the indexes wait for.
+# On a half-filled table, autovacuum works in vain, and the indexes wait for its lock.
 _AUTOVACUUM_SQL: Final = """
 select pg_catalog.format('alter table %s reset (autovacuum_enabled)', $1::text) as make,
        pg_catalog.format('alter table %s set (autovacuum_enabled = false)', $1::text) as drop,
@@ -104,7 +104,7 @@ async def defer_indexes(
 ) -> int:
     """Drop the deferrable indexes of *target*, and store their definitions; return their number.
 
-    *key*: the columns by which the stream finds rows, if it writes to the table meanwhile.
+    *key*: the columns by which the stream finds rows, if the stream writes to the table meanwhile.
     """
     quoted = quote_qualified(target.namespace, target.name)
     async with transaction(connection):
@@ -149,12 +149,12 @@ async def restore_indexes(
     *,
     is_start: bool = False,
 ) -> int:
-    """Make the indexes of *target* again unless a source still fills it; return how many.
+    """Restore the indexes of *target* unless a source still fills the table; return how many.
 
     *ended_id*: a relation whose copy has failed or has its last rows, so that it does not fill the
-    target. *is_start*: a copy in chunks fills it, too. Otherwise the stream of that copy may need
-    what another source has dropped. Raises TargetError if the server refuses one; its definition
-    stays stored.
+    target. *is_start*: a copy in chunks counts as filling. Otherwise the stream of that copy may
+    need an index that a different source has dropped. Raises TargetError if the server refuses an
+    index; its definition stays stored.
     """
     count = 0
     while True:
@@ -184,7 +184,7 @@ select exists (select from pg_catalog.pg_constraint
 
 
 async def has_primary_key(connection: TargetConnection, target: RelationName) -> bool:
-    """Return whether *target* has a primary key, or gets one back when its copies end."""
+    """Return whether *target* has a primary key, or gets its key back when its copies end."""
     quoted = quote_qualified(target.namespace, target.name)
     return bool(await connection.fetch_value(_HAS_KEY_SQL, quoted, str(target)))
 
@@ -201,7 +201,7 @@ order by 1
 
 
 async def has_deferred(connection: Executor, target: str) -> bool:
-    """Return whether *target* has indexes put off."""
+    """Return whether *target* has deferred indexes."""
     return bool(
         await connection.fetch_value(
             "select exists (select from streamer.deferred_index where target = $1)", target
@@ -213,11 +213,11 @@ SUMMARY_SQL: Final = "select target, definition from streamer.deferred_index"
 
 
 async def read_abandoned_targets(connection: TargetConnection) -> list[str]:
-    """Return the targets that have indexes put off, and that no copy fills."""
+    """Return the targets that have deferred indexes, and that no copy fills."""
     return [row["target"] for row in await connection.fetch(_ABANDONED_SQL)]
 
 
 async def read_deferred_targets(connection: TargetConnection) -> list[str]:
-    """Return the targets that have indexes put off."""
+    """Return the targets that have deferred indexes."""
     rows = await connection.fetch("select distinct target from streamer.deferred_index order by 1")
     return [row["target"] for row in rows]

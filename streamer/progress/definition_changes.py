@@ -1,7 +1,7 @@
 """The rows of streamer.ddl: changes of the definitions of source tables.
 
-A row is one command at the source, for one table. A running process writes it with the statements
-it ran at the target, or before it stops for an operator's decision.
+A row is one command at the source, for a single table. A running process writes the row with the
+statements it ran at the target, or before it stops for an operator's decision.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ MADE: Final = "made"
 
 @dataclass(frozen=True, slots=True)
 class DdlPlace:
-    """The command at the source: its table, its transaction, and its number in that."""
+    """The command at the source: its table, its transaction, and its number in the transaction."""
 
     relation_id: int
     lsn: Lsn
@@ -31,9 +31,9 @@ class DdlPlace:
 class DdlDecision:
     """The state of a command that had to wait.
 
-    ``state``: `WAITING`, `MADE`, or the operator's decision. ``statements``: those to run in place
-    of streamer's own. ``reason``: why it waits. ``made``: the changes that another source of the
-    target has made for this one, too.
+    ``state``: `WAITING`, `MADE`, or the operator's decision. ``statements``: run in place of
+    streamer's own. ``reason``: of the wait. ``made``: the changes that a different source of the
+    target has made for this source, too.
     """
 
     state: str
@@ -82,7 +82,7 @@ returning id, number
 
 
 async def read_decision(session: Executor, place: DdlPlace) -> DdlDecision | None:
-    """Return how far the decision about a command is; None if it did not have to wait."""
+    """Return the decision about a command so far; None if the command did not have to wait."""
     rows = await session.fetch(
         "select state, edited, reason, case when is_made then changes else '{}' end as made"
         " from streamer.ddl where relation_id = $1"
@@ -119,10 +119,10 @@ returning relation_id
 
 
 async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequence[str]) -> None:
-    """Store that the command of *place* is made for all sources of its target that wait for it.
+    """Store the command of *place* as made for all sources of its target that wait for the command.
 
-    Such a source waits at the first command of its transaction that the others have to make, too.
-    The commands behind that one count as made if they have the same changes.
+    Such a source waits at the first command of its transaction that all sources have to make. Later
+    commands count as made if they have the same changes.
     """
     rows = await session.fetch(
         _MADE_SQL, place.relation_id, str(place.lsn), place.number, query, list(changes)
@@ -134,7 +134,9 @@ async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequ
 
 
 async def forget_made(session: Executor, place: DdlPlace) -> None:
-    """Forget commands that others have made, and that the table has not met before *place*."""
+    """Delete commands that further sources have made, and that the table did not meet before
+    *place*.
+    """
     await session.execute(
         "delete from streamer.ddl where relation_id = $1 and state = 'made'"
         " and (lsn, number) < ($2::text::pg_lsn, $3)",
@@ -158,9 +160,9 @@ where relation_id = $1 and state in ('waiting', 'made', 'apply', 'skip')
 async def place_of_copy(
     session: Executor, relation_id: int, changes: Sequence[str], lsn: Lsn
 ) -> DdlPlace:
-    """Return the place of *changes* that a copy takes in, which has the number 0.
+    """Return the place of *changes* that a copy includes, which has the number 0.
 
-    It is that of the same changes if they wait already. *lsn*: the position of the source.
+    Changes that wait already keep their place. *lsn*: the position of the source.
     """
     for row in await session.fetch(_COPY_PLACE_SQL, relation_id):
         if row["changes"] == list(changes):
@@ -169,12 +171,12 @@ async def place_of_copy(
 
 
 async def supersede(session: Executor, place: DdlPlace) -> None:
-    """Forget the commands of a table that wait: a copy takes their changes in at *place*."""
+    """Delete the waiting commands of a table: a copy includes their changes at *place*."""
     await session.execute(_SUPERSEDE_SQL, place.relation_id, str(place.lsn))
 
 
 async def remove_copied(session: Executor, relation_ids: Sequence[int]) -> None:
-    """Remove the commands whose changes a copy has taken in."""
+    """Delete the commands whose changes a copy has included."""
     await DDL.delete(
         session,
         "where relation_id = any ($1::int8[]) and state not in ('applied', 'skipped')",
@@ -195,7 +197,7 @@ async def put_ddl(
 ) -> None:
     """Store a command in the state *state*.
 
-    A command that waits keeps a decision that came after the one that the caller has *seen*.
+    A command that waits keeps a decision that is newer than the decision in *seen*.
     """
     await session.execute(
         _PUT_SQL,
@@ -221,7 +223,7 @@ async def read_ddl(session: Executor, *, with_done: bool) -> list[DdlRecord]:
 
 
 async def read_waiting(session: Executor) -> set[int]:
-    """Return the relations of which a command waits for a decision."""
+    """Return the relations with a command that waits for a decision."""
     rows = await session.fetch("select relation_id from streamer.ddl where state = 'waiting'")
     return {row["relation_id"] for row in rows}
 
@@ -243,6 +245,6 @@ async def decide(
 
 
 async def read_progress(session: Executor, ddl_id: int) -> tuple[str, str | None]:
-    """Return the state and the reason of a command; a copy may have made it superfluous."""
+    """Return the state and the reason of a command; a copy may have replaced the command."""
     rows = await session.fetch("select state, reason from streamer.ddl where id = $1", ddl_id)
     return (rows[0]["state"], rows[0]["reason"]) if rows else (MADE, None)

@@ -1,7 +1,7 @@
-"""Forgets a relation whose table a session dropped at the source, as `on_table_dropped` says.
+"""Removes a relation whose table a session dropped at the source, as `on_table_dropped` says.
 
-One transaction ends the open versions of a history and removes the relation's record. A crash
-before it leaves the record, and the next start finds the table missing again.
+A single transaction ends the open versions of a history and removes the relation's record. A crash
+before its COMMIT leaves the record, and the next start finds the table missing again.
 """
 
 from streamer.failpoints import failpoint
@@ -22,8 +22,10 @@ async def forget_dropped(
     *,
     ends_at: str | None,
 ) -> None:
-    """Forget a relation; *ends_at*: the time at which the open versions of its rows end, if they
-    do. A table with the same name joins with a copy.
+    """Remove a relation; *ends_at*: the time at which the open versions of its rows end, if they
+    do.
+
+    A table with the same name joins with a copy.
     """
     async with bookkeeping.connection() as connection:
         role = await may_replace_role(connection)
@@ -32,15 +34,15 @@ async def forget_dropped(
             if ends_at is not None and relation is not None:
                 if role:
                     await connection.execute("set local session_replication_role = replica")
-                own = "true"
+                condition = "true"
                 values = [ends_at]
                 if relation.has_sid and sid is not None:
-                    own = f"{quote_identifier(SID)}::text = $2"
+                    condition = f"{quote_identifier(SID)}::text = $2"
                     values.append(sid)
                 await connection.execute(
                     f"update {relation.rows} set kvsz_end ="
                     " greatest(kvsz_start, $1::text::timestamptz), kvsz_deleted = true"
-                    f" where kvsz_end = {HISTORY_OPEN} and {own}",
+                    f" where kvsz_end = {HISTORY_OPEN} and {condition}",
                     *values,
                 )
             await remove_relation(connection, relation_id)

@@ -12,7 +12,7 @@ from streamer.progress.table import BookkeepingTable, Executor, fields_of
 class HeldRecord:
     """A row of streamer.held: changes of a relation that wait in its process.
 
-    The source has to keep its WAL from ``behind_lsn`` on for them; None if they are part of a
+    The source has to keep WAL from ``behind_lsn`` on for these changes; None if they are part of a
     transaction that has not ended.
     """
 
@@ -30,7 +30,7 @@ from streamer.held h join streamer.relation r on r.id = h.relation_id
 
 
 async def read_held(session: Executor) -> dict[int, HeldRecord]:
-    """Return the held changes of relations, by id, as their process reported them last."""
+    """Return the held changes of relations, by id, as last reported by the processes."""
     return {record.relation_id: record for record in await HELD.read(session)}
 
 

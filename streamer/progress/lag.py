@@ -1,5 +1,5 @@
 """Lagging tables in the bookkeeping: start of the lag, visible position, and the sessions at the
-target that cause it.
+target that cause the lag.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ _BLOCKERS_SQL: Final = blockers_sql(BACKENDS.format("$1"))
 
 
 async def read_blockers(bookkeeping: Bookkeeping, pids: Collection[int]) -> dict[int, Blockers]:
-    """Return the sessions at the target that backends of ours wait for, by our pid."""
+    """Return the sessions at the target that block backends of ours, by our pid."""
     return blockers_of(await bookkeeping.fetch(_BLOCKERS_SQL, list(pids)))
 
 

@@ -1,13 +1,13 @@
 """The right to run sources: advisory locks in the target, held by one session of the process.
 
 A process that loses the session loses the right to all its sources. So the process stores
-acknowledgements over this session and no other (`streamer.progress.positions`), and the session
-never runs a slow statement. The holder of a lock stores a token, with which all other connections
-of this process prove that they are on the same server (`streamer.target.claim`). Writes with an
-earlier token no longer count.
+acknowledgements over this session alone (`streamer.progress.positions`), and the session never runs
+a slow statement. The holder of a lock stores a token, with which all connections of this process
+prove that they are on the same server (`streamer.target.claim`). Writes with an earlier token no
+longer count.
 
-A lock belongs to one attempt to stream a source. A replica reserves its sources: it keeps their
-locks between two attempts. Otherwise another replica would take a source that waits for the next.
+A lock belongs to an attempt to stream a source. A replica reserves its sources: their locks stay
+between two attempts. Otherwise another replica would take a source that waits for its next attempt.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from streamer.waiting import wait_for_event
 
 CHECK_SECONDS: Final = 5.0
 ENDING_SECONDS: Final = 0.2
-"""How long to wait for one of our sessions to end after pg_terminate_backend."""
+"""How long to wait for a session of ours to end after pg_terminate_backend."""
 
 _UNLOCK_SQL: Final = "select pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"
 _LOST: Final = "target: the session that held the source's lock was lost"
@@ -41,7 +41,7 @@ P = ParamSpec("P")
 def _alone(
     method: Callable[Concatenate["LockSession", P], Awaitable[Result]],
 ) -> Callable[Concatenate["LockSession", P], Coroutine[Any, Any, Result]]:
-    """Run *method* in a task that has the session alone, whatever becomes of the caller."""
+    """Run *method* in a task with exclusive use of the session, even if the caller is cancelled."""
 
     @wraps(method)
     async def run(self: "LockSession", /, *args: P.args, **kwargs: P.kwargs) -> Result:
@@ -51,10 +51,11 @@ def _alone(
 
 
 class LockSession:
-    """The session that holds the locks of the sources of a process; it opens with the first.
+    """The session that holds the locks of the sources of a process; the first lock opens the
+    session.
 
-    Its statements run in tasks of their own. So the end of one source's attempt interrupts none of
-    them, which would lose the session for all sources.
+    Its statements run in separate tasks. So the end of one source's attempt interrupts none of
+    these tasks, which would lose the session for all sources.
     """
 
     def __init__(self, address: TargetAddress, holder: str) -> None:
@@ -64,7 +65,7 @@ class LockSession:
         self._name = f"streamer lock {holder}"
         self._session: TargetConnection | None = None
         self._former_pid: int | None = None
-        """The session before this one. The server may not know yet that it has ended."""
+        """The former session. The server may not know yet that this session has ended."""
         self._lost = asyncio.Event()
         """Set when ``_session`` is lost; each session has an event."""
         self._is_doubted = False
@@ -77,11 +78,12 @@ class LockSession:
         """The sources, by label, whose locks stay between attempts."""
         self._checked_at = 0.0
         self._ours: set[str] = set()
-        """The tokens that the bookkeeping had when it was looked at last."""
+        """The tokens of the bookkeeping at the last check."""
         self._running: set[asyncio.Task[Any]] = set()
 
     async def acquire(self, source: SourceMapping) -> Claim | str:
-        """Register *source* and take its lock; return the claim, or the process that holds it.
+        """Register *source* and take its lock; return the claim, or the process that holds the
+        lock.
 
         Raises TargetConnectionError, TargetRejectedError.
         """
@@ -99,8 +101,8 @@ class LockSession:
 
     @_alone
     async def reserve(self, source: SourceMapping) -> str | None:
-        """Take the lock of *source* and keep it until `give_up`; return None, or the process that
-        holds it.
+        """Take the lock of *source* until `give_up`; return None, or the process that holds the
+        lock.
 
         Raises TargetConnectionError, TargetRejectedError.
         """
@@ -113,7 +115,7 @@ class LockSession:
 
     @_alone
     async def give_up(self, label: str) -> None:
-        """Let the lock of a reserved source go: now, or at the end of its attempt."""
+        """Release the lock of a reserved source: now, or at the end of its attempt."""
         source_id = self._reserved.pop(label, None)
         is_claimed = any(claim.source_id == source_id for claim in self._held)
         if source_id is not None and not is_claimed:
@@ -123,25 +125,25 @@ class LockSession:
     async def use(self, work: Callable[[TargetConnection], Awaitable[Result]]) -> Result:
         """Run quick statements over the session, which opens if need be.
 
-        Raises what *work* raises, TargetConnectionError, TargetRejectedError.
+        Raises the errors of *work*, TargetConnectionError, TargetRejectedError.
         """
         return await work(await self._connected())
 
     def doubt(self) -> None:
-        """Another connection did not reach the server of the session: one of them has moved.
+        """Record that a second connection did not reach the session's server: either has moved.
 
-        The next `acquire` finds out, and if need be opens the session again.
+        The next `acquire` checks the server, and if need be opens the session again.
         """
         self._is_doubted = True
 
     @_alone
     async def release(self, claim: Claim) -> None:
-        """Give up a lock; one that was lost is none."""
+        """Release a lock; a lost lock needs no release."""
         await self._unlock(claim)
 
     @_alone
     async def _is_ours(self, claim: Claim) -> bool:
-        """Whether the bookkeeping has the token of *claim*; one statement looks for all claims.
+        """Whether the bookkeeping has the token of *claim*; a single statement checks all claims.
 
         Raises TargetConnectionError.
         """
@@ -163,7 +165,7 @@ class LockSession:
     def use_held(
         self, work: Callable[[Mapping[Claim, TargetConnection]], Awaitable[Result]]
     ) -> "asyncio.Task[Result]":
-        """Run quick statements over the session, which *work* gets by the claims that it holds.
+        """Run quick statements over the session, which *work* receives by the valid claims.
 
         Several attempts may wait for the task, each behind a shield.
         """
@@ -177,7 +179,7 @@ class LockSession:
         return self._held[claim]
 
     async def close(self) -> None:
-        """Close the session, and give up all locks with it."""
+        """Close the session, and release all locks with it."""
         while self._running:
             for task in self._running:
                 task.cancel()
@@ -189,7 +191,7 @@ class LockSession:
     # ---- tasks of the session ------------------------------------------------------------------
 
     def _start(self, work: Callable[[], Awaitable[Result]]) -> "asyncio.Task[Result]":
-        """Start *work*, which has the session alone."""
+        """Start *work* with exclusive use of the session."""
 
         async def run() -> Result:
             async with self._using:
@@ -215,7 +217,7 @@ class LockSession:
             session.terminate()
         self._is_doubted = False
         if session is not None and session.is_outdated:
-            # A renewed password lets all sources begin again, so no lock is needed for long.
+            # A renewed password restarts all sources, so no lock is needed for long.
             await session.close()
         if session is not None and not session.is_closed:
             return session
@@ -230,9 +232,9 @@ class LockSession:
 
     async def _is_at_target(self) -> bool:
         """Whether a new connection reaches the server of the session."""
-        async with target_connection(self._address, self._name) as other:
+        async with target_connection(self._address, self._name) as probe:
             for claim in self._held:
-                if await other.fetch_value(PROOF_SQL, *claim.proof):
+                if await probe.fetch_value(PROOF_SQL, *claim.proof):
                     return True
         return False
 

@@ -1,4 +1,4 @@
-"""A mapping that is empty although the target's bookkeeping holds sources: it was lost. Pure."""
+"""A mapping that is empty although the target's bookkeeping holds sources: a lost mapping. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def find_lost_mapping(
 ) -> MappingTrouble | None:
     """Judge a mapping of *mapped* sources by the *labels* of the sources that the target holds.
 
-    *missing*: the mapping database, if there is no such file.
+    *missing*: the mapping database, if the file does not exist.
     """
     if mapped or not labels:
         return None

@@ -44,15 +44,15 @@ where relation_id = $1 and id <= (
 
 
 async def add_conflicts(
-    session: Executor, relation_id: int, rows: Sequence[tuple[Any, ...]], kept: int
+    session: Executor, relation_id: int, rows: Sequence[tuple[Any, ...]], limit: int
 ) -> None:
-    """Store conflicts of a relation, which keeps the newest *kept* of them."""
+    """Store conflicts of a relation, and delete all but the newest *limit*."""
     await session.execute(_INSERT_SQL, relation_id, *map(list, zip(*rows, strict=True)))
-    await CONFLICTS.delete(session, _TRIM_SQL, relation_id, kept)
+    await CONFLICTS.delete(session, _TRIM_SQL, relation_id, limit)
 
 
 async def read_newest_conflicts(
     session: Executor, relation_ids: Sequence[int], limit: int
 ) -> list[NotedConflict]:
-    rest = "where relation_id = any ($1::int8[]) order by id desc limit $2"
-    return await CONFLICTS.read(session, rest, relation_ids, limit)
+    condition = "where relation_id = any ($1::int8[]) order by id desc limit $2"
+    return await CONFLICTS.read(session, condition, relation_ids, limit)

@@ -1,8 +1,8 @@
-"""Definitions that target tables are to get beside their columns, and how that stands.
+"""Definitions that target tables are to get beside their columns, and their states.
 
-The round that copies a table stores them (`streamer.sync.target_definitions`). A row is `pending`
-until the object is there (`made`) or the target refused it (`failed`). An `unmade` one cannot be
-made.
+The round that copies a table stores its definitions (`streamer.sync.target_definitions`). A row is
+`pending` until the object exists (`made`) or the target refused the object (`failed`). Objects of
+`unmade` rows cannot be created.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ _ENDED: Final = (
     "d.relation_id = {0} and (d.kind, d.name) in (select * from unnest({1}::text[], {2}::text[]))"
 )
 _SAME: Final = "and online::jsonb = $3::text::jsonb"
-"""The stream has not changed the record since a session read it."""
+"""The stream has not changed the record since a session read the record."""
 _PENDING: Final = f"{_SAME} and state = 'pending'"
 _FAILED: Final = "attempts = attempts + 1"
 _TAKEN_SQL: Final = """
@@ -74,8 +74,8 @@ select exists (select from streamer.definition d
                 where r.target = ur.target and d.id <> u.id and d.name = u.name
                   and d.state in ('pending', 'made'))
 """
-# Of a foreign key: whether its other table is still to come, or to get an index. The positions are
-# those of both tables, if their streams have applied all that they have read.
+# Of a foreign key: whether its referenced table, or the index of that table, is still to come. The
+# positions are those of both tables, if their streams have applied all read changes.
 _REFERENCED_SQL: Final = """
 select pg_catalog.to_regclass($3) is null or exists (
            select from streamer.definition d join streamer.relation r on r.id = d.relation_id
@@ -93,7 +93,7 @@ class DefinitionRecord:
     """A definition in the bookkeeping.
 
     ``statements`` and ``online``: see `streamer.definitions.render.Planned`. ``attempts``: failed
-    ones.
+    attempts.
     """
 
     id: int
@@ -114,7 +114,7 @@ class DefinitionRecord:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether streamer does not try to make it."""
+        """Whether streamer no longer tries to create the object."""
         return self.state in ("failed", "unmade")
 
     @property
@@ -139,17 +139,18 @@ DEFINITIONS: Final = BookkeepingTable(
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFacts:
-    """The tables of a foreign key. ``is_to_come``: the other one, or its index, is not made yet.
-    ``positions``: of their streams, if these have applied all that they have read.
+    """The tables of a foreign key. ``is_to_come``: the referenced table, or its index, is missing.
+
+    ``positions``: of their streams, if these have applied all read changes.
     """
 
     is_to_come: bool
     positions: str | None
 
     def may_become(self, now: Self, error: StreamerError) -> bool:
-        """Whether a key that *error* has refused between these facts and *now* may be made later.
+        """Whether a key that *error* has refused between these facts and *now* may be valid later.
 
-        A row may precede the row that it refers to while the tables stream. Pure.
+        A row may precede its referenced row while the tables stream. Pure.
         """
         if isinstance(error, ConflictError):
             return self.positions is None or self.positions != now.positions
@@ -157,30 +158,30 @@ class ReferenceFacts:
 
 
 async def read_reference(session: Executor, record: DefinitionRecord) -> ReferenceFacts:
-    own, other = str(record.target), record.referenced or str(record.target)
-    name = parse_name(other)
+    referencing, referenced_name = str(record.target), record.referenced or str(record.target)
+    name = parse_name(referenced_name)
     quoted = quote_qualified(name.namespace, name.name)
-    (row,) = await session.fetch(_REFERENCED_SQL, own, other, quoted)
+    (row,) = await session.fetch(_REFERENCED_SQL, referencing, referenced_name, quoted)
     return ReferenceFacts(**row)
 
 
 async def is_remade(session: Executor, record: DefinitionRecord) -> bool:
-    """Return whether another plan makes an object of the name of *record* on its target."""
+    """Return whether a different plan creates an object of *record*'s name on the same target."""
     return bool(await session.fetch_value(_REMADE_SQL, record.id))
 
 
 async def read_taken(
-    session: Executor, target: RelationName, wanted: Sequence[str]
+    session: Executor, target: RelationName, names: Sequence[str]
 ) -> frozenset[str]:
-    """Return those names of *wanted* that other relations in the schema of *target* have or get."""
-    rows = await session.fetch(_TAKEN_SQL, target.namespace, target.name, list(wanted), str(target))
+    """Return those of *names* that further relations in the schema of *target* have or get."""
+    rows = await session.fetch(_TAKEN_SQL, target.namespace, target.name, list(names), str(target))
     return frozenset(row["name"] for row in rows)
 
 
 async def store_definitions(
     connection: TargetConnection, relation_id: int, planned: Sequence[Planned]
 ) -> None:
-    """Store *planned* as all definitions of a relation; those that are there are found there."""
+    """Store *planned* as all definitions of a relation; existing objects are found later."""
     async with transaction(connection):
         await DEFINITIONS.delete(
             connection, "where relation_id = $1 and kind <> 'not null'", relation_id
@@ -191,19 +192,19 @@ async def store_definitions(
 async def put_plans(session: Executor, relation_id: int, planned: Sequence[Planned]) -> None:
     """Store plans in place of those of the same kind and name."""
     rows = {
-        (each.kind, each.name): {
+        (plan.kind, plan.name): {
             "relation_id": relation_id,
-            "kind": each.kind,
-            "name": each.name,
-            "state": "pending" if each.reason is None else "unmade",
-            "index_name": each.index,
-            "statements": each.statements,
-            "online": each.online,
-            "sql": each.sql,
-            "reason": each.reason,
-            "referenced": each.referenced,
+            "kind": plan.kind,
+            "name": plan.name,
+            "state": "pending" if plan.reason is None else "unmade",
+            "index_name": plan.index,
+            "statements": plan.statements,
+            "online": plan.online,
+            "sql": plan.sql,
+            "reason": plan.reason,
+            "referenced": plan.referenced,
         }
-        for each in planned
+        for plan in planned
     }
     await DEFINITIONS.put(session, rows.values(), "relation_id, kind, name", computed=_PUT)
 
@@ -211,22 +212,24 @@ async def put_plans(session: Executor, relation_id: int, planned: Sequence[Plann
 async def end_plans(
     session: Executor, relation_id: int, ended: Sequence[tuple[ObjectKind, str]]
 ) -> None:
-    """Take plans back. One that may be under way becomes `unwanted`, so that its result goes."""
+    """Withdraw plans. A plan that may be under way becomes `unwanted`, which removes its object."""
     kinds, names = [kind for kind, _ in ended], [name for _, name in ended]
     of_ended = (relation_id, kinds, names)
     values = {"state": "unwanted", "made_again": False}
-    rest = f"where {_ENDED.format('$2', '$3', '$4')} and state in ('pending', 'unwanted')"
+    condition = f"where {_ENDED.format('$2', '$3', '$4')} and state in ('pending', 'unwanted')"
     if ended:
-        await DEFINITIONS.update(session, values, rest, *of_ended)
-        rest = f"where {_ENDED.format('$1', '$2', '$3')} and state not in ('pending', 'unwanted')"
-        await DEFINITIONS.delete(session, rest, *of_ended)
+        await DEFINITIONS.update(session, values, condition, *of_ended)
+        condition = (
+            f"where {_ENDED.format('$1', '$2', '$3')} and state not in ('pending', 'unwanted')"
+        )
+        await DEFINITIONS.delete(session, condition, *of_ended)
 
 
 async def hold_plans(session: Executor, target: RelationName) -> None:
     """Keep the states of the plans for a target table until this transaction ends.
 
-    A session that makes one of them meanwhile cannot store that. So the caller finds the objects of
-    all `made` plans when it looks at the table, and any other counts as unfinished.
+    A session that completes a plan meanwhile cannot store that. So the caller finds the objects of
+    all `made` plans in the catalog, and all remaining plans count as unfinished.
     """
     await session.fetch(
         "select from streamer.definition d where d.relation_id in"
@@ -236,7 +239,7 @@ async def hold_plans(session: Executor, target: RelationName) -> None:
 
 
 async def read_plans(session: Executor, relation_id: int) -> list[DefinitionRecord]:
-    """Return the plans of a relation that no session has made yet."""
+    """Return the plans of a relation that no session has completed yet."""
     return await DEFINITIONS.read(
         session,
         "where (d.state = 'pending' or d.made_again) and d.relation_id = $1 order by d.id",
@@ -245,32 +248,32 @@ async def read_plans(session: Executor, relation_id: int) -> list[DefinitionReco
 
 
 async def read_unwanted(session: Executor) -> list[DefinitionRecord]:
-    """Return the plans that the stream took back while a session may have made them."""
+    """Return the plans that the stream withdrew while a session may have completed them."""
     return await DEFINITIONS.read(session, "where d.state = 'unwanted' order by d.id")
 
 
 async def read_given_up(session: Executor) -> list[DefinitionRecord]:
-    """Return the definitions that streamer does not try to make."""
+    """Return the definitions that streamer no longer tries to create."""
     return await DEFINITIONS.read(session, "where d.state in ('failed', 'unmade') order by d.id")
 
 
 async def forget_unwanted(session: Executor, record_id: int) -> None:
-    """Forget a plan whose result is gone, or have another of that name made."""
+    """Delete a plan whose object is gone, or renew the plan for a new object of that name."""
     values = {"state": "pending", "made_again": False}
-    rest = "and state = 'unwanted' and made_again"
-    if not await DEFINITIONS.set(session, record_id, values, rest):
+    condition = "and state = 'unwanted' and made_again"
+    if not await DEFINITIONS.set(session, record_id, values, condition):
         await DEFINITIONS.delete(session, "where id = $1 and state = 'unwanted'", record_id)
 
 
 async def is_pending(session: Executor, record: DefinitionRecord) -> bool:
-    """Whether the stream has neither changed nor taken back *record*, and no session made it."""
-    rest = "where d.id = $1 and d.state = 'pending'"
-    stored = await DEFINITIONS.find(session, rest, record.id)
+    """Whether no stream has changed or withdrawn *record*, and no session completed it."""
+    condition = "where d.id = $1 and d.state = 'pending'"
+    stored = await DEFINITIONS.find(session, condition, record.id)
     return stored is not None and stored.online == record.online
 
 
 async def read_pending(session: Executor, relation_id: int | None = None) -> list[DefinitionRecord]:
-    """Return the definitions to make now: those of one relation, or those of all ready ones.
+    """Return the definitions to create now: of a relation, or of all ready relations.
 
     A foreign key has to wait until both of its tables are ready.
     """
@@ -278,7 +281,7 @@ async def read_pending(session: Executor, relation_id: int | None = None) -> lis
 
 
 async def read_definitions(session: Executor) -> dict[int, list[DefinitionRecord]]:
-    """Return the definitions that are not made, by the id of their relation."""
+    """Return the definitions without an object, by the id of their relation."""
     by_relation: dict[int, list[DefinitionRecord]] = {}
     for record in await DEFINITIONS.read(session, "where d.state <> 'made' order by d.id"):
         by_relation.setdefault(record.relation_id, []).append(record)
@@ -286,23 +289,28 @@ async def read_definitions(session: Executor) -> dict[int, list[DefinitionRecord
 
 
 async def set_made(session: Executor, record: DefinitionRecord) -> None:
-    """Store that a session made *record*, unless the stream has changed or taken it back."""
-    values, rest = {"state": "made", "reason": None}, f"{_SAME} and state <> 'unwanted'"
-    await DEFINITIONS.set(session, record.id, values, rest, to_json(record.online))
+    """Store that a session completed *record*, unless the stream has changed or withdrawn it."""
+    values, condition = {"state": "made", "reason": None}, f"{_SAME} and state <> 'unwanted'"
+    await DEFINITIONS.set(session, record.id, values, condition, to_json(record.online))
 
 
 async def set_failed(session: Executor, record: DefinitionRecord, reason: str) -> None:
-    """Store the reason why *record* is not made yet."""
+    """Store why the object of *record* does not exist yet."""
     values, online = {"reason": reason}, to_json(record.online)
     await DEFINITIONS.set(session, record.id, values, _PENDING, online, also=_FAILED)
 
 
 async def give_up(
-    session: Executor, record: DefinitionRecord, reason: str, left: Sequence[str]
+    session: Executor, record: DefinitionRecord, reason: str, remaining: Sequence[str]
 ) -> None:
-    """Store the reason why *record* is not made until the next copy, and the statements *left* for
-    an operator.
+    """Store why the object of *record* is missing until the next copy, and the *remaining*
+    statements for an operator.
     """
-    values = {"state": "failed", "reason": reason, "online": tuple(left), "sql": "; ".join(left)}
+    values = {
+        "state": "failed",
+        "reason": reason,
+        "online": tuple(remaining),
+        "sql": "; ".join(remaining),
+    }
     online = to_json(record.online)
     await DEFINITIONS.set(session, record.id, values, _PENDING, online, also=_FAILED)

@@ -2,7 +2,8 @@
 position that streamer acknowledges to each source.
 
 The transaction that writes changes of a table moves the position of the table. The session that
-holds the lock of a source stores the acknowledged one. Both fail for a process without the lock.
+holds the lock of a source stores the acknowledged position. Both fail for a process without the
+lock.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ returning s.lock_token as token
 class RelationPosition:
     """A mapped table: its state, and the position up to which all its changes are visible.
 
-    ``has_request``: its process has not fulfilled a request of an operator yet.
+    ``has_request``: the process has not fulfilled a request of an operator yet.
     """
 
     relation_id: int
@@ -72,17 +73,18 @@ class SourcePosition:
 async def read_positions(bookkeeping: Bookkeeping) -> dict[str, SourcePosition]:
     """Return the positions of each source by its label, all as of one moment.
 
-    Clients that wait ask for them several times a second, so this reads no more than they need.
+    Waiting clients request positions several times a second, so this query reads only needed
+    columns.
     """
     rows = await bookkeeping.fetch(_POSITIONS_SQL)
-    found: dict[str, SourcePosition] = {}
+    sources: dict[str, SourcePosition] = {}
     for row in rows:
         label = SourceLabel(row["database"], row["sid"])
-        if label not in found:
-            found[label] = SourcePosition(label, Lsn.parse(row["acknowledged_lsn"]))
+        if label not in sources:
+            sources[label] = SourcePosition(label, Lsn.parse(row["acknowledged_lsn"]))
         if row["relation_id"] is not None:
             visible = row["visible_lsn"]
-            found[label].relations.append(
+            sources[label].relations.append(
                 RelationPosition(
                     row["relation_id"],
                     row["source"],
@@ -91,14 +93,14 @@ async def read_positions(bookkeeping: Bookkeeping) -> dict[str, SourcePosition]:
                     row["has_request"],
                 )
             )
-    return found
+    return sources
 
 
 # ---- of tables ---------------------------------------------------------------------------------
 
 
 def move_sql(moved: Sequence[tuple[int, Lsn, Lsn]], claims: Collection[Claim]) -> str:
-    """Return the statement that moves the positions of relations, as the last one of the
+    """Return the statement that moves the positions of relations, as the last statement of the
     transaction that writes their changes. Pure.
 
     *moved*: the id of each relation, its position now, and the next. The statement fails if another
@@ -111,7 +113,7 @@ def move_sql(moved: Sequence[tuple[int, Lsn, Lsn]], claims: Collection[Claim]) -
         ("int8", (claim.source_id for claim in claims)),
         ("text", (claim.token for claim in claims)),
     ]
-    # Numbers, positions and hexadecimal tokens: none of them needs quotes in an array.
+    # Numbers, positions and hexadecimal tokens: no value needs quotes in an array.
     arrays = [
         f"{quote_literal('{' + ','.join(map(str, values)) + '}')}::{kind}[]"
         for kind, values in parameters
@@ -130,7 +132,7 @@ async def lock_positions(session: Executor, relation_ids: Sequence[int]) -> dict
 
 
 async def set_visible(session: Executor, visible: Mapping[int, Lsn | None]) -> None:
-    """Store up to where everything of relations, by their id, is visible."""
+    """Store the position up to which all changes of relations, by id, are visible."""
     rows = ({"id": key, "visible_lsn": lsn} for key, lsn in visible.items())
     await RELATIONS.update_each(session, rows, "and r.visible_lsn is distinct from v.visible_lsn")
 
@@ -139,7 +141,7 @@ async def set_visible(session: Executor, visible: Mapping[int, Lsn | None]) -> N
 
 
 async def reset_acknowledged(session: Executor, source_id: int, lsn: Lsn) -> None:
-    """A new slot begins at *lsn*."""
+    """Store *lsn* as the start of a new slot."""
     await set_source(session, source_id, acknowledged_lsn=lsn, last_transaction=None)
 
 
@@ -150,17 +152,16 @@ class AcknowledgedPosition:
     stored_lsn: Lsn
     lsn: Lsn
     visible_seconds: float | None
-    """How long ago everything was visible that the source had committed then."""
+    """How long ago all changes were visible that the source had committed then."""
     landmark: Landmark | None
-    """A transaction up to ``lsn``, newer than the stored one."""
+    """A transaction up to ``lsn``, newer than the stored transaction."""
     heartbeat_seconds: float | None
 
 
 class AcknowledgedPositions:
     """Stores acknowledged positions of a process, over the session that holds its locks.
 
-    Positions that several sources acknowledge while a statement runs are stored together by the
-    next.
+    Positions that several sources acknowledge while a statement runs go into the next statement.
     """
 
     def __init__(self, locks: LockSession) -> None:
@@ -168,13 +169,14 @@ class AcknowledgedPositions:
         self._waiting: dict[Claim, AcknowledgedPosition] = {}
         """The positions that the next statement stores."""
         self._next: asyncio.Task[set[str]] | None = None
-        """The task of that statement, which returns the tokens of the claims that were valid."""
+        """The task of that statement, which returns the tokens of the valid claims."""
 
     async def acknowledge(self, claim: Claim, position: AcknowledgedPosition) -> None:
         """Store *position* before streamer reports it to the source.
 
         After a TargetConnectionError the position may or may not be stored, so the attempt has to
-        end. Raises TargetFencedError if the bookkeeping has another position than ``stored_lsn``.
+        end. Raises TargetFencedError if the bookkeeping has a different position than
+        ``stored_lsn``.
         """
         self._locks.require(claim)
         self._waiting[claim] = position

@@ -1,4 +1,4 @@
-"""The rows of streamer.purge: tables with rows of forgotten sources, and how far their purge is."""
+"""The rows of streamer.purge: tables with rows of removed sources, and their purge."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
@@ -25,8 +25,8 @@ from streamer.source s join streamer.relation r on r.source_id = s.id where s.id
 on conflict (database, sid, target) do update set
     rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
 """
-# A source may have left columns earlier, and then come back without them. One without known columns
-# may have any.
+# A source may have left columns earlier, and then return without them. A source without known
+# columns may have any.
 _KEEP_COLUMNS_SQL: Final = """
 update streamer.purge p set columns = array(
     select c.key from streamer.relation r, pg_catalog.jsonb_each_text(r.columns) c
@@ -76,7 +76,7 @@ class LeftRows:
 
     @property
     def error(self) -> GapError:
-        """Why the table is not in sync, whatever `initial: none` says."""
+        """Why the table is not in sync, although `initial: none` says so."""
         return left_rows_error(
             self.source,
             self.target,
@@ -89,7 +89,7 @@ class LeftRows:
 def left_rows_error(
     source: str, target: str, database: str, sid: str | None, *, is_purged: bool
 ) -> GapError:
-    """Return the error of a table whose source was removed and has come back. Pure."""
+    """Return the error of a table whose source was removed and has returned. Pure."""
     label = SourceLabel(database, sid)
     lack = "rows, because a purge has deleted rows" if is_purged else "the changes since then"
     again = run("resync", source, database=database, sid=sid)
@@ -102,9 +102,9 @@ def left_rows_error(
 
 @dataclass(frozen=True, slots=True)
 class LeftColumn:
-    """A column that only removed sources had, by its name there.
+    """A column that only removed sources had, by its name at these sources.
 
-    ``unpurged_sid``: one of these sources whose rows may still be in the target.
+    ``unpurged_sid``: such a source whose rows may still be in the target.
     """
 
     target: str
@@ -132,7 +132,7 @@ class PurgeRecord:
 
     @property
     def progress(self) -> float | None:
-        """The part of the table that is purged, from 0 to 1; None if that is not known."""
+        """The purged part of the table, from 0 to 1; None if not known."""
         if self.is_finished:
             return 1.0
         return None if not self.blocks else min(1.0, (self.next_block or 0) / self.blocks)
@@ -151,7 +151,7 @@ async def read_purges(session: Executor) -> list[PurgeRecord]:
 
 
 async def keep_targets(session: Executor, source_id: int) -> None:
-    """Store the tables and columns of a source that is about to be forgotten: its rows are left."""
+    """Store the tables and columns of a source before its removal: its rows are left."""
     await session.execute(_KEEP_TARGETS_SQL, source_id)
     await keep_columns(session, source_id)
 
@@ -162,7 +162,7 @@ async def keep_columns(session: Executor, source_id: int) -> None:
 
 
 async def read_left_columns(session: Executor) -> list[LeftColumn]:
-    """Return the columns that removed sources had, and no other source of the target table has."""
+    """Return columns that removed sources had, and that no source of the target has now."""
     return [LeftColumn(**dict(row)) for row in await session.fetch(_LEFT_COLUMNS_SQL)]
 
 
@@ -186,7 +186,7 @@ async def read_removed(session: Executor) -> dict[tuple[str, str], bool]:
 
 
 async def begin_purge(session: Executor, database: str, sid: str, targets: Collection[str]) -> None:
-    """Store the tables of a purge; one that was interrupted continues where it was."""
+    """Store the tables of a purge; an interrupted purge continues at its stored block."""
     await session.execute(_BEGIN_SQL, database, sid, sorted(targets))
 
 
@@ -197,7 +197,7 @@ async def move_purge(
     next_block: int,
     blocks: int,
 ) -> None:
-    """Store how far the purge of a table is, in the transaction that deletes its rows."""
+    """Store the progress of the purge of a table, in the transaction that deletes its rows."""
     values = {"next_block": next_block, "blocks": blocks}
     also = "rows_deleted = rows_deleted + $5"
     await PURGES.update(session, values, _OF_KEY, *record.key, deleted, also=also)

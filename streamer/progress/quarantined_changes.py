@@ -1,4 +1,5 @@
-"""The rows of streamer.quarantine: changes that the target refused, with later ones of their rows.
+"""The rows of streamer.quarantine: changes that the target refused, with later changes of their
+rows.
 
 Values and definitions are JSON in ASCII (`streamer.apply.quarantine.stored_change`), which a target
 of any encoding can store.
@@ -86,7 +87,7 @@ async def read_quarantine_page(
 ) -> list[QuarantinedChange]:
     """Return the next changes of a relation, with ids between *after* and *before*.
 
-    *ids*: only these.
+    *ids*: only these changes.
     """
     return await QUARANTINE.read(
         session,
@@ -130,7 +131,7 @@ async def add_quarantined(
 async def end_quarantined(
     session: Executor, relation_id: int, at: datetime, ids: Sequence[int] | None = None
 ) -> None:
-    """End the versions that changes of a history table write. *ids*: of these only."""
+    """End the versions that changes of a history table write. *ids*: of these changes only."""
     await QUARANTINE.update(
         session,
         {"ended_at": at},
@@ -149,7 +150,7 @@ async def mark_quarantined(
     error: str,
     ids: Sequence[int] | None = None,
 ) -> int:
-    """Add a delete of each row in quarantine, of *ids* only; return how many that adds."""
+    """Add a delete of each row in quarantine, of *ids* only; return the number of added changes."""
     return await session.execute(_MARK_SQL, relation_id, str(lsn), at, xid, error, ids)
 
 
@@ -166,7 +167,7 @@ async def remove_quarantined(
 
 
 async def remove_copied(session: Executor, relation_ids: Sequence[int]) -> None:
-    """Remove changes whose rows a copy has. The last one of several chunks has some rows only."""
+    """Remove changes whose rows a copy has. The last of several chunks has some rows only."""
     await QUARANTINE.delete(
         session,
         "using streamer.relation r"
@@ -175,15 +176,17 @@ async def remove_copied(session: Executor, relation_ids: Sequence[int]) -> None:
     )
 
 
-async def leave_quarantined(session: Executor, left: Sequence[tuple[int, str, str | None]]) -> None:
+async def leave_quarantined(
+    session: Executor, remaining: Sequence[tuple[int, str, str | None]]
+) -> None:
     """Store why changes stay after a retry: id, error and SQLSTATE of each."""
-    await session.execute(_LEAVE_SQL, *map(list, zip(*left, strict=True)))
+    await session.execute(_LEAVE_SQL, *map(list, zip(*remaining, strict=True)))
 
 
 async def leave_all_quarantined(
     session: Executor, relation_id: int, ids: Sequence[int] | None, error: str
 ) -> None:
-    """Store why none of the changes of a relation could be tried again."""
+    """Store why no change of a relation could be tried again."""
     await QUARANTINE.update(
         session,
         {"error": error, "code": None},

@@ -1,4 +1,4 @@
-"""Registers the mapped tables of a source in streamer.relation, and forgets those that leave."""
+"""Registers the mapped tables of a source in streamer.relation, and removes former tables."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -42,38 +42,40 @@ async def register_relations(
     mappings: Iterable[RelationMapping],
     *,
     may_resume: bool = False,
-    found: Mapping[RelationName, SourceRelation] = MappingProxyType({}),
+    definitions: Mapping[RelationName, SourceRelation] = MappingProxyType({}),
 ) -> list[RelationRecord]:
-    """Return the records of mapped relations, in the order of *mappings*; new ones get one.
+    """Return the records of mapped relations, in the order of *mappings*; create missing records.
 
     A copy replaces the rows of a relation that was in the mapping before. With *may_resume*, when
     the stream is about to begin at the acknowledged position, the relation continues if that
-    position has not moved since. A relation with another target is new. With another type, or other
+    position has not moved since. A relation with a new target is new. With a new type, or new
     expressions, a copy fills the same target again, unless the mapping says `initial: none`. If the
-    relation keeps its past, it takes its changes up to the point of that copy. Where
-    only `set` differs, this requests the columns that it changes, if `brings_columns` allows that.
-    *found*: the source's definitions, as far as it has them.
+    relation keeps its past, it applies its changes up to the point of that copy. Where only `set`
+    differs, this function requests the columns that `set` changes, if `brings_columns` allows that.
+    *definitions*: the known definitions of the source.
 
-    The number of statements does not depend on the number of relations: a start with thousands
-    would take as many round trips.
+    The number of statements does not depend on the number of relations: otherwise a start with
+    thousands would take as many round trips.
     """
-    wanted = {str(mapping.source): mapping for mapping in mappings}
-    targets = {source: str(mapping.target) for source, mapping in wanted.items()}
+    by_name = {str(mapping.source): mapping for mapping in mappings}
+    targets = {source: str(mapping.target) for source, mapping in by_name.items()}
     async with bookkeeping.transaction() as connection:
         of_targets = (source_id, list(targets), list(targets.values()))
         await RELATIONS.delete(connection, _MOVED, *of_targets)
         returned = await bring_back(connection, source_id, targets, may_resume=may_resume)
-        new = ({"source_id": source_id} | _mapped(mapping) for mapping in wanted.values())
+        new = ({"source_id": source_id} | _mapped(mapping) for mapping in by_name.values())
         await RELATIONS.insert(connection, new, "on conflict (source_id, source) do nothing")
-        await _refuse_left_rows(connection, source_id, wanted.values())
-        rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(wanted))
-        if others := [row.source for row in rows if not _is_as_mapped(row, wanted[row.source])]:
-            await _follow_mappings(connection, source_id, {s: wanted[s] for s in others}, found)
-            rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(wanted))
-    if others:
+        await _refuse_left_rows(connection, source_id, by_name.values())
+        rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(by_name))
+        if changed := [row.source for row in rows if not _is_as_mapped(row, by_name[row.source])]:
+            await _follow_mappings(
+                connection, source_id, {s: by_name[s] for s in changed}, definitions
+            )
+            rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(by_name))
+    if changed:
         failpoint("expressions.stored")
     records = {row.source: replace(row, has_returned=row.source in returned) for row in rows}
-    return [records[source] for source in wanted]
+    return [records[source] for source in by_name]
 
 
 def _mapped(mapping: RelationMapping) -> dict[str, Any]:
@@ -89,21 +91,23 @@ def _is_as_mapped(record: RelationRecord, mapping: RelationMapping) -> bool:
 async def _follow_mappings(
     connection: TargetConnection,
     source_id: int,
-    wanted: Mapping[str, RelationMapping],
-    found: Mapping[RelationName, SourceRelation],
+    by_name: Mapping[str, RelationMapping],
+    definitions: Mapping[RelationName, SourceRelation],
 ) -> None:
-    """Store other types and expressions of relations, and require the copies for these."""
+    """Store new types and expressions of relations, and require the necessary copies."""
     changed = []
-    rest = f"{_OF_SOURCES} order by id for update of r"
-    for record in await RELATIONS.read(connection, rest, source_id, list(wanted)):
-        mapping = wanted[record.source]
-        if not await _request_recomputed(connection, record, mapping, found.get(mapping.source)):
+    condition = f"{_OF_SOURCES} order by id for update of r"
+    for record in await RELATIONS.read(connection, condition, source_id, list(by_name)):
+        mapping = by_name[record.source]
+        if not await _request_recomputed(
+            connection, record, mapping, definitions.get(mapping.source)
+        ):
             changed.append({"id": record.relation_id} | _changed(record, mapping))
     await RELATIONS.update_each(connection, changed)
 
 
 def _changed(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]:
-    """Return the values of a relation whose rows in the target are of another mapping. Pure."""
+    """Return the values of a relation whose target rows are of a former mapping. Pure."""
     is_copied = mapping.rule.initial is not Initial.NONE
     has_type = record.type == mapping.type.value
     lacks_changes = mapping.type is not TableType.CLONE and has_type and record.needs_resync
@@ -128,13 +132,13 @@ def _changed(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]
 
 
 async def _refuse_left_rows(
-    connection: TargetConnection, source_id: int, wanted: Iterable[RelationMapping]
+    connection: TargetConnection, source_id: int, mappings: Iterable[RelationMapping]
 ) -> None:
     """Let new relations with `initial: none` wait for a resync where rows or changes are missing.
 
     Their rows in the target are those that streamer wrote before their source was removed.
     """
-    declared = [str(mapping.source) for mapping in wanted if mapping.rule.initial is Initial.NONE]
+    declared = [str(mapping.source) for mapping in mappings if mapping.rule.initial is Initial.NONE]
     for rows in await read_left_rows(connection, source_id, declared) if declared else ():
         values = dict.fromkeys(("declared", "owns_rows", "needs_resync"), True)
         error = {"state": "error", "error": ErrorReport.of(rows.error)}
@@ -144,10 +148,10 @@ async def _refuse_left_rows(
 
 
 def brings_columns(mapping: RelationMapping, relation: SourceRelation | None) -> bool:
-    """Whether columns that `set` computes otherwise can be brought alone.
+    """Whether a backfill can recompute only the columns that `set` computes differently.
 
     Without a key, a change finds its row by the values of all columns. So the target may not hold
-    some by the old expressions while the stream computes them by the new ones.
+    some values by the old expressions while the stream computes them by the new expressions.
     """
     return relation is not None and bool(relation.key) and mapping.rule.initial is not Initial.NONE
 
@@ -158,9 +162,9 @@ async def _request_recomputed(
     mapping: RelationMapping,
     relation: SourceRelation | None,
 ) -> bool:
-    """Store other expressions of a relation in sync, and request the columns that they change.
+    """Store new expressions of a relation in sync, and request the columns that they change.
 
-    Return whether that is enough. Rows in quarantine come with a copy of all rows only.
+    Return whether that is enough. Rows in quarantine need a copy of all rows.
     """
     is_in_sync = record.snapshot_lsn is not None and not record.needs_resync
     if not is_in_sync or record.quarantined or record.type != mapping.type.value:
@@ -182,12 +186,12 @@ async def forget_relation(bookkeeping: Bookkeeping, relation_id: int) -> None:
 
 
 async def remove_relation(session: Executor, relation_id: int) -> None:
-    """Remove a relation in the transaction of the caller, and remember it as a former one."""
+    """Remove a relation in the transaction of the caller, and store it as a former relation."""
     await keep_former(session, relation_id)
     await RELATIONS.delete(session, "where id = $1", relation_id)
 
 
 async def remove_relations(session: Executor, source_id: int) -> None:
-    """Remove all relations of a source, and forget its former ones."""
+    """Remove all relations of a source, and its former relations."""
     await forget_former(session, source_id)
     await RELATIONS.delete(session, "where source_id = $1", source_id)

@@ -1,8 +1,8 @@
-"""The columns of streamer.relation that tell what the source's table was when its rows came.
+"""The columns of streamer.relation that describe the source's table when its rows were copied.
 
-``unfilled`` keeps columns whose values existing rows lack until a copy has brought them, so that
-neither a failure nor a pause loses one. ``copy_is_due`` does the same for a copy of all rows. The
-request makes a running process bring them now.
+``unfilled`` keeps columns whose values existing rows lack until a copy has filled them, so that
+neither a failure nor a pause loses a column. ``copy_is_due`` does so for a copy of all rows. A
+request makes a running process begin the copy now.
 """
 
 import json
@@ -25,23 +25,23 @@ where id = $1
 
 async def read_unfilled(session: Executor, relation_id: int) -> list[str]:
     """Return the columns whose values existing rows lack, by the target's names."""
-    found = await session.fetch_value(
+    columns = await session.fetch_value(
         "select unfilled from streamer.relation where id = $1", relation_id
     )
-    return list(found or ())
+    return list(columns or ())
 
 
 async def remember_unfilled(
     session: Executor, relation_id: int, columns: Sequence[str] | None
 ) -> None:
-    """Remember that existing rows lack values of *columns*, by the target's names; None: of any."""
+    """Store that existing rows lack values of *columns*, by the target's names; None: of any."""
     await session.execute(_REMEMBER_SQL, relation_id, list(columns or ()), columns is None)
 
 
 async def request_unfilled(
     session: Executor, relation_id: int, columns: Sequence[str] | None
 ) -> None:
-    """Remember the same and request the values, in the transaction that *session* is in."""
+    """Store *columns* as unfilled and request their values, in the transaction of *session*."""
     await remember_unfilled(session, relation_id, columns)
     await request_automatic(session, relation_id, resync_of_unfilled(columns))
 
@@ -49,10 +49,10 @@ async def request_unfilled(
 async def read_known(
     session: Executor, relation_ids: Sequence[int] | None = None
 ) -> dict[int, dict[str, int]]:
-    """Return the source's columns by their numbers as they were when each table was last in sync.
+    """Return the source's columns by their numbers as of the time when each table was last in sync.
 
-    By id of the relation, of those with such a record; *relation_ids*: None for all. The
-    number of a column that the target did not get is negative.
+    By id of the relation, of relations with such a record; *relation_ids*: None for all. The number
+    of a column that the target did not get is negative.
     """
     rows = await session.fetch(
         "select id, columns::text from streamer.relation"
@@ -66,26 +66,26 @@ async def store_known(
     connection: TargetConnection,
     relation_id: int,
     columns: Mapping[str, int],
-    wanted: Sequence[str] = (),
+    unfilled: Sequence[str] = (),
 ) -> None:
-    """Store the columns of a table, and request those of *wanted* for existing rows."""
+    """Store the columns of a table, and request the columns *unfilled* for existing rows."""
     async with transaction(connection):
         await RELATIONS.update(connection, {"columns": dict(columns)}, "where id = $2", relation_id)
-        if wanted:
-            await request_unfilled(connection, relation_id, wanted)
+        if unfilled:
+            await request_unfilled(connection, relation_id, unfilled)
 
 
 async def set_published(
     session: Executor, published: dict[int, tuple[str | None, str | None, int | None]]
 ) -> None:
-    """Store the publication marks, replica identities and OIDs that relations, by id, have."""
+    """Store the publication marks, replica identities and OIDs of relations, by id."""
     names = ("id", "publication_mark", "identity", "source_oid")
     rows = (dict(zip(names, (key, *values), strict=True)) for key, values in published.items())
     await RELATIONS.update_each(session, rows)
 
 
 async def set_transports(session: Executor, transports: dict[int, tuple[str, str]]) -> None:
-    """Store the transport of relations, by their id, and the reason."""
+    """Store the transport of relations, by id, and the reason."""
     names = ("id", "transport", "transport_reason")
     rows = (dict(zip(names, (key, *values), strict=True)) for key, values in transports.items())
     await RELATIONS.update_each(
@@ -122,8 +122,8 @@ async def set_leaves(session: Executor, relation_id: int, leaves: Mapping[int, s
 
 
 def stored_storage(storage: Mapping[int, Storage] | None) -> dict[int, Any] | None:
-    """Return the bookkeeping's form of storage by OID; None if it is unknown."""
-    return None if storage is None else {oid: its.stored for oid, its in storage.items()}
+    """Return the bookkeeping's form of storage by OID; None if unknown."""
+    return None if storage is None else {oid: table.stored for oid, table in storage.items()}
 
 
 async def read_storage(session: Executor, relation_ids: list[int]) -> dict[int, dict[int, Storage]]:
@@ -134,7 +134,7 @@ async def read_storage(session: Executor, relation_ids: list[int]) -> dict[int, 
         relation_ids,
     )
     return {
-        row["id"]: {int(oid): Storage.of(its) for oid, its in json.loads(row["storage"]).items()}
+        row["id"]: {int(oid): Storage.of(text) for oid, text in json.loads(row["storage"]).items()}
         for row in rows
     }
 
@@ -143,12 +143,13 @@ async def set_storage(
     session: Executor,
     relation_id: int,
     storage: Mapping[int, Storage],
-    before: Mapping[int, Storage] | None,
+    former: Mapping[int, Storage] | None,
 ) -> bool:
-    """Store the storage of the tables of a relation; return whether it was *before* until now. A
-    copy stores another one.
+    """Store the storage of a relation's tables; return whether it was *former* until now.
+
+    A copy stores a new storage.
     """
-    rest = "and storage is not distinct from $3::text::jsonb"
+    condition = "and storage is not distinct from $3::text::jsonb"
     values = {"storage": stored_storage(storage)}
-    known = None if before is None else to_json(stored_storage(before))
-    return await RELATIONS.set(session, relation_id, values, rest, known)
+    former_json = None if former is None else to_json(stored_storage(former))
+    return await RELATIONS.set(session, relation_id, values, condition, former_json)

@@ -38,13 +38,13 @@ not exists (select from streamer.ddl d where d.relation_id = o.id and d.edited i
         select from streamer.ddl own where own.relation_id = r.id and own.lsn = $3::text::pg_lsn
            and own.state = 'applied' and own.changes {alike} d.changes)))
 """
-"""Of several sources, the last one to make a change makes the change for all. So a relation `o`
-does not count while `o` waits with a change of `r`, or with an earlier one of its transaction.
+"""Of several sources, the last source to make a change makes the change for all. So a relation `o`
+does not count while `o` waits with a change of `r`, or with an earlier change of its transaction.
 """
 
 
 async def read_definition(session: Executor, relation_id: int) -> SourceDefinition | None:
-    """Return the source's definition that the target's rows have; None if it is not known."""
+    """Return the source's definition that the target's rows have; None if not known."""
     return SourceDefinition.from_json(
         await session.fetch_value(
             "select definition::text from streamer.relation where id = $1", relation_id
@@ -55,14 +55,14 @@ async def read_definition(session: Executor, relation_id: int) -> SourceDefiniti
 async def read_definitions(
     session: Executor, relation_ids: Sequence[int]
 ) -> dict[int, SourceDefinition]:
-    """Return the same of several relations by id, where it is known."""
+    """Return the known definitions of several relations, by id."""
     rows = await session.fetch(
         "select id, definition::text as definition from streamer.relation"
         " where id = any ($1::int8[])",
         list(relation_ids),
     )
-    found = {row["id"]: SourceDefinition.from_json(row["definition"]) for row in rows}
-    return {key: definition for key, definition in found.items() if definition is not None}
+    stored = {row["id"]: SourceDefinition.from_json(row["definition"]) for row in rows}
+    return {key: definition for key, definition in stored.items() if definition is not None}
 
 
 async def read_unknown(session: Executor, relation_ids: Sequence[int]) -> set[int]:
@@ -88,8 +88,9 @@ async def store_former_labels(
     renamed: Mapping[int, Mapping[str, str]],
     definition: SourceDefinition,
 ) -> None:
-    """Store labels that the source has *renamed*, by the OID of their type. Labels that a type of
-    *definition* has again are former ones no more.
+    """Store labels that the source has *renamed*, by the OID of their type.
+
+    Labels that a type of *definition* has again are no longer former labels.
     """
     stored = await session.fetch_value(
         "select former_labels::text from streamer.relation where id = $1", relation_id
@@ -101,30 +102,30 @@ async def store_former_labels(
 async def read_former_labels(
     session: Executor, relation_ids: Collection[int]
 ) -> dict[int, FormerColumns]:
-    """Return the columns of relations, by id, whose enums had labels under other names."""
+    """Return the columns of relations, by id, whose enums had labels under former names."""
     rows = await session.fetch(
         "select id, former_labels::text as labels from streamer.relation"
         " where id = any ($1::int8[]) and former_labels <> '{}'",
         list(relation_ids),
     )
-    found = {}
+    columns = {}
     for row in rows:
         definition = await read_definition(session, row["id"])
         if definition is not None:
-            found[row["id"]] = former_columns(definition, json.loads(row["labels"]))
-    return found
+            columns[row["id"]] = former_columns(definition, json.loads(row["labels"]))
+    return columns
 
 
 async def store_first_definitions(
     session: Executor, definitions: Mapping[int, SourceDefinition]
 ) -> None:
-    """Store definitions by relation id, of relations that have none."""
+    """Store definitions by relation id, of relations without a definition."""
     rows = ({"id": key, "definition": definition} for key, definition in definitions.items())
     await RELATIONS.update_each(session, rows, "and r.definition is null")
 
 
 async def read_resync(session: Executor, relation_id: int) -> Resync | None:
-    """Return the options of the copy that is due, whose columns may have been renamed."""
+    """Return the options of the due copy, whose columns may have been renamed."""
     stored = await session.fetch_value(
         "select resync::text from streamer.relation where id = $1", relation_id
     )
@@ -149,7 +150,7 @@ async def read_users(
 async def read_known_types(
     session: Executor, relation_id: int, names: Sequence[RelationName]
 ) -> dict[RelationName, frozenset[int]]:
-    """Return the OIDs of the types by *names* that other tables of the same source have."""
+    """Return the OIDs of the types by *names* that further tables of the same source have."""
     rows = await session.fetch(
         "select w.namespace, w.name, array_agg(distinct (t->>'oid')::int8) as oids"
         " from streamer.relation r"
@@ -178,10 +179,10 @@ async def read_own_targets(session: Executor, relation_id: int) -> list[Relation
 
 
 async def lock_definition(session: Executor, target: RelationName) -> None:
-    """Let no other source change the definition of a target table before this transaction ends.
+    """Lock the definition of a target table against all sources until this transaction ends.
 
-    Otherwise each of two sources could believe that the other still has a former column. Neither
-    would drop it.
+    Otherwise each of two sources could believe that the second still has a former column. Neither
+    source would drop the column.
     """
     await session.execute(
         "select pg_advisory_xact_lock(hashtextextended('streamer definition ' || $1, 0))",
@@ -190,7 +191,7 @@ async def lock_definition(session: Executor, target: RelationName) -> None:
 
 
 async def read_others(session: Executor, relation_id: int) -> list[SourceDefinition]:
-    """Return the definitions of other source tables that go to the same target table."""
+    """Return the definitions of the remaining source tables that go to the same target table."""
     rows = await session.fetch(_OTHERS_SQL.format(condition="true"), relation_id)
     return _definitions(rows)
 
@@ -214,9 +215,9 @@ async def read_other_users(
     names: Sequence[RelationName],
     changes: Sequence[str],
 ) -> list[SourceDefinition]:
-    """Return the definitions of other sources' tables, of any target, with types by *names*.
+    """Return the definitions of further sources' tables, of any target, with types by *names*.
 
-    Those that wait with one of *changes*, made at *place*, do not count.
+    Tables that wait with one of *changes*, made at *place*, do not count.
     """
     rows = await session.fetch(
         "select o.definition::text as definition from streamer.relation r"
@@ -235,16 +236,16 @@ async def read_other_users(
 
 
 def _definitions(rows: Iterable[Any]) -> list[SourceDefinition]:
-    found = (SourceDefinition.from_json(row["definition"]) for row in rows)
-    return [definition for definition in found if definition is not None]
+    definitions = (SourceDefinition.from_json(row["definition"]) for row in rows)
+    return [definition for definition in definitions if definition is not None]
 
 
 async def rename_unfilled(
     session: Executor, relation_id: int, moved: Mapping[str, str | None]
 ) -> None:
-    """Rename columns of the target whose values existing rows lack; None: such a column is gone.
+    """Rename columns of the target whose values existing rows lack; None: a dropped column.
 
-    Requests for them, and a copy that is to bring them, follow.
+    Requests for these columns, and a due copy of them, follow.
     """
     if not moved:
         return
@@ -266,7 +267,7 @@ async def store_created(session: Executor, definitions: Mapping[int, SourceDefin
 
 
 async def has_other_streams(session: Executor, relation_id: int) -> bool:
-    """Return whether another relation writes to the same target table, or has begun to."""
+    """Return whether a second relation writes to the same target table, or has begun to."""
     return bool(
         await session.fetch_value(
             "select exists (select from streamer.relation o"

@@ -1,8 +1,8 @@
 """The states of streamer.relation that a running process stores: errors, waits and due copies.
 
 `streamer.progress.copies` stores those of a copy under way, and `taken_requests` those that an
-operator asks for. All of them lock the row, and store the state that `TableState` makes of the
-stored one. So no store undoes a later decision, such as a pause.
+operator requests. All these functions lock the row, and apply an event of `TableState` to the
+stored state. So no store undoes a later decision, such as a pause.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ NO_COPY: Final = {
     "brake": None,
     "outlives": False,
 }
-"""No copy is under way, and none has ended; decisions about the rows before are void."""
+"""No copy is under way, and none has ended; decisions about the former rows are void."""
 OF_RELATIONS: Final = "where r.id = any ($1::int8[])"
 CHANGED: Final = MappingProxyType({"changed_at": "now()"})
 
@@ -44,19 +44,20 @@ CHANGED: Final = MappingProxyType({"changed_at": "now()"})
 class CopyRecord(StateRecord):
     """The columns of streamer.relation that a copy begins, moves and ends.
 
-    The start of a copy raises ``attempt``, and a task of a former attempt stores nothing more.
+    The start of a copy raises ``attempt``, and a task of a former attempt can no longer store
+    values.
     """
 
     attempt: int
     is_filling: Annotated[bool, Codec("r.filling")]
-    """The copy before filled the target directly and did not finish."""
+    """The former copy filled the target directly and did not finish."""
     target_created: bool
     owns_rows: bool
     rows_copied: int
     bytes_copied: int
     unfilled: tuple[str, ...]
     chunk_attempt: Annotated[int, Codec("coalesce((r.chunks->>'attempt')::int4, 0)")]
-    """The attempt that brought the last chunk."""
+    """The attempt of the last finished chunk."""
 
     @property
     def is_owner(self) -> bool:
@@ -79,10 +80,10 @@ async def change_states(
     *parameters: Any,
     computed: Mapping[str, str] = CHANGED,
 ) -> list[CopyRecord]:
-    """Store what *change* makes of the rows that *which* selects; return those as they were.
+    """Store the values that *change* returns for the rows of *which*; return the former rows.
 
-    *change* returns None for a row to leave as it is. All rows stay locked until the caller's
-    transaction ends. *computed*: further columns, as expressions.
+    *change* returns None to skip a row. All rows stay locked until the caller's transaction ends.
+    *computed*: further columns, as expressions.
     """
     locked = f"{which} order by r.id for no key update of r"
     changes = [(copy, change(copy)) for copy in await COPIES.read(connection, locked, *parameters)]
@@ -97,7 +98,7 @@ async def _change(
     *relation_ids: int,
     which: str = OF_RELATIONS,
 ) -> bool:
-    """Change rows in a transaction of its own; return whether *change* had an effect."""
+    """Change rows in a separate transaction; return whether *change* had an effect."""
     async with bookkeeping.transaction() as connection:
         return bool(await change_states(connection, change, which, relation_ids))
 
@@ -105,7 +106,7 @@ async def _change(
 def _unless_same(
     event: Callable[[TableState], TableState], values: Values = MappingProxyType({})
 ) -> Callable[[CopyRecord], Values | None]:
-    """Return the change by *event*, with *values*, of the states on which it has an effect."""
+    """Return the change by *event*, with *values*, of the states on which *event* has an effect."""
 
     def change(record: CopyRecord) -> Values | None:
         state = event(record.table_state)
@@ -117,14 +118,14 @@ def _unless_same(
 async def require_resync_of_source(
     bookkeeping: Bookkeeping, source_id: int, error: ErrorReport
 ) -> None:
-    """Changes of a source are lost for good: record it for every relation that awaits no copy."""
+    """Store the loss of changes of a source for every relation that awaits no copy."""
     change = _unless_same(lambda state: state.cut_off(error))
     which = "where r.source_id = any ($1::int8[]) and r.snapshot_lsn is not null"
     await _change(bookkeeping, change, source_id, which=which)
 
 
 async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
-    """Changes of a relation are missing for good: it waits until an operator requests a copy."""
+    """Stop a relation whose changes are missing for good, until an operator requests a copy."""
 
     def change(record: CopyRecord) -> Values:
         values = {"needs_resync": True, "resync": record.resync, "attempt": record.attempt + 1}
@@ -134,7 +135,7 @@ async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: Erro
 
 
 async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync) -> None:
-    """Require another copy of a relation that was in sync or in copy."""
+    """Require a new copy of a relation that was in sync or in copy."""
 
     def change(record: CopyRecord) -> Values:
         values = {"needs_resync": False, "resync": resync, "attempt": record.attempt + 1}
@@ -144,7 +145,7 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
 
 
 async def forget_target(session: Executor, relation_id: int) -> None:
-    """Another table has the name of the target: none of its rows is known to be streamer's."""
+    """Store that the target is a new table: none of its rows is known to be streamer's."""
     values = {"filling": False, "owns_rows": False, "target_created": False}
     await RELATIONS.set(session, relation_id, values)
 
@@ -154,7 +155,7 @@ async def demand_copy_at_point(
 ) -> None:
     """Require rows of a relation in sync, whose changes up to the copy's point count, too.
 
-    *columns*: those of the target to bring, if not all.
+    *columns*: the target's columns to copy, if not all.
     """
     async with bookkeeping.transaction() as connection:
         if columns is None or columns:
@@ -171,8 +172,8 @@ async def fail_copy(
     """Record why streamer gives up a copy of the scope *need*.
 
     The rows of former chunks stay, and follow the stream. A relation that was in sync stays in
-    sync. *attempt*: that of the copy, if it had begun. Return False if the bookkeeping has a newer
-    attempt, or another request.
+    sync. *attempt*: that of the copy, if begun. Return False if the bookkeeping has a newer
+    attempt, or a different request.
     """
 
     def change(record: CopyRecord) -> Values | None:
@@ -181,7 +182,7 @@ async def fail_copy(
             return None
         if not state.lacks(need) and state.need is not Need.NOTHING:
             return None
-        # A hand-over whose outcome is unknown may have ended the need.
+        # A switch to the stream with an unknown outcome may have ended the need.
         failed = replace(state, need=need).copy_failed(error)
         resync = {"resync": None} if need is Need.PART else {}
         return {**shown(failed), **resync, "waiting_for": None}
@@ -201,7 +202,7 @@ async def block_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
 async def demand_again(
     bookkeeping: Bookkeeping, relation_id: int, need: Need, resync: Resync
 ) -> None:
-    """An operator asked for a copy of the scope *need* before its failure was stored."""
+    """Renew the request for a copy of the scope *need*, made before the copy's failure."""
 
     def change(record: CopyRecord) -> Values | None:
         state = record.table_state
@@ -222,7 +223,7 @@ async def is_copy_due(session: Executor, relation_id: int) -> bool:
 
 
 async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWait | None) -> None:
-    """Store the obstacles of waiting relations, and clear those that are gone."""
+    """Store the obstacles of waiting relations, and clear obstacles that are gone."""
     text = wait and str(wait)
     await RELATIONS.update(
         session,
@@ -234,7 +235,7 @@ async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWai
 
 
 async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> bool:
-    """Show the gap of a ready relation unless it shows another error; return whether it is new."""
+    """Show the gap of a ready relation without a different error; return whether the gap is new."""
     change = _unless_same(lambda state: state.lacks_rows(error))
     return await _change(bookkeeping, change, relation_id)
 
@@ -242,7 +243,7 @@ async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
 async def set_brake(
     bookkeeping: Bookkeeping, relation_id: int, brake: MassDelete, error: ErrorReport
 ) -> None:
-    """Pause a relation before the source transaction *brake*, unless a copy replaces it anyway."""
+    """Pause a relation before the source transaction *brake*, unless a copy replaces its rows."""
     change = _unless_same(lambda state: state.braked(error), {"brake": brake})
     await _change(bookkeeping, change, relation_id)
 
@@ -250,15 +251,15 @@ async def set_brake(
 async def set_copy_error(
     bookkeeping: Bookkeeping, relation_ids: Sequence[int], error: ErrorReport | None
 ) -> None:
-    """Store why copies under way have to begin again; None when they go on."""
+    """Store why copies under way have to begin again; None when they continue."""
     change = _unless_same(lambda state: state.delayed(error))
     await _change(bookkeeping, change, *relation_ids)
 
 
 async def request_still_unfilled(bookkeeping: Bookkeeping, relation_id: int) -> None:
-    """Request the values that existing rows of a relation still lack, if there are any.
+    """Request the values that existing rows of a relation still lack, if any.
 
-    The same cause may have stopped the relation and the copy that was to bring them.
+    A common cause may have stopped both the relation and the copy of these values.
     """
     async with bookkeeping.transaction() as connection:
         for row in await connection.fetch(
@@ -273,12 +274,12 @@ async def request_still_unfilled(bookkeeping: Bookkeeping, relation_id: int) -> 
 async def set_streaming_state(
     bookkeeping: Bookkeeping, relation_id: int, state: State, error: ErrorReport | None = None
 ) -> None:
-    """Store how applying changes fares, unless a copy or an operator has the say by now."""
+    """Store the outcome of applying changes, unless a copy or a pause owns the state by now."""
     await _change(bookkeeping, _unless_same(lambda now: now.fares(state, error)), relation_id)
 
 
 async def store_names(session: Executor, names: Mapping[int, RelationMapping]) -> None:
-    """Store the names of source's tables and targets that relations, by id, have from now on."""
+    """Store the new names of the source's tables and targets of relations, by id."""
     # Names of relations are unique at each moment.
     await session.execute(
         "update streamer.relation set source = 'renamed ' || id where id = any ($1::int8[])",
@@ -294,7 +295,7 @@ async def read_attach_state(session: Executor, relation_id: int) -> Any:
 
 
 async def set_lags(session: Executor, seconds: dict[int, float | None]) -> None:
-    """Store for how long relations, by their id, have lagged."""
+    """Store for how long relations, by id, have lagged."""
     await session.execute(
         "update streamer.relation r"
         " set lag_since = clock_timestamp() - make_interval(secs => l.seconds)"

@@ -32,11 +32,11 @@ class StateRecord:
     resync: Annotated[Resync, Codec("coalesce({}, '{{}}')")]
     needs_resync: bool
     chunks: ChunkedCopy | None = None
-    """The rows that a copy in chunks has brought, while that is under way."""
+    """The rows that a copy in chunks has written, while the copy is under way."""
 
     @property
     def table_state(self) -> TableState:
-        """The state with which a process begins that finds this row."""
+        """The state in which a process begins with this row."""
         return TableState.stored(
             State(self.state),
             end_lsn=self.end_lsn,
@@ -79,9 +79,9 @@ class RelationRecord(StateRecord):
     outlives: bool
     quarantined: Annotated[int, Codec(_QUARANTINED_SQL)]
     has_returned: Annotated[bool, ELSEWHERE] = False
-    """It was mapped before, not all the time, and is mapped again as of now."""
+    """The relation was mapped before, with an interruption, and is mapped again as of now."""
     changed_at: datetime | None = None
-    """When its state changed last."""
+    """When the state changed last."""
     has_resync: Annotated[bool, Codec("r.resync is not null")] = False
     """A copy of some or all rows is due, or under way."""
     unfilled: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class RelationRecord(StateRecord):
 
     @property
     def is_bare(self) -> bool:
-        """Whether it has brought nothing to the target, nor begun to (`read_bare`)."""
+        """Whether the relation has no row in the target, and no copy has begun (`read_bare`)."""
         return self.snapshot_lsn is None and not self.attempt and not self.owns_rows
 
     @property
@@ -158,7 +158,7 @@ async def read_created(session: Executor, targets: Iterable[RelationName]) -> se
 
 
 async def read_bare(session: Executor, relation_ids: Iterable[int]) -> set[int]:
-    """Return those of *relation_ids* that have brought nothing to the target, nor begun to."""
+    """Return those of *relation_ids* without a row in the target and without a begun copy."""
     rows = await session.fetch(
         "select id from streamer.relation where id = any ($1::int8[])"
         " and snapshot_lsn is null and attempt = 0 and not owns_rows",
@@ -181,7 +181,7 @@ async def read_targets(session: Executor, database: str | None = None) -> set[st
 async def find_other_writer(
     session: Executor, database: str, sid: str, targets: Collection[str]
 ) -> tuple[str, str] | None:
-    """Return one of *targets* where another database writes rows of *sid*, and that database."""
+    """Return one of *targets* where a second database writes rows of *sid*, and that database."""
     rows = await session.fetch(_OTHER_WRITERS_SQL, database, sid, list(targets))
     return (rows[0]["target"], rows[0]["database"]) if rows else None
 
@@ -196,20 +196,20 @@ async def read_labels(
 
 async def read_unready_tables(session: Executor) -> UnreadyTables:
     """Return the tables of all sources that are not ready."""
-    found: UnreadyTables = {}
+    by_source: UnreadyTables = {}
     for row in await session.fetch(_UNREADY_SQL):
-        tables = found.setdefault(SourceLabel(row["database"], row["sid"]), {})
+        tables = by_source.setdefault(SourceLabel(row["database"], row["sid"]), {})
         tables[row["source"]] = (
             row["state"],
             ErrorReport.stored(row["error"], row["error_code"], row["error_remedy"]),
         )
-    return found
+    return by_source
 
 
 async def read_rename_targets(
     session: Executor, move: Renamed, target: RelationName
 ) -> RenameTargets:
-    """Return the facts about the former and the new target, *target*, of a renamed table."""
+    """Return the facts about the former target and the new *target* of a renamed table."""
     quoted = [quote_qualified(name.namespace, name.name) for name in (move.target, target)]
     (row,) = await session.fetch(_RENAME_SQL, move.relation_id, *quoted, str(move.now))
     return RenameTargets(**row)

@@ -1,8 +1,9 @@
 """The rows of streamer.replica: processes that share the sources, each alive while it has the lock
 of its row.
 
-The session that holds the locks of a process's sources holds that lock, too. A process that is
-frozen or cut off keeps both, but counts no further beats. Another one then ends its sessions.
+The session that holds the locks of a process's sources also holds that lock. A process that is
+frozen or cut off keeps both, but counts no further beats. A different process then ends its
+sessions.
 """
 
 import zlib
@@ -21,7 +22,7 @@ from streamer.target.connection import TargetConnection, transaction
 
 REPLICA_CLASS: Final = zlib.crc32(b"streamer.replica")
 KNOWN_SECONDS: Final = 600.0
-"""A replica without its lock is remembered that long, because it may only have lost its session."""
+"""A replica without its lock keeps its row that long, because it may only have lost its session."""
 
 MAPPING_HINT: Final = (
     "give it the configuration of the others; or, if its own is the newer one, send it SIGHUP"
@@ -65,7 +66,7 @@ from streamer.source s left join LOCKS l on l.id = s.id
 _MAPPINGS_SQL: Final = """
 select fingerprint from streamer.mapping group by 1 order by pg_catalog.max(revision) desc
 """
-# A replica that has seen an older revision does not overwrite a newer one.
+# A replica that has seen an older revision does not overwrite a newer revision.
 _PROPOSE_SQL: Final = """
 insert into streamer.mapping (fingerprint)
 select $1 where $2::text is not distinct from
@@ -91,14 +92,14 @@ class ReplicaRecord:
     """Host and pid."""
     backend_pid: int
     address: str | None
-    """Where it serves page and metrics."""
+    """Where the replica serves page and metrics."""
     sources: frozenset[str]
     max_sources: int | None
     is_stopping: bool
     journals: frozenset[str]
     out_of_reach: frozenset[str]
     mapping: str | None
-    """The fingerprint of its mapping; None before its first beat."""
+    """The fingerprint of the replica's mapping; None before its first beat."""
     mapping_revision: Annotated[int | None, Codec("m.revision")]
     """The newest revision with this mapping; None if no replica has run the mapping yet."""
     mapping_since: Annotated[datetime | None, Codec("m.since")]
@@ -114,7 +115,7 @@ REPLICAS: Final = BookkeepingTable("replica", "r", ReplicaRecord, _JOINED_SQL)
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The session that has the lock of a source, if any, and the process that had it last."""
+    """The session that has the lock of a source, if any, and the process that had the lock last."""
 
     backend_pid: int | None
     holder: str | None
@@ -134,7 +135,7 @@ class FleetRecord:
 class Fleet:
     """The live replicas, and the name of the process that has the lock of each source.
 
-    ``mapping``: the fingerprint of the newest one.
+    ``mapping``: the fingerprint of the newest mapping.
     """
 
     replicas: list[ReplicaRecord] = field(default_factory=list)
@@ -144,21 +145,23 @@ class Fleet:
     def counts(self) -> dict[str, int]:
         """Return how many sources each live replica runs, by its name."""
         names = list(self.holders.values())
-        return {each.name: names.count(each.name) for each in self.replicas}
+        return {replica.name: names.count(replica.name) for replica in self.replicas}
 
     def vacancy(self, label: str) -> ErrorReport | None:
-        """Return why no replica runs source *label*; None if a process does, or none maps it."""
+        """Return why no replica runs source *label*; None if a process does, or if none maps the
+        source.
+        """
         takers = [e for e in self.replicas if label in e.sources and not e.is_stopping]
         if not takers or label in self.holders:
             return None
         if self.mapping is None or any(e.mapping in (None, self.mapping) for e in takers):
             return ErrorReport(_NO_ROOM, NoReplicaError.code, Remedy.of(_MORE_ROOM))
-        text = _OTHER_MAPPING.format(", ".join(each.name for each in takers))
+        text = _OTHER_MAPPING.format(", ".join(replica.name for replica in takers))
         return ErrorReport(text, NoReplicaError.code, Remedy.of(MAPPING_HINT))
 
     @classmethod
     def of(cls, record: FleetRecord) -> "Fleet":
-        live = [each for each in record.replicas if each.is_alive]
+        live = [replica for replica in record.replicas if replica.is_alive]
         holders = {
             label: owner.holder or "another process"
             for label, owner in record.owners.items()
@@ -176,7 +179,7 @@ class Presence:
     is_stopping: bool
     journals: list[str]
     out_of_reach: list[str]
-    """The sources that it could not reach when it last tried."""
+    """The sources that the replica could not reach in its last attempt."""
     mapping: str
 
 
@@ -190,7 +193,7 @@ async def join(session: TargetConnection, name: str, address: str | None) -> int
 
 
 async def beat(session: TargetConnection, number: int, presence: Presence) -> bool:
-    """Report that replica *number* works; return False if the bookkeeping does not know it."""
+    """Report that replica *number* works; return False if the bookkeeping lacks the replica."""
     return await REPLICAS.set(
         session,
         number,
@@ -201,7 +204,7 @@ async def beat(session: TargetConnection, number: int, presence: Presence) -> bo
 
 
 async def read_fleet(session: TargetConnection) -> FleetRecord:
-    """Return the replicas, those without their lock included, and the owner of each source."""
+    """Return the replicas, also those without their lock, and the owner of each source."""
     owners: dict[str, Owner] = {
         SourceLabel(row["database"], row["sid"]): Owner(row["pid"], row["holder"])
         for row in await session.fetch(_OWNERS_SQL, LOCK_CLASS)
@@ -211,7 +214,7 @@ async def read_fleet(session: TargetConnection) -> FleetRecord:
 
 
 async def propose_mapping(session: TargetConnection, fingerprint: str, current: str | None) -> None:
-    """Make *fingerprint* the newest mapping, unless another one than *current* is by now."""
+    """Make *fingerprint* the newest mapping, unless the newest is no longer *current*."""
     await session.execute(_PROPOSE_SQL, fingerprint, current)
 
 
@@ -222,22 +225,22 @@ async def read_replicas(session: Executor) -> list[ReplicaRecord]:
 def find_newest_mapping(replicas: Iterable[ReplicaRecord]) -> ReplicaRecord | None:
     """Return a live replica with the newest mapping of all replicas. Pure."""
     ranked = [
-        ((each.mapping_revision, each.number), each)
-        for each in replicas
-        if each.is_alive and not each.is_stopping and each.mapping_revision is not None
+        ((replica.mapping_revision, replica.number), replica)
+        for replica in replicas
+        if replica.is_alive and not replica.is_stopping and replica.mapping_revision is not None
     ]
     return max(ranked, key=lambda item: item[0])[1] if ranked else None
 
 
 async def leave(session: TargetConnection, number: int) -> None:
-    """Forget a replica."""
+    """Delete a replica."""
     await REPLICAS.delete(session, "where id = $1", number)
 
 
 async def end_sessions(session: TargetConnection, replica: ReplicaRecord) -> None:
     """End all sessions of a replica that no longer works, and its locks with them.
 
-    Its transactions would keep locks on rows and tables as long as it is frozen.
+    Otherwise its transactions would hold locks on rows and tables as long as the replica is frozen.
     """
     await session.fetch(_END_SQL, replica.backend_pid, MEMBER_CLASS, replica.name)
     await leave(session, replica.number)

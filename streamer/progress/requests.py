@@ -1,6 +1,6 @@
-"""The rows of streamer.request: the one queue of operators' requests, which is also their audit.
+"""The rows of streamer.request: the queue of operators' requests, which is also their audit.
 
-A request is ``queued`` until the process that streams its source has stored the wanted state
+A request is ``queued`` until the process that streams its source has stored the requested state
 (`taken_requests`): then ``taken``, and in the end ``done`` or ``failed``. The row stays as the
 history, with the acts of commands that do their work themselves. Each request removes rows older
 than `KEPT_DAYS`.
@@ -22,14 +22,14 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.table import ELSEWHERE, BookkeepingTable, Codec, Executor
 
 CHANNEL: Final = "streamer"
-"""Notified when an operator makes a request, or `WAITING` when one waits for the sources."""
+"""Notified when an operator makes a request, or `WAITING` when a client waits for the sources."""
 
 AUTOMATIC: Final = "automatic"
-"""The option of a request that no operator has made: a pause of the table wins."""
+"""The option of a request without an operator: a pause of the table has priority."""
 
 WAITING: Final = "wait"
 WAITING_FOR_TABLES: Final = "wait tables"
-"""Payload of a notification by `streamer wait`: store positions now, not when it suits."""
+"""Payload of a notification by `streamer wait`: store positions at once."""
 
 TEARDOWN: Final = "teardown"
 BUILD_INDEX: Final = "build index"
@@ -47,7 +47,7 @@ class RequestState(enum.StrEnum):
     QUEUED = "queued"
     TAKEN = "taken"
     RUNNING = "running"
-    """A command does the work itself, and tells the outcome."""
+    """A command does the work itself, and stores the outcome."""
     DONE = "done"
     FAILED = "failed"
 
@@ -59,7 +59,9 @@ _STATE_SQL: Final = f"case when {_OPEN.replace('not null', 'null')} then 'failed
 @dataclass(frozen=True, slots=True)
 class Request:
     """A row of streamer.request. ``label``: the source and its table, the source, or the target
-    table. ``actor``: None for streamer itself.
+    table.
+
+    ``actor``: None for streamer itself.
     """
 
     request_id: Annotated[int, Codec("q.id")]
@@ -81,7 +83,7 @@ class Request:
     is_to_point: Annotated[bool, ELSEWHERE] = False
     """A resync of a table in sync, which applies changes up to the copy's point."""
     stays_paused: Annotated[bool, ELSEWHERE] = False
-    """No operator has asked for this resync: it begins when one resumes the table."""
+    """An automatic resync of a paused table: it begins when an operator resumes the table."""
 
     @property
     def resync(self) -> Resync:
@@ -103,12 +105,12 @@ class Request:
 
     @property
     def object(self) -> str:
-        """The kind of thing that ``label`` names."""
+        """The kind of object that ``label`` names."""
         return _OBJECTS.get(self.action, "table")
 
     @property
     def reason(self) -> str | None:
-        """Why the request has failed, or which changes it has left."""
+        """Why the request has failed, or which changes it left in quarantine."""
         if self.error is None:
             return "the table is no longer mapped" if self.has_failed else None
         return self.error.text
@@ -119,7 +121,7 @@ class Request:
 
     @property
     def shown_options(self) -> dict[str, Any]:
-        """The options, with the number of keys in the place of keys, which are values of rows."""
+        """The options, with the number of keys in place of keys, which are values of rows."""
         scope = self.options.get("scope")
         if not scope or isinstance(scope.get("keys"), int):
             return self.options
@@ -203,7 +205,8 @@ async def make_requests(
     *,
     actor: str = "unknown",
 ) -> dict[int, int]:
-    """Ask for the same of several relations at once: a start sees all of the requests or none.
+    """Make the same request for several relations at once: a start sees all of the requests or
+    none.
 
     A source that needs a copy of all its tables would not start with requests for some of them.
     Return the ids of the requests by those of the relations. *actor*: the operator.
@@ -229,9 +232,9 @@ async def begin_act(
     label: str,
     options: dict[str, Any] | None = None,
 ) -> int:
-    """Write an act of a command on *label*, before its work begins; return the id of the act.
+    """Store an act of a command on *label*, before its work begins; return the id of the act.
 
-    A killed command has left the same act without an outcome.
+    An earlier act of the same kind without an outcome belongs to a killed command.
     """
     stored = json.dumps(options or {})
     async with bookkeeping.transaction() as connection:
@@ -251,7 +254,7 @@ async def begin_act(
 
 @dataclass(slots=True)
 class Act:
-    """The work of a command. ``error``: why it has failed, if no exception says so."""
+    """The work of a command. ``error``: why the act has failed, if no exception tells."""
 
     error: ErrorReport | None = None
 
@@ -264,7 +267,7 @@ async def acting(
     label: str,
     options: dict[str, Any] | None = None,
 ) -> AsyncIterator[Act]:
-    """Write an act of a command on *label*, and its outcome at the end of the block."""
+    """Store an act of a command on *label*, and the outcome at the end of the block."""
     number, act = await begin_act(bookkeeping, actor, action, label, options), Act()
     try:
         yield act
@@ -276,7 +279,7 @@ async def acting(
 
 
 async def prune_requests(session: Executor) -> None:
-    """Remove the rows that are too old, but for requests that are open."""
+    """Remove rows that are too old, except for open requests."""
     await REQUESTS.delete(
         session,
         "where requested_at < pg_catalog.now() - pg_catalog.make_interval(days => $1)"
@@ -286,7 +289,7 @@ async def prune_requests(session: Executor) -> None:
 
 
 async def read_acts(session: Executor, limit: int) -> tuple[list[Request], int]:
-    """Return the newest requests and acts of operators, and how many there are."""
+    """Return the newest requests and acts of operators, and the number of all."""
     acts = await REQUESTS.read(
         session, "where q.actor is not null order by q.requested_at desc, q.id desc limit $1", limit
     )
@@ -297,7 +300,7 @@ async def read_acts(session: Executor, limit: int) -> tuple[list[Request], int]:
 async def read_requests(
     session: Executor, ids: Sequence[int] | None = None, limit: int | None = None
 ) -> list[Request]:
-    """Return the requests with these *ids*, or the newest ones, oldest first."""
+    """Return the requests with these *ids*, or the newest *limit* requests, oldest first."""
     requests = await REQUESTS.read(
         session,
         "where $1::int8[] is null or q.id = any ($1) order by q.id desc limit $2",
@@ -308,7 +311,7 @@ async def read_requests(
 
 
 async def has_requests(session: Executor) -> bool:
-    """Whether any request is queued, for whichever source. The bookkeeping may not exist yet."""
+    """Whether a request is queued, for any source. The bookkeeping may not exist yet."""
     if not await session.fetch_value("select to_regclass('streamer.request') is not null"):
         return False
     sql = f"select exists (select from streamer.request q where {_OPEN} and q.state = 'queued')"
@@ -318,7 +321,7 @@ async def has_requests(session: Executor) -> bool:
 async def take(session: Executor, source_id: int) -> list[Request]:
     """Mark the requests for a source's relations as taken; return them in order.
 
-    Requests about rows in quarantine stay: the lanes fulfil them.
+    Requests about rows in quarantine stay: the lanes fulfil these.
     """
     requests = await REQUESTS.read(
         session,
@@ -326,7 +329,7 @@ async def take(session: Executor, source_id: int) -> list[Request]:
         " order by q.id for update of q",
         source_id,
     )
-    for request in requests:  # a copy has taken the keys over
+    for request in requests:  # a copy has stored the keys
         values = {"state": RequestState.TAKEN, "options": request.shown_options}
         await REQUESTS.set(session, request.request_id, values, also="taken_at = now()")
     return requests
@@ -361,7 +364,7 @@ async def end_request(
     *,
     is_done: bool = False,
 ) -> None:
-    """Store the outcome of a request, unless it has one.
+    """Store the outcome of a request, unless already stored.
 
     *is_done*: the request is fulfilled, and *error* is about changes that stay.
     """
@@ -376,29 +379,29 @@ async def end_request(
 
 
 def resync_of_unfilled(columns: Sequence[str] | None) -> Resync:
-    """Return the copy that brings values which existing rows lack; None: of all columns. Pure."""
+    """Return the copy that fills in values which existing rows lack; None: of all columns. Pure."""
     return Resync(Mode.DIFF, columns=None if columns is None else tuple(columns))
 
 
 async def request_automatic(session: Executor, relation_id: int, resync: Resync) -> None:
-    """Make a request that no operator has made, unless the same one waits already."""
+    """Make a request without an operator, unless the same request is queued already."""
     options = resync.to_json() | {AUTOMATIC: True}
     await _insert(session, relation_id, "resync", options, _UNLESS_QUEUED)
     await session.execute(f"notify {CHANNEL}")
 
 
 async def request_resume(session: Executor, relation_id: int) -> None:
-    """Make a request to resume a relation that no operator has made, if it is in error."""
+    """Make an automatic request to resume a relation, if the relation is in error."""
     await _insert(session, relation_id, "resume", {}, "and r.state = 'error'")
 
 
 async def _insert(
-    session: Executor, relation_id: int, action: str, options: dict[str, Any], rest: str
+    session: Executor, relation_id: int, action: str, options: dict[str, Any], condition: str
 ) -> None:
-    sql = f"{_INSERT_SQL} {rest}"
+    sql = f"{_INSERT_SQL} {condition}"
     await session.execute(sql, [relation_id], action, json.dumps(options), None)
 
 
 async def rename_requested(session: Executor, relation_id: int, names: str) -> None:
-    """Rename columns for which requests ask. *names*: JSON, new names by former ones."""
+    """Rename columns in requests. *names*: JSON, new names by former names."""
     await session.execute(_RENAME_SQL, relation_id, names)

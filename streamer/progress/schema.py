@@ -1,4 +1,4 @@
-"""The schema of the bookkeeping in the target: made, brought up to date, and removed."""
+"""The schema of the bookkeeping in the target: created, migrated, and removed."""
 
 import re
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ end $$
 
 
 def read_objects() -> dict[str, list[str]]:
-    """Return all that is ours in the schema: names by kind, tables first."""
+    """Return all objects of ours in the schema: names by kind, tables first."""
     made: dict[str, list[str]] = {"table": ["streamer.migration"], "function": []}
     for migration in read_migrations("target"):
         for kind, name in _MADE.findall(migration.sql):
@@ -36,19 +36,17 @@ def read_objects() -> dict[str, list[str]]:
 
 
 async def migrate(bookkeeping: Bookkeeping) -> None:
-    """Bring the bookkeeping schema up to date. Raises TargetError for one that is newer than we
-    are.
-    """
-    # All or none: other readers of the bookkeeping must not find it half created.
+    """Migrate the bookkeeping schema. Raises TargetError if a newer version made the schema."""
+    # All or none: readers of the bookkeeping must not find a half-created schema.
     async with bookkeeping.transaction() as connection:
         await _apply(connection)
         await prune_requests(connection)
 
 
 async def rehearse(connection: TargetConnection) -> None:
-    """Bring the bookkeeping schema up to date in a transaction that is rolled back.
+    """Migrate the bookkeeping schema in a transaction that is rolled back.
 
-    Raises the error that `migrate` would meet, and TargetContentionError while a process makes it.
+    Raises the error of `migrate`, and TargetContentionError while a process creates the schema.
     """
     await connection.execute("begin")
     try:
@@ -95,7 +93,7 @@ async def read_version(session: Executor) -> int | None:
 
 
 async def is_installed(bookkeeping: Bookkeeping) -> bool:
-    """Whether the bookkeeping tables are there, as this version makes them."""
+    """Whether the bookkeeping tables exist, as this version makes them."""
     async with bookkeeping.connection() as connection:
         if await connection.fetch_value("select to_regclass('streamer.migration') is null"):
             return False
@@ -126,9 +124,9 @@ async def read_installation(bookkeeping: Bookkeeping) -> str:
 
 
 async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
-    """Drop the bookkeeping and our replication origins if it has no sources left.
+    """Drop the bookkeeping and our replication origins if no source is left.
 
-    The schema goes too, if it has no objects of other programs.
+    The schema goes too, unless a different program has objects in it.
     """
     async with bookkeeping.transaction() as connection:
         if not await read_source_labels(connection):

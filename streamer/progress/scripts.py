@@ -1,9 +1,10 @@
 """The rows of streamer.script: the scripts of ``streamer execute``.
 
-A command stores its script here first, then the number of the source transaction that carries it,
-and then commits that transaction. So nothing is unknown after a crash: the source tells whether the
-transaction has committed. The stream carries the id of a script alone. A message from another
-program, which any role of the source may write, therefore never becomes SQL at the target.
+A command stores its script here first, then the number of the source transaction that carries the
+script, and then commits that transaction. So no fact is unknown after a crash: the source tells
+whether the transaction has committed. The stream carries the id of a script alone. A message from a
+different program, which any role of the source may write, therefore never becomes SQL at the
+target.
 """
 
 import enum
@@ -28,9 +29,9 @@ class ScriptSide(enum.StrEnum):
 
 
 class ScriptState(enum.StrEnum):
-    """``waiting`` until the last side has run it; ``error`` while the target refuses it.
+    """``waiting`` until the last side has run the script; ``error`` while the target refuses it.
 
-    ``missed``: the stream never brings it, or the source has lost it
+    ``missed``: the stream never carries the script, or the source has lost it
     (`streamer.runtime.missed_scripts`).
     """
 
@@ -46,10 +47,11 @@ ENDED: Final = (ScriptState.DONE, ScriptState.SKIPPED)
 
 @dataclass(frozen=True, slots=True)
 class ScriptRecord:
-    """A row of streamer.script. ``source_xid``: the 64-bit number of its source transaction, which
-    the server ``system_identifier`` gave it on ``timeline``; these are None if they are not known.
+    """A row of streamer.script. ``source_xid``: the 64-bit number of its source transaction, from
+    the server ``system_identifier`` on ``timeline``; these are None if not known.
 
-    ``replacement``: the text for the target in place of ``script``, if an operator gave one.
+    ``replacement``: the text for the target in place of ``script``, if an operator gave a
+    replacement.
     """
 
     source_id: int
@@ -66,7 +68,7 @@ class ScriptRecord:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the target waits for the stream to bring it."""
+        """Whether the target waits for the stream to carry the script."""
         is_open = self.state in (ScriptState.WAITING, ScriptState.ERROR)
         return is_open and self.side is not ScriptSide.SOURCE and self.source_xid is not None
 
@@ -79,7 +81,7 @@ class ScriptRecord:
         return self.state in ENDED
 
     def is_of(self, xid: int) -> bool:
-        """Whether the source transaction *xid*, in the 32 bits of the protocol, carries it."""
+        """Whether the source transaction *xid* (32 bits, as in the protocol) carries the script."""
         return self.source_xid is not None and self.source_xid & 0xFFFF_FFFF == xid
 
 
@@ -95,7 +97,7 @@ _FINISHED: Final = "finished_at = pg_catalog.clock_timestamp()"
 async def add_script(
     bookkeeping: Bookkeeping, source_id: int, script_id: str, script: str, side: ScriptSide
 ) -> ScriptRecord:
-    """Store a script unless its id is known; return the record that is there then."""
+    """Store a script unless its id is known; return the stored record."""
     row = {"source_id": source_id, "id": script_id, "script": script, "side": side}
     async with bookkeeping.connection() as connection:
         await SCRIPTS.insert(connection, [row], "on conflict do nothing")
@@ -106,7 +108,7 @@ async def add_script(
 async def read_scripts(
     session: Executor, source_id: int, script_id: str | None = None
 ) -> list[ScriptRecord]:
-    """Return the scripts of a source, oldest first; the one with an id, if that is given."""
+    """Return the scripts of a source, oldest first; only *script_id*, if given."""
     return await SCRIPTS.read(
         session,
         "where source_id = $1 and ($2::text is null or id = $2) order by requested_at, id",
@@ -118,7 +120,7 @@ async def read_scripts(
 async def set_script_xid(
     session: Executor, source_id: int, script_id: str, xid: int, origin: ScriptOrigin
 ) -> None:
-    """Store the source transaction that is about to carry a script, before it commits."""
+    """Store the source transaction that is about to carry a script, before its commit."""
     values = {"source_xid": xid} | dict(zip(("system_identifier", "timeline"), origin, strict=True))
     await SCRIPTS.update(session, values, _OF_ID, source_id, script_id)
 
@@ -126,7 +128,7 @@ async def set_script_xid(
 async def end_script(
     bookkeeping: Bookkeeping, source_id: int, script_id: str, state: ScriptState
 ) -> bool:
-    """End a script from outside the stream, and wake the process; False if it has ended."""
+    """End a script from outside the stream, and wake the process; False if already ended."""
     values = {"state": state, "error": None}
     states = ("waiting", "error", "missed")
     return await _change(bookkeeping, source_id, script_id, values, states, also=_FINISHED)
@@ -141,9 +143,9 @@ async def _change(
     also: str = "",
 ) -> bool:
     async with bookkeeping.connection() as connection:
-        rest = f"{_OF_ID} and state = any ($4::text[])"
+        condition = f"{_OF_ID} and state = any ($4::text[])"
         count = await SCRIPTS.update(
-            connection, values, rest, source_id, script_id, states, also=also
+            connection, values, condition, source_id, script_id, states, also=also
         )
         await connection.execute(f"notify {CHANNEL}")
     return bool(count)
@@ -152,7 +154,7 @@ async def _change(
 async def replace_script(
     bookkeeping: Bookkeeping, source_id: int, script_id: str, script: str
 ) -> bool:
-    """Have the target run other text under an id, and wake the process; False if it has run."""
+    """Replace the target's text of a script, and wake the process; False if the script has run."""
     values = {"replacement": script, "state": ScriptState.WAITING, "error": None}
     return await _change(bookkeeping, source_id, script_id, values, ("waiting", "error"))
 
@@ -160,7 +162,9 @@ async def replace_script(
 async def set_scripts_missed(
     session: Executor, source_id: int, script_ids: list[str], reason: str
 ) -> None:
-    """Record that only one side has these scripts, and that the stream brings them to no other."""
+    """Record that only one side has these scripts, and that the stream carries them to no other
+    side.
+    """
     await SCRIPTS.update(
         session,
         {"state": ScriptState.MISSED, "error": reason},
@@ -181,9 +185,10 @@ async def set_script_error(session: Executor, source_id: int, script_id: str, er
 
 
 async def finish_script(session: Executor, claim: Claim, script_id: str, lsn: Lsn) -> bool:
-    """Record, in the transaction of the script, that it has run at *lsn*.
+    """Record, in the transaction of the script, that the script has run at *lsn*.
 
-    Return False if it must not commit: another process has the source, or the script has ended.
+    Return False if the transaction must not commit: another process has the source, or the script
+    has ended.
     """
     values = {"state": ScriptState.DONE, "lsn": lsn, "error": None}
     where = (_FINISH_SQL, claim.source_id, script_id, claim.token)

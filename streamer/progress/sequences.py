@@ -13,7 +13,7 @@ from streamer.remedies import Remedy
 class SequenceRecord:
     """A sequence of a source and its counterpart.
 
-    The values are the last ones that each had given when streamer looked; None before the first
+    The values are the last that each sequence had given at the last check; None before the first
     use.
     """
 

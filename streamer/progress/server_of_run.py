@@ -1,6 +1,6 @@
 """Connections of commands to a source: to the server from which `run` streams.
 
-A url with several hosts, or a name that moved, may lead a command to another server than the
+A url with several hosts, or a name that moved, may lead a command to a different server than the
 process. Its positions and rows would then be compared with those of a stranger.
 """
 
@@ -30,13 +30,13 @@ async def read_known_place(bookkeeping: Bookkeeping, source: SourceMapping) -> K
 async def connection_of_run(
     source: SourceMapping, bookkeeping: Bookkeeping
 ) -> AsyncIterator[Connection]:
-    """Connect to that server for the length of a block.
+    """Connect to the server of `run` for the length of a block.
 
-    Raises SourceElsewhereError, SourceDatabaseError, and what `connection` raises.
+    Raises SourceElsewhereError, SourceDatabaseError, and the errors of `connection`.
     """
-    known = await read_known_place(bookkeeping, source)
-    await prefer_newest(source, known)
+    place = await read_known_place(bookkeeping, source)
+    await prefer_newest(source, place)
     async with connection(source) as plain:
-        await check_same_database(source, plain, known)
-        await require_server_of_run(source, plain, known)
+        await check_same_database(source, plain, place)
+        await require_server_of_run(source, plain, place)
         yield plain

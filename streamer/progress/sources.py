@@ -1,7 +1,6 @@
-"""The rows of streamer.source: the state of each source, and the LSN that streamer has acknowledged
-to it.
+"""The rows of streamer.source: the state and the acknowledged LSN of each source.
 
-`positions` moves that.
+`positions` moves the acknowledged LSN.
 """
 
 from collections.abc import Collection
@@ -39,16 +38,16 @@ class SourceRecord:
     visible_seconds: Annotated[
         float | None, Codec("extract(epoch from clock_timestamp() - s.visible_time)::float8")
     ]
-    """How long ago everything was visible that the source had committed then."""
+    """How long ago all changes were visible that the source had committed then."""
     last_transaction: Annotated[Landmark | None, Codec(decode=Landmark.from_json)]
     backlog: dict[str, Any] | None
-    """The values stored last: see `set_backlog`."""
+    """The last stored values: see `set_backlog`."""
     heartbeat_seconds: float | None
     heartbeat_overdue_seconds: Annotated[
         float | None, Codec("extract(epoch from now() - s.heartbeat_since)::float8")
     ]
     waiting_for: str | None = None
-    """What the start of the source waits for, in words."""
+    """The reason, in words, why the start of the source waits."""
     holder: Annotated[str | None, Codec("case when l.is_locked then {} end")] = None
     """Host and pid of the process whose session has the source's lock now."""
     implementation: Annotated[str | None, Codec("case when l.is_locked then {} end")] = None
@@ -100,7 +99,7 @@ async def read_writers(
 ) -> list[tuple[str, str | None]]:
     """Return the label and sid of the sources of *target*, by its name, that a process runs now.
 
-    *sid*: only sources with this one, unless *any_sid* is true.
+    *sid*: only sources with this sid, unless *any_sid* is true.
     """
     rows = await session.fetch(_WRITERS_SQL, target, any_sid, sid)
     return [(SourceLabel(row["database"], row["sid"]), row["sid"]) for row in rows]
@@ -142,7 +141,7 @@ async def set_source(session: Executor, source_id: int, **values: Any) -> None:
 
 
 async def holds_lock(session: Executor, claim: Claim) -> bool:
-    """Return whether *claim* is valid; it stays so until the transaction ends."""
+    """Return whether *claim* is valid; it then stays valid until the transaction ends."""
     return bool(
         await session.fetch_value(
             "select lock_token = $2 from streamer.source where id = $1 for share",
@@ -153,13 +152,13 @@ async def holds_lock(session: Executor, claim: Claim) -> bool:
 
 
 async def read_valid_tokens(session: Executor, claims: Collection[Claim]) -> set[str]:
-    """Return the tokens of the valid ones among *claims*."""
+    """Return the tokens of the valid claims among *claims*."""
     ids, tokens = [claim.source_id for claim in claims], [claim.token for claim in claims]
     return {row["token"] for row in await session.fetch(_CHECK_SQL, ids, tokens)}
 
 
 async def follow_timeline(
-    session: Executor, claim: Claim, known: int, timeline: int, timeline_history: str
+    session: Executor, claim: Claim, former: int, timeline: int, timeline_history: str
 ) -> None:
     """Store a later timeline of the same server, while *claim* holds the lock of its source."""
     await SOURCES.update(
@@ -168,7 +167,7 @@ async def follow_timeline(
         "where id = $2 and lock_token = $3 and timeline = $4",
         claim.source_id,
         claim.token,
-        known,
+        former,
     )
 
 
@@ -180,7 +179,7 @@ async def set_source_state(
     *,
     waiting_for: str | None = None,
 ) -> None:
-    """Store the state of a source. *waiting_for*: what its start waits for."""
+    """Store the state of a source. *waiting_for*: the reason why its start waits."""
     values = {"state": state, "error": error, "waiting_for": waiting_for}
     await SOURCES.set(session, source_id, values)
 
@@ -188,7 +187,7 @@ async def set_source_state(
 async def report_source_failure(
     session: Executor, source_id: int, state: str, error: ErrorReport, holder: str
 ) -> None:
-    """Store why *holder* cannot stream a source, unless another process streams it."""
+    """Store why *holder* cannot stream a source, unless another process streams the source."""
     await SOURCES.update(
         session,
         {"state": state, "error": error, "waiting_for": None},
@@ -200,7 +199,7 @@ async def report_source_failure(
 
 
 async def set_heartbeat_overdue(session: Executor, source_id: int, seconds: float | None) -> None:
-    """Say for how long a heartbeat has been on its way, or that none has for too long."""
+    """Store for how long a heartbeat has been in flight; None while no heartbeat is overdue."""
     await session.execute(
         "update streamer.source"
         " set heartbeat_since = now() - make_interval(secs => $2::float8) where id = $1",
@@ -210,7 +209,7 @@ async def set_heartbeat_overdue(session: Executor, source_id: int, seconds: floa
 
 
 async def forget_source(bookkeeping: Bookkeeping, source_id: int) -> None:
-    """Remove a source and its relations. A purge still knows the tables that hold rows of it."""
+    """Remove a source and its relations. A purge still knows the tables that hold its rows."""
     async with bookkeeping.transaction() as connection:
         await keep_targets(connection, source_id)
         await remove_source(connection, source_id)

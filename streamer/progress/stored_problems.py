@@ -9,7 +9,7 @@ from streamer.report.facts import LackingDefinition, ReportedSequence, StoredFac
 
 
 async def read_stored_facts(bookkeeping: Bookkeeping) -> dict[str, StoredFacts]:
-    """Return those facts by the label of their source. Raises TargetError."""
+    """Return the stored facts by the label of their source. Raises TargetError."""
     async with bookkeeping.connection() as connection:
         labels = await read_source_labels(connection)
         by_id = {source_id: StoredFacts() for source_id in labels}

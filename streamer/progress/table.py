@@ -1,10 +1,10 @@
 """The declaration of a bookkeeping table: a record whose fields name columns and their codecs.
 
-The module of a table declares it and has all statements that write it. A plain statement comes from
-the declaration; a statement with a decision of its own is SQL in that module.
+The module of a table declares the table and has all statements that write its rows. A plain
+statement comes from the declaration; a statement with its own decision is SQL in that module.
 
-Values travel as one JSON object, from which the server makes a row of the table. So each column has
-its type in the migration, and nowhere else.
+Values travel as a single JSON object, from which the server makes a row of the table. So only the
+migration has the type of a column.
 """
 
 import enum
@@ -40,7 +40,7 @@ Values = Mapping[str, Any]
 
 
 class Executor(Protocol):
-    """Runs statements on the bookkeeping: a connection, or `Bookkeeping` over its own."""
+    """Runs statements on the bookkeeping: a connection, or `Bookkeeping` over its connection."""
 
     async def execute(self, sql: str, /, *parameters: Any) -> int: ...
 
@@ -51,14 +51,14 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How a field is read. ``sql``: an expression in which ``{}`` is the column, with its table."""
+    """How to read a field. ``sql``: an expression in which ``{}`` is the column, with its table."""
 
     sql: str = "{}"
     decode: Callable[[Any], Any] | None = None
 
 
 ELSEWHERE: Final = Codec("")
-"""Of a field that the table does not have: it has its default."""
+"""Of a field that the table does not have: the field keeps its default."""
 
 
 def _error(stored: str) -> ErrorReport:
@@ -79,17 +79,17 @@ _COLUMNS: Final[dict[Any, Codec]] = {
 
 
 def _column(hint: Any) -> Codec:
-    """Return how a field of the type *hint* is read."""
-    given: Codec = Codec()
+    """Return how to read a field of the type *hint*."""
+    declared: Codec = Codec()
     if get_origin(hint) is Annotated:
-        hint, given = get_args(hint)
-        if given.decode is not None:
-            return given
+        hint, declared = get_args(hint)
+        if declared.decode is not None:
+            return declared
     if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union:
         hint = next(kind for kind in get_args(hint) if kind is not types.NoneType)
     kind = get_origin(hint) or hint
     column = _COLUMNS.get(kind) or Codec(decode=_decoder(kind))
-    return column if given == Codec() else Codec(given.sql, column.decode)
+    return column if declared == Codec() else Codec(declared.sql, column.decode)
 
 
 def _decoder(kind: Any) -> Callable[[Any], Any] | None:
@@ -103,7 +103,7 @@ def _decoder(kind: Any) -> Callable[[Any], Any] | None:
 
 
 def plain(value: Any) -> Any:
-    """Return *value* as JSON has it."""
+    """Return *value* in its JSON form."""
     if isinstance(value, Lsn | RelationName):
         return str(value)
     if isinstance(value, frozenset):
@@ -143,7 +143,7 @@ class BookkeepingTable(Generic[R]):
 
     @cached_property
     def columns(self) -> dict[str, Codec]:
-        """How each field of the record is read, by its name."""
+        """How to read each field of the record, by field name."""
         hints = typing.get_type_hints(self._record, include_extras=True)
         names = [field.name for field in fields(self._record)]
         columns = {name: _column(hints[name]) for name in names}
@@ -159,7 +159,7 @@ class BookkeepingTable(Generic[R]):
 
     @cached_property
     def select(self) -> str:
-        """The query of all records, to which a condition may be added."""
+        """The query of all records, to which a caller may add a condition."""
         return f"select {self.listed} from {self._from}"
 
     def record(self, row: Any) -> R:
@@ -173,32 +173,32 @@ class BookkeepingTable(Generic[R]):
             }
         )
 
-    async def read(self, session: Executor, rest: str = "", *parameters: Any) -> list[R]:
-        """Return records; *rest*: condition and order."""
-        rows = await session.fetch(f"{self.select} {rest}", *parameters)
+    async def read(self, session: Executor, clause: str = "", *parameters: Any) -> list[R]:
+        """Return records; *clause*: condition and order."""
+        rows = await session.fetch(f"{self.select} {clause}", *parameters)
         return [self.record(row) for row in rows]
 
-    async def find(self, session: Executor, rest: str, *parameters: Any) -> R | None:
-        """Return the first of these records, if there is any."""
-        return next(iter(await self.read(session, rest, *parameters)), None)
+    async def find(self, session: Executor, clause: str, *parameters: Any) -> R | None:
+        """Return the first of these records, if any."""
+        return next(iter(await self.read(session, clause, *parameters)), None)
 
-    async def insert(self, session: Executor, rows: Iterable[Values], rest: str = "") -> int:
-        """Store *rows*, which have the same columns. *rest*: the conflict, or a join that limits
+    async def insert(self, session: Executor, rows: Iterable[Values], clause: str = "") -> int:
+        """Store *rows*, which have the same columns. *clause*: the conflict, or a join that limits
         the rows, which are called ``v``.
         """
-        return await self._insert(session, [self._stored(row) for row in rows], rest)
+        return await self._insert(session, [self._stored(row) for row in rows], clause)
 
     async def put(
         self,
         session: Executor,
         rows: Iterable[Values],
         key: str,
-        rest: str = "",
+        clause: str = "",
         computed: Mapping[str, str] = types.MappingProxyType({}),
     ) -> int:
-        """Store *rows* as `insert` does, in place of those with the same *key*.
+        """Store *rows* as `insert` does, in place of rows with the same *key*.
 
-        *computed*: expressions of the server for the columns of such a row, where the new one is
+        *computed*: expressions of the server for the columns of such a row, where the new row is
         called ``excluded``.
         """
         stored = [self._stored(row) for row in rows]
@@ -206,17 +206,18 @@ class BookkeepingTable(Generic[R]):
         values = {name: f"excluded.{name}" for name in names} | dict(computed)
         assigned = ", ".join(f"{name} = {value}" for name, value in values.items())
         return await self._insert(
-            session, stored, f"{rest} on conflict ({key}) do update set {assigned}"
+            session, stored, f"{clause} on conflict ({key}) do update set {assigned}"
         )
 
-    async def _insert(self, session: Executor, stored: list[dict[str, Any]], rest: str) -> int:
+    async def _insert(self, session: Executor, stored: list[dict[str, Any]], clause: str) -> int:
         if not stored:
             return 0
         names = ", ".join(stored[0])
         values = ", ".join(f"v.{name}" for name in stored[0])
         return await session.execute(
             f"insert into {self.name} as {self.alias} ({names}) select {values}"
-            f" from pg_catalog.json_populate_recordset(null::{self.name}, $1::text::json) v {rest}",
+            f" from pg_catalog.json_populate_recordset(null::{self.name}, $1::text::json) v"
+            f" {clause}",
             to_json(stored),
         )
 
@@ -224,11 +225,11 @@ class BookkeepingTable(Generic[R]):
         self,
         session: Executor,
         values: Values,
-        rest: str,
+        clause: str,
         *parameters: Any,
         also: str = "",
     ) -> int:
-        """Set columns to *values* where *rest* says so, whose parameters begin at ``$2``.
+        """Set columns to *values* in the rows of *clause*, whose parameters begin at ``$2``.
 
         *also*: assignments that the server computes. Returns how many rows were set.
         """
@@ -237,7 +238,7 @@ class BookkeepingTable(Generic[R]):
         return await session.execute(
             f"update {self.name} {self.alias} set ({names}) = (select {names}"
             f" from pg_catalog.json_populate_record(null::{self.name}, $1::text::json))"
-            f"{also and ', '}{also} {rest}",
+            f"{also and ', '}{also} {clause}",
             to_json(stored),
             *parameters,
         )
@@ -247,26 +248,26 @@ class BookkeepingTable(Generic[R]):
         session: Executor,
         row_id: int,
         values: Values,
-        rest: str = "",
+        clause: str = "",
         *parameters: Any,
         also: str = "",
     ) -> bool:
-        """Set columns of the row with an ``id``, if *rest*, whose parameters begin at ``$3``, says
-        so; return whether it was set.
+        """Set columns of the row with an ``id``, under the condition *clause*, whose parameters
+        begin at ``$3``; return whether the row was set.
         """
-        where = f"where id = $2 {rest}"
+        where = f"where id = $2 {clause}"
         return bool(await self.update(session, values, where, row_id, *parameters, also=also))
 
     async def update_each(
         self,
         session: Executor,
         rows: Iterable[Values],
-        rest: str = "",
+        clause: str = "",
         computed: Mapping[str, str] = types.MappingProxyType({}),
     ) -> int:
         """Set columns of the row with the ``id`` of each of *rows*, which are called ``v``.
 
-        *rest*: a further condition. *computed*: expressions of the server, by column.
+        *clause*: a further condition. *computed*: expressions of the server, by column.
         """
         stored = [self._stored(row) for row in rows]
         if not stored:
@@ -276,13 +277,13 @@ class BookkeepingTable(Generic[R]):
         return await session.execute(
             f"update {self.name} {self.alias} set {assigned}"
             f" from pg_catalog.json_populate_recordset(null::{self.name}, $1::text::json) v"
-            f" where {self.alias}.id = v.id {rest}",
+            f" where {self.alias}.id = v.id {clause}",
             to_json(stored),
         )
 
-    async def delete(self, session: Executor, rest: str, *parameters: Any) -> int:
+    async def delete(self, session: Executor, clause: str, *parameters: Any) -> int:
         """Remove rows; return how many."""
-        return await session.execute(f"delete from {self.name} {self.alias} {rest}", *parameters)
+        return await session.execute(f"delete from {self.name} {self.alias} {clause}", *parameters)
 
     def _stored(self, values: Values) -> dict[str, Any]:
         stored: dict[str, Any] = {}

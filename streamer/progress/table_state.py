@@ -2,7 +2,7 @@
 
 `State` is the part that users see, stored in streamer.relation: init → copying → catching_up →
 ready, and error or paused from any. streamer stores a state before its work begins, so the stored
-state is true after a crash. A process that finds a state at its start acts as follows:
+state is true after a crash. A process that reads a state at its start acts as follows:
 
 - ``init``: the target has no rows of this source yet, or rows to replace. Begin.
 - ``copying`` with ``snapshot_lsn``: the table follows the stream, and a copy of some of its rows
@@ -10,27 +10,26 @@ state is true after a crash. A process that finds a state at its start acts as f
 - ``copying``: the snapshot ended with the process that exported it. Raise the attempt, so that a
   task which still runs can no longer commit, clear the rows of finished parts, and begin again.
 - ``catching_up``: the copy is complete, and ``end_lsn`` is its consistent point. The stream, read
-  again from the acknowledged position, brings the rest; only the name differs from ``ready``.
+  again from the acknowledged position, has all later changes; only the name differs from ``ready``.
 - ``ready``: the table follows the stream.
-- ``paused``: an operator paused it. Changes are held; the source retains its WAL. A copy in
-  progress ends, a queued one waits.
+- ``paused``: an operator paused the table. Changes are held; the source retains its WAL. A copy in
+  progress ends, a queued copy waits.
 - ``error``: the target rejects a change. A drainer retries now and then, and after an operator's
   request.
 
-In the last two too, ``snapshot_lsn`` tells whether the relation still needs a copy: it is null
-until one is complete.
+In the last two too, ``snapshot_lsn`` tells whether the relation still needs a copy: the value is
+null until a copy is complete.
 
-`Need` names the copy or request that the table lacks to be in sync, and the fate of its changes
-follows from that. A table without a need is in sync. `TableState` has both, and one method for each
-event:
+`Need` names the copy or request that the table lacks to be in sync, and decides the fate of its
+changes. A table without a need is in sync. `TableState` has both, and one method for each event:
 
 - of operators: `paused`, `resumed`, `asked_again`, `asked_for_rows`, `asked_for_part`
 - of losses: `cut_off`, `lost`, `to_copy_again`, `blocked`, `unblocked`
 - of copies: `chunk_begins` to `copy_failed`
 - of the stream: `braked`, `failing`, `recovered`, `drained`, `lacks_rows`
 
-`streamer.runtime.relations` holds and drains lanes as a state says, and
-`streamer.progress.relation_states` stores the state that an event makes of the stored one.
+`streamer.runtime.relations` holds and drains lanes as a state says. The event changes the stored
+state, too, see `streamer.progress.relation_states`.
 """
 
 import enum
@@ -58,13 +57,13 @@ class Need(enum.Enum):
     """The copy or request that a table lacks to be in sync."""
 
     NOTHING = enum.auto()
-    """streamer applies its changes."""
+    """streamer applies the table's changes."""
     ROWS = enum.auto()
-    """A copy of all rows, or a declaration. Its changes wait, and the copy decides which ones the
-    target has.
+    """A copy of all rows, or a mark as synced. The table's changes wait, and the copy decides which
+    changes the target has.
     """
     PART = enum.auto()
-    """A copy of some rows or columns. streamer applies its changes up to the copy's point."""
+    """A copy of some rows or columns. streamer applies changes up to the copy's point."""
     CHUNKS = enum.auto()
     """The next chunk of a copy. streamer applies changes of the rows in former chunks."""
     CHUNK = enum.auto()
@@ -75,15 +74,15 @@ class Need(enum.Enum):
 
 ALL_ROWS: Final = Resync()
 TO_POINT: Final = (Need.PART, Need.CHUNK)
-"""A copy exchanges rows at a point of the stream."""
+"""A copy swaps rows at a point of the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyScope:
-    """The rows and columns that a copy brings.
+    """The rows and columns of a copy.
 
-    ``need`` is ``ROWS`` for all rows, ``PART`` for those of ``resync``, whose other rows follow the
-    stream meanwhile, and ``CHUNKS`` for those behind ``chunks``.
+    ``need`` is ``ROWS`` for all rows, ``PART`` for those of ``resync``, whose remaining rows follow
+    the stream meanwhile, and ``CHUNKS`` for those behind ``chunks``.
     """
 
     need: Need
@@ -97,7 +96,7 @@ class CopyScope:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the copy brings all rows and columns, or compares them."""
+        """Whether the copy writes all rows and columns, or compares them."""
         return self.need is not Need.CHUNKS and not self.resync.is_partial
 
 
@@ -113,15 +112,15 @@ class TableState:
     resync: Resync = ALL_ROWS
     """The options of the next copy."""
     chunks: ChunkedCopy | None = None
-    """The rows that a copy in chunks has brought."""
+    """The rows that a copy in chunks has written."""
     chunks_obstacle: str | None = None
-    """Why that copy cannot go on in chunks."""
+    """Why that copy cannot continue in chunks."""
     is_to_declare: bool = False
     """The table counts as in sync at a position, without a copy."""
     is_read: bool = False
-    """A copy under way has a snapshot of the table, or is about to."""
+    """A copy under way has a snapshot of the table, or is about to take a snapshot."""
     point: Lsn | None = None
-    """Where the snapshot is, or a position that is before the snapshot; None if not known yet."""
+    """The position of the snapshot, or a position before the snapshot; None if not known yet."""
 
     @classmethod
     def stored(
@@ -163,13 +162,13 @@ class TableState:
 
     @property
     def follows(self) -> bool:
-        """Whether the stream changes rows of the target, while a copy brings the others."""
+        """Whether the stream changes rows of the target, while a copy writes the remaining rows."""
         return self.need in (Need.PART, Need.CHUNKS, Need.CHUNK)
 
     @property
     def skips_through(self) -> Lsn:
         """streamer drops changes of transactions that end here or before: the target has these
-        changes, or a copy brings them.
+        changes, or a copy includes them.
         """
         match self.need:
             case Need.REQUEST:
@@ -188,12 +187,14 @@ class TableState:
 
     @property
     def scope(self) -> CopyScope:
-        """What the copy brings that the table needs."""
+        """The scope of the copy that the table needs."""
         need = Need.CHUNKS if self.need is Need.CHUNK else self.need
         return CopyScope(need, self.resync, self.chunks)
 
     def lacks(self, need: Need) -> bool:
-        """Whether a copy of the scope *need* can begin: one of all rows does for any other."""
+        """Whether a copy of the scope *need* can begin: a copy of all rows replaces any partial
+        copy.
+        """
         if need is Need.ROWS:
             return not self.is_lost
         return need in (Need.PART, Need.CHUNKS) and self.scope.need is need
@@ -207,17 +208,17 @@ class TableState:
         return replace(self, resync=resync, chunks=None, chunks_obstacle=None, point=None)
 
     def with_options(self, resync: Resync) -> Self:
-        """Take *resync* as the options of the next copy."""
+        """Use *resync* as the options of the next copy."""
         return replace(self, resync=resync)
 
     # ---- operators -----------------------------------------------------------------------------
 
     def paused(self, error: ErrorReport | None = None) -> Self:
-        """An operator pauses the table, or *error* tells of a mass delete."""
+        """An operator pauses the table, or *error* reports a mass delete."""
         return replace(self, shown=State.PAUSED, error=error)
 
     def resumed(self) -> Self:
-        """An operator lets the table go on, without a copy of it under way."""
+        """An operator lets the table continue, without a copy of the table under way."""
         if self.follows:
             return replace(self, shown=State.COPYING, error=None)
         if self.shown not in (State.PAUSED, State.ERROR):
@@ -227,17 +228,17 @@ class TableState:
         return replace(self, shown=State.INIT, error=None, need=Need.ROWS, point=None)
 
     def asked_again(self, resync: Resync | None = None) -> Self:
-        """An operator asks for the copy that is under way. *resync*: its options from now on."""
+        """An operator requests the copy that is under way. *resync*: its options from now on."""
         options = self.resync if resync is None else resync
         return replace(self, shown=State.COPYING, error=None, resync=options)
 
     def asked_for_rows(self, resync: Resync) -> Self:
-        """An operator asks for a copy of all rows, which supersedes all changes before."""
+        """An operator requests a copy of all rows, which supersedes all earlier changes."""
         rows = replace(self._without_part(), need=Need.ROWS, resync=resync)
         return replace(rows, shown=State.INIT, error=None)
 
     def asked_for_part(self, resync: Resync, *, stays_paused: bool = False) -> Self:
-        """An operator, or streamer itself, asks for some rows or columns of a table in sync."""
+        """An operator, or streamer itself, requests some rows or columns of a table in sync."""
         shown = State.PAUSED if stays_paused else State.COPYING
         need = self.need if self.follows else Need.PART
         return replace(self, shown=shown, error=None, need=need, resync=resync)
@@ -249,11 +250,11 @@ class TableState:
         return self._unless_paused(State.ERROR, error)
 
     def lost(self, error: ErrorReport) -> Self:
-        """Changes are missing for good; later ones are of no use."""
+        """Changes are missing for good; later changes are of no use."""
         return replace(self._without_part().cut_off(error), need=Need.REQUEST)
 
     def to_copy_again(self) -> Self:
-        """Only a copy of all rows brings the table in sync, and streamer makes that by itself."""
+        """Only a copy of all rows helps, and streamer begins that copy by itself."""
         return replace(self._without_part()._unless_paused(State.INIT), need=Need.ROWS)
 
     def blocked(self, error: ErrorReport) -> Self:
@@ -279,7 +280,9 @@ class TableState:
         return replace(self, point=lsn) if self.need in TO_POINT else self
 
     def copy_begins(self) -> Self:
-        """A new attempt begins. The reason why the last one ended stays until it makes progress."""
+        """A new attempt begins. The reason why the last attempt ended stays until the copy
+        progresses.
+        """
         is_again = self.shown in (State.INIT, State.COPYING)
         return self._unless_paused(State.COPYING, self.error if is_again else None)
 
@@ -294,11 +297,11 @@ class TableState:
         return replace(self, point=point) if self.need in TO_POINT and self.is_read else self
 
     def snapshot_ended(self) -> Self:
-        """No copy of the table has a snapshot any more, or is to get one."""
+        """No copy of the table has a snapshot, or waits for a snapshot."""
         return replace(self, is_read=False, point=None)
 
     def delayed(self, error: ErrorReport | None) -> Self:
-        """The copy under way makes no progress, for now; with None it makes progress again."""
+        """The copy under way makes no progress, for now; None when the progress continues."""
         return replace(self, error=error) if self.shown in (State.INIT, State.COPYING) else self
 
     def without_table(self) -> Self:
@@ -310,8 +313,8 @@ class TableState:
         return replace(self, chunks_obstacle=reason)
 
     def handed_over(self, chunks: ChunkedCopy | None, consistent_point: Lsn) -> Self:
-        """The target has all rows, or those of *chunks*, as of *consistent_point*; the stream
-        brings the rest.
+        """The target has all rows, or those of *chunks*, as of *consistent_point*; the stream has
+        all later changes.
         """
         state = replace(self, error=None, point=None, through_lsn=consistent_point)
         if chunks is not None:
@@ -320,7 +323,7 @@ class TableState:
         return replace(state, need=Need.NOTHING, is_to_declare=False)
 
     def copy_superseded(self, consistent_point: Lsn) -> Self:
-        """The copy is complete as of *consistent_point*, and a later request wants another one."""
+        """The copy is complete as of *consistent_point*, and a later request needs a new copy."""
         return replace(self, through_lsn=consistent_point)
 
     def copy_failed(self, error: ErrorReport) -> Self:
@@ -328,7 +331,7 @@ class TableState:
         match self.need:
             case Need.CHUNK | Need.CHUNKS:
                 state = replace(self, need=Need.CHUNKS, point=None)
-                # A paused table continues when an operator resumes it.
+                # A paused table continues when an operator resumes the table.
                 return state if self.is_paused else replace(state, shown=State.ERROR, error=error)
             case Need.PART:
                 state = replace(self._without_part(), need=Need.NOTHING)
@@ -342,16 +345,16 @@ class TableState:
 
     @property
     def is_of_stream(self) -> bool:
-        """Whether the stream has the say about the shown state, and no copy and no operator."""
+        """Whether the stream owns the shown state, and neither a copy nor a pause."""
         return self.need is Need.NOTHING and not self.is_paused
 
     def braked(self, error: ErrorReport) -> Self:
-        """The next change is a mass delete, which a copy of all rows would make up for."""
+        """The next change is a mass delete, which a copy of all rows would replace."""
         is_replaced = self.need in (Need.ROWS, Need.REQUEST)
         return self if is_replaced else self.paused(error)
 
     def fares(self, shown: State, error: ErrorReport | None) -> Self:
-        """The stream makes the state *shown*."""
+        """Applying changes leads to the state *shown*."""
         return replace(self, shown=shown, error=error) if self.is_of_stream else self
 
     def failing(self, error: ErrorReport) -> Self:
@@ -359,17 +362,17 @@ class TableState:
         return self.fares(State.ERROR, error)
 
     def lacks_rows(self, gap: ErrorReport) -> Self:
-        """Rows of a table in sync are missing; another error is more urgent."""
+        """Rows of a table in sync are missing; a different error is more urgent."""
         is_well = self.error is None or self.error.code == gap.code
         return replace(self, error=gap) if self.shown is State.READY and is_well else self
 
     def recovered(self) -> Self:
-        """The target takes the change that it refused."""
+        """The target accepts the change that it refused."""
         is_failing = self.is_of_stream and self.shown is State.ERROR
         return replace(self, shown=State.CATCHING_UP, error=None) if is_failing else self
 
     def drained(self) -> Self:
-        """The target has all changes that were held."""
+        """The target has all held changes."""
         is_behind = self.shown in (State.CATCHING_UP, State.ERROR) and self.is_of_stream
         return replace(self, shown=State.READY, error=None) if is_behind else self
 

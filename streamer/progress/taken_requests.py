@@ -1,4 +1,4 @@
-"""Takes operators' requests, and stores the states of the relations that they ask for."""
+"""Takes operators' requests, and stores the requested states of relations."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,11 +46,11 @@ async def take_requests(
 ) -> list[Request]:
     """Take the requests for a source's relations, in order, storing the requested states.
 
-    A start, *begins*, and a request to resume bring values that existing rows still lack. The
-    rules of *source* tell which tables keep their past.
+    A start, *begins*, and a request to resume also request values that existing rows still lack.
+    The rules of *source* tell which tables keep their past.
 
-    *pause* is called with each relation to pause before readers can see that it is paused. Requests
-    about rows in quarantine stay, see `quarantine_requests`.
+    *pause* is called with each relation to pause before readers can see the pause. Requests about
+    rows in quarantine stay, see `quarantine_requests`.
     """
     requests = []
     async with bookkeeping.transaction() as connection:
@@ -90,11 +90,12 @@ async def take_requests(
 
 
 async def store_outcomes(bookkeeping: Bookkeeping, source_id: int) -> set[int]:
-    """End the taken requests of a source whose tables are as asked, or cannot be; return the ids of
-    the relations with others.
+    """End the taken requests of a source that are fulfilled, or cannot be; return the ids of the
+    relations with open requests.
 
     The stored states alone tell the outcome, so a start finds the outcomes that its predecessor has
-    not stored. A row of a relation may be locked for long, and this does not wait for the lock.
+    not stored. A row of a relation may be locked for long, and this function does not wait for the
+    lock.
     """
     waiting = set()
     requests = await read_taken(bookkeeping, source_id)
@@ -117,7 +118,7 @@ async def store_outcomes(bookkeeping: Bookkeeping, source_id: int) -> set[int]:
 
 
 def outcome(state: TableState) -> tuple[bool, ErrorReport | None]:
-    """Whether the copy that an operator has asked for has ended, and with which error. Pure."""
+    """Whether the copy that an operator requested has ended, and with which error. Pure."""
     is_in_sync = state.need is Need.NOTHING and state.shown is not State.ERROR
     if is_in_sync and state.error is not None and state.error.code == GapError.code:
         return True, None  # found since
@@ -125,7 +126,7 @@ def outcome(state: TableState) -> tuple[bool, ErrorReport | None]:
 
 
 def decided(state: str, reason: str | None) -> tuple[bool, ErrorReport | None]:
-    """Whether a decision about a definition has had its effect, and which error it met. Pure."""
+    """Whether a decision about a definition has taken effect, and with which error. Pure."""
     if state == WAITING:
         return True, ErrorReport(
             reason or "it waits for another decision", DefinitionStopError.code
@@ -182,10 +183,10 @@ async def _store(connection: TargetConnection, record: RelationRecord, values: V
 async def _take_resume(
     connection: TargetConnection, request: Request, record: RelationRecord
 ) -> Request | None:
-    """Store the request to resume; return its effect, or None without one.
+    """Store the request to resume; return the effect, or None without an effect.
 
-    It has none if the table was paused before a mass delete after the request was made: the
-    operator has not seen that.
+    A request has no effect if the table was paused before a mass delete after the request: the
+    operator has not seen that pause.
     """
     brake, state = record.brake, record.table_state
     if brake is not None and not brake.is_decided:
@@ -207,7 +208,7 @@ async def _take_resume(
 async def _take_decision(
     connection: TargetConnection, request: Request, record: RelationRecord
 ) -> MappingError | None:
-    """Store the decision about a definition; return the reason if none is due."""
+    """Store the decision about a definition; return the reason if no decision is due."""
     decision, statements = request.action.removeprefix("ddl_"), request.options.get("statements")
     ddl_id = await decide(connection, record.relation_id, decision, statements)
     if ddl_id is None:
@@ -223,24 +224,25 @@ async def _take_decision(
 async def _take_unfilled(
     connection: TargetConnection, source_id: int, relation_id: int | None = None
 ) -> list[Request]:
-    """Begin to bring values that existing rows of relations lack: of one, or of all."""
-    taken = []
+    """Request the values that existing rows of relations lack: of a relation, or of all."""
+    requests = []
     for record in await RELATIONS.read(connection, _LACKING, source_id, relation_id):
         is_due = record.copy_is_due and (record.type == "clone" or not record.quarantined)
         if is_due or record.unfilled:
             resync = resync_of_unfilled(None if is_due else record.unfilled)
             options = resync.to_json() | {AUTOMATIC: True}
             request = Request(0, record.relation_id, "resync", options)
-            taken += await _store_to_point(connection, request, record, resync, is_sure=True)
-    return taken
+            requests += await _store_to_point(connection, request, record, resync, is_sure=True)
+    return requests
 
 
 async def _take_resync(
     connection: TargetConnection, request: Request, record: RelationRecord, source: SourceMapping
 ) -> list[Request] | StreamerError:
-    """Store the request for a resync; return its effect, or why it cannot be fulfilled.
+    """Store the request for a resync; return the effect, or why the request cannot be fulfilled.
 
-    Empty: streamer itself asks for columns of a table that is paused, and `resume` will bring them.
+    Return an empty list for an automatic backfill of a paused table: `resume` then fills in the
+    columns.
     """
     resync, state = request.resync, record.table_state
     is_automatic = bool(request.options.get(AUTOMATIC))
@@ -250,8 +252,8 @@ async def _take_resync(
     if resync.is_partial:
         if state.need is Need.PART:
             resync = resync.union(state.resync)
-        taken = await _store_to_point(connection, request, record, resync)
-        return taken or MappingError(
+        requests = await _store_to_point(connection, request, record, resync)
+        return requests or MappingError(
             f'"{record.source}" is not in sync, so some rows cannot be copied alone',
             hint="run `streamer resync` for the whole table",
         )
@@ -260,15 +262,15 @@ async def _take_resync(
             return gap
         keeps_past = _keeps_past(source, record.source)
         if keeps_past or (resync.compares and not resync.force):
-            # Such a copy compares, so that it follows the stream after a restart, too.
-            wanted = replace(resync, mode=Mode.DIFF)
-            taken = await _store_to_point(
-                connection, request, record, wanted, stays_paused=stays_paused, is_sure=keeps_past
+            # Such a copy compares, so that the table follows the stream after a restart, too.
+            compared = replace(resync, mode=Mode.DIFF)
+            requests = await _store_to_point(
+                connection, request, record, compared, stays_paused=stays_paused, is_sure=keeps_past
             )
-            if taken:
-                return taken
-    # A copy that is under way will do. Rows that `initial: none` declared to be those of the source
-    # are its to replace once an operator asks for a copy.
+            if requests:
+                return requests
+    # A copy under way fulfils the request. A requested copy may replace rows that `initial: none`
+    # declared to be the source's.
     values = NO_COPY | {
         "state": state.asked_for_rows(resync).shown,
         "error": None,
@@ -296,13 +298,15 @@ async def _store_to_point(
     stays_paused: bool = False,
     is_sure: bool = False,
 ) -> list[Request]:
-    """*is_sure*: the table goes to the point from any state. Otherwise one that is paused or in
-    error gets a copy of all rows, which does without its changes.
+    """*is_sure*: the table goes to the point from any state.
+
+    Otherwise a table that is paused or in error gets a copy of all rows, which needs no earlier
+    changes.
     """
     state = record.table_state
-    if resync.columns is not None:  # they stay wanted if the copy fails
+    if resync.columns is not None:  # the columns stay unfilled if the copy fails
         await remember_unfilled(connection, record.relation_id, resync.columns)
-        # So this copy brings them, too, if one that failed was to bring others.
+        # So this copy includes columns of a failed copy, too.
         resync = replace(resync, columns=tuple(sorted({*record.unfilled, *resync.columns})))
     is_waiting = state.shown in (State.PAUSED, State.ERROR)
     if state.need not in (Need.NOTHING, Need.PART):

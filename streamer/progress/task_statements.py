@@ -1,6 +1,6 @@
 """The statements of Spark tasks on the bookkeeping, for psycopg.
 
-Only text: an executor on another machine has this module without the rest of the package.
+Only text: a remote executor has this module without the rest of the package.
 """
 
 from typing import Final

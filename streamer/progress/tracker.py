@@ -1,15 +1,15 @@
 """Which source commits are durable in the target: the only source of acknowledgements.
 
-The dispatcher hands transactions to lanes in commit order, and each lane makes them durable at its
-own pace. The acknowledgement reaches the last commit *before the first gap*. The source discards
-the WAL before it and can never send that again. PostgreSQL's apply worker keeps the same list
-(``lsn_mapping`` in worker.c), for one lane.
+The dispatcher hands transactions to lanes in commit order, and each lane makes its transactions
+durable at its own pace. The acknowledgement reaches the last commit *before the first gap*. The
+source discards the WAL before that commit and can never send that WAL again. PostgreSQL's apply
+worker keeps the same list (``lsn_mapping`` in worker.c), for one lane.
 
 Memory is bounded, even if a lane waits for days: past `RUNS_MAX` entries the tracker merges a
 lane's pending transactions into runs. If only part of a run is durable, the tracker allows that
 part only, which is never too far.
 
-Pure: no I/O, no clock, no asyncio. Everything it promises is stated by the property test.
+Pure: no I/O, no clock, no asyncio. The property test states all promises of this module.
 """
 
 from collections import deque
@@ -30,11 +30,11 @@ class Run:
     first_lsn: Lsn
     last_lsn: Lsn
     first_time: int
-    """The earliest possible commit time of the first one, at the source; a protocol time."""
+    """The earliest possible commit time of the first transaction; a protocol time."""
 
 
 class LanePending:
-    """The dispatched transactions of one lane that are not durable yet."""
+    """The dispatched transactions of a lane that are not durable yet."""
 
     __slots__ = ("_runs",)
 
@@ -46,12 +46,14 @@ class LanePending:
 
     @property
     def flush_lsn_max(self) -> Lsn | None:
-        """The highest LSN that this lane allows to be acknowledged; None if nothing is pending."""
+        """The highest LSN that this lane allows to be acknowledged; None without a pending
+        transaction.
+        """
         return self._runs[0].before_lsn if self._runs else None
 
     @property
     def first_lsn(self) -> Lsn | None:
-        """The end of the oldest pending transaction, or a position before it."""
+        """The end of the oldest pending transaction, or an earlier position."""
         return self._runs[0].first_lsn if self._runs else None
 
     @property
@@ -76,18 +78,18 @@ class LanePending:
 
 
 class ProgressTracker:
-    """Computes the position to acknowledge to one source."""
+    """Computes the position to acknowledge to a source."""
 
     def __init__(self, start_lsn: Lsn) -> None:
         self.newest_lsn = start_lsn
-        """The stream has delivered everything up to here, and the lanes have it."""
+        """The stream has delivered all changes up to this LSN, and the lanes have them."""
         self._lanes: set[LanePending] = set()
 
     def dispatched(self, end_lsn: Lsn, lanes: Iterable[LanePending], commit_time: int = 0) -> None:
         """Record a transaction whose changes went to *lanes*; without changes, *lanes* is empty.
         *commit_time* is a protocol time.
 
-        Raises ValueError unless *end_lsn* is greater than every earlier one.
+        Raises ValueError unless *end_lsn* is greater than every earlier end.
         """
         before_lsn = self.newest_lsn
         self.dispatched_runs(
@@ -95,9 +97,9 @@ class ProgressTracker:
         )
 
     def dispatched_runs(self, end_lsn: Lsn, runs: Iterable[tuple[LanePending, Run]]) -> None:
-        """Record consecutive transactions up to *end_lsn*, with the run that each lane has of them.
+        """Record consecutive transactions up to *end_lsn*, with the run of each lane.
 
-        Raises ValueError unless *end_lsn* is behind all that were dispatched before.
+        Raises ValueError unless *end_lsn* is behind all dispatched transactions.
         """
         if end_lsn <= self.newest_lsn:
             raise ValueError(f"commit {end_lsn} is not after {self.newest_lsn}")
@@ -107,18 +109,18 @@ class ProgressTracker:
         self.newest_lsn = end_lsn
 
     def durable(self, lane: LanePending, end_lsn: Lsn, commit_time: int = 0) -> None:
-        """The target has committed and flushed everything of *lane* up to *end_lsn*, committed at
-        *commit_time*.
+        """Record that the target has committed and flushed all changes of *lane* up to *end_lsn*,
+        committed at *commit_time*.
         """
         lane._remove_through(end_lsn, commit_time)
         if not lane:
             self._lanes.discard(lane)
 
     def keepalive(self, wal_end_lsn: Lsn) -> None:
-        """The source is at *wal_end_lsn*, and everything before it that concerns us has come.
+        """Record that the source is at *wal_end_lsn*, and that all earlier changes have arrived.
 
-        Like a transaction without changes: streamer acknowledges it once everything before it is
-        durable. Call it between transactions only.
+        The position acts like a transaction without changes: streamer acknowledges the position
+        once all earlier changes are durable. Call this method between transactions only.
         """
         self.newest_lsn = max(self.newest_lsn, wal_end_lsn)
 
@@ -135,7 +137,9 @@ class ProgressTracker:
 
     @property
     def flush_lsn(self) -> Lsn:
-        """The position to acknowledge: never decreases, and nothing behind it is missing."""
+        """The position to acknowledge: never decreases, and no change before the position is
+        missing.
+        """
         return min(
             (lane.flush_lsn_max for lane in self._lanes if lane.flush_lsn_max is not None),
             default=self.newest_lsn,

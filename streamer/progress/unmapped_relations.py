@@ -1,8 +1,8 @@
-"""Relations that the mapping lost. The bookkeeping remembers that their rows in the target are
+"""Relations that left the mapping. The bookkeeping still knows that their target rows are
 streamer's.
 
-A relation that returns to the mapping continues if streamer has acknowledged nothing to its source
-meanwhile. Otherwise a copy replaces its rows.
+A relation that returns to the mapping continues if streamer has acknowledged no change to its
+source meanwhile. Otherwise a copy replaces its rows.
 """
 
 import json
@@ -14,7 +14,7 @@ from streamer.progress.relations import RELATIONS
 from streamer.progress.table import Executor
 from streamer.remedies import Remedy
 
-# Its rows in quarantine are gone, so a table that had some cannot continue as it was.
+# Its rows in quarantine are gone, so a table with quarantined rows cannot continue.
 _KEEP_FORMER_SQL: Final = """
 insert into streamer.former_relation
 select r.source_id, r.source, s.acknowledged_lsn,
@@ -49,26 +49,26 @@ _NO_COPY: Final[dict[str, Any]] = {
 
 def _returned(relation: dict[str, Any], *, may_resume: bool) -> dict[str, Any]:
     """Return the values of a relation that was mapped before. Pure."""
-    kept = {name: value for name, value in relation.items() if name not in _OF_PROCESS}
+    values = {name: value for name, value in relation.items() if name not in _OF_PROCESS}
     is_in_step = may_resume and relation["snapshot_lsn"] and relation["resync"] is None
-    text, code, remedy = (kept.pop(name) for name in ("error", "error_code", "error_remedy"))
+    text, code, remedy = (values.pop(name) for name in ("error", "error_code", "error_remedy"))
     if not is_in_step:
-        kept |= _NO_COPY
+        values |= _NO_COPY
         if not relation["needs_resync"]:
-            return kept | {"state": "init", "error": None}
+            return values | {"state": "init", "error": None}
     report = None if text is None else ErrorReport(text, code, Remedy.from_json(remedy))
-    return kept | {"error": report}
+    return values | {"error": report}
 
 
 async def keep_former(session: Executor, relation_id: int) -> None:
-    """Remember a relation that the mapping is about to lose."""
+    """Store a relation that is about to leave the mapping."""
     await session.execute(_KEEP_FORMER_SQL, relation_id)
 
 
 async def bring_back(
     session: Executor, source_id: int, targets: dict[str, str], *, may_resume: bool
 ) -> set[str]:
-    """Make the records of relations that were mapped before; return the source names of those.
+    """Create the records of relations that were mapped before; return their source names.
 
     *targets*: by source name. *may_resume*: the stream is about to begin at the acknowledged
     position.
@@ -88,5 +88,5 @@ async def bring_back(
 
 
 async def forget_former(session: Executor, source_id: int) -> None:
-    """Forget the former relations of a source."""
+    """Delete the former relations of a source."""
     await session.execute("delete from streamer.former_relation where source_id = $1", source_id)

@@ -13,9 +13,9 @@ from streamer.progress.table import BookkeepingTable, Executor, fields_of
 class VerificationRecord:
     """The result of the last comparison of a relation.
 
-    ``verified_at``: when the last comparison that found it equal began; None if none did. ``lsn``:
-    the position of the source then. ``differing_rows``: of the last comparison; it need not count
-    all of them. ``error``: why the relation could not be compared.
+    ``verified_at``: when the last comparison began that found no difference; None if none. ``lsn``:
+    the position of the source then. ``differing_rows``: of the last comparison; the count may be
+    incomplete. ``error``: why the relation could not be compared.
     """
 
     relation_id: int
@@ -33,13 +33,13 @@ class VerificationRecord:
 
 
 VERIFICATIONS: Final = BookkeepingTable("verification", "v", VerificationRecord)
-# The mapping may have lost a relation meanwhile.
+# The relation may have left the mapping meanwhile.
 _IS_MAPPED: Final = "where exists (select from streamer.relation r where r.id = v.relation_id)"
 _LAST: Final = {name: f"coalesce(excluded.{name}, v.{name})" for name in ("verified_at", "lsn")}
 
 
 async def store_verifications(session: Executor, records: Iterable[VerificationRecord]) -> None:
-    """Store results. A relation that was not found equal keeps the time when it last was."""
+    """Store results. A relation with differences keeps the time when it was last found equal."""
     rows = map(fields_of, records)
     await VERIFICATIONS.put(session, rows, "relation_id", _IS_MAPPED, computed=_LAST)
 
@@ -47,7 +47,7 @@ async def store_verifications(session: Executor, records: Iterable[VerificationR
 async def read_verifications(
     session: Executor, relation_id: int | None = None
 ) -> dict[int, VerificationRecord]:
-    """Read the results of all relations or one, by the id of the relation. Raises TargetError."""
+    """Return the results of all relations or of one, by relation id. Raises TargetError."""
     records = await VERIFICATIONS.read(
         session, "where $1::int8 is null or relation_id = $1", relation_id
     )

@@ -80,7 +80,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
             bookkeeping,
             session.record.source_id,
             [by_name[mapped.mapping.source] for mapped in recomputed],
-            found=definitions,
+            definitions=definitions,
         )
         for mapped in relations:
             relations.replace_mapping(mapped, by_name[mapped.mapping.source])

@@ -636,7 +636,7 @@ async def _register(
     """Create and return relations with their records, lanes and states."""
     expected, added = list(mappings), []
     records = await register_relations(
-        services.bookkeeping, source_id, expected, may_resume=may_resume, found=definitions
+        services.bookkeeping, source_id, expected, may_resume=may_resume, definitions=definitions
     )
     for mapping, record in zip(expected, records, strict=True):
         mapped = MappedRelation(
