@@ -1,1 +1,1 @@
-"""Indexes that foreign keys of the target need, and building them beside the stream."""
+"""Indexes that foreign keys of the target need, and their builds beside the stream."""

@@ -1,7 +1,7 @@
 """Builds the indexes that foreign keys lack at the target, beside the stream.
 
-It builds one at a time, on separate connections. It logs every failure and retries later; the
-stream never notices.
+The task builds indexes in turn, on separate connections. It logs every failure and retries later;
+the stream is not affected.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from streamer.target.connection import TargetAddress
 log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 30.0
-"""How long to wait for tables that are not ready, or for another attempt."""
+"""How long to wait for tables that are not ready, or for the next attempt."""
 CONTENT_SECONDS: Final = 300.0
-"""The same when nothing was missing."""
+"""How long to wait when no index was missing."""
 
 
 class IndexBuilder:
-    """Looks from time to time for missing indexes under foreign keys. `run` until cancelled."""
+    """Checks from time to time for missing indexes under foreign keys. `run` until cancelled."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class IndexBuilder:
         self._is_tidy = False
 
     async def run(self) -> None:
-        """Look, build, look again."""
+        """Check and build missing indexes, repeatedly."""
         try:
             while True:
                 seconds = CHECK_SECONDS
@@ -70,12 +70,12 @@ class IndexBuilder:
 
     async def _next(self) -> MissingIndex | None:
         """Return an index to build now that has not failed before."""
-        found = await self._survey()
+        indexes = await self._survey()
         if not self._is_tidy:
-            tables = {table for missing in found for table, _ in missing.statements}
+            tables = {table for missing in indexes for table, _ in missing.statements}
             await drop_leftovers(self._address, tables)
             self._is_tidy = True
-        for missing in found:
+        for missing in indexes:
             if missing.state == "missing" and missing.name not in self._refused:
                 return missing
         return None
@@ -87,7 +87,8 @@ class IndexBuilder:
                 sources.append(
                     await survey_source(source, self._bookkeeping, self._target_namespace)
                 )
-            except StreamerError as exc:  # the tables of the other sources do not depend on it
+            # the tables of further sources do not depend on this source
+            except StreamerError as exc:
                 self._report(exc)
         return await survey(self._address, self._bookkeeping, sources)
 

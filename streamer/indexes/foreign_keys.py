@@ -1,19 +1,19 @@
 """Indexes under foreign keys, created at the target where they are missing.
 
 PostgreSQL creates no index for the referencing columns of a foreign key, and readers of the target
-join along them. The survey covers two kinds of foreign keys: those of the target tables, and those
-of the mapped source tables, with target names. A target table that streamer created has no such
-constraints. Rows of many sources lie in one table by ``sid``, so ``sid`` is the first column of an
-index for a source's foreign key.
+join along these columns. The survey covers two kinds of foreign keys: those of the target tables,
+and those of the mapped source tables, with target names. A target table that streamer created has
+no such constraints. Rows of many sources lie in a table by ``sid``, so ``sid`` is the first column
+of an index for a source's foreign key.
 
-A partitioned table takes no index concurrently. Its partitions get theirs first; then the table
-gets one, which attaches them.
+A partitioned table accepts no index concurrently. Its partitions get their indexes first; then the
+table gets an index, which attaches those of the partitions.
 
-Builds are CONCURRENTLY, one at a time, on tables whose sources are all ready and do not lag. A
-build that fails or dies leaves an invalid index. Its name marks it as streamer's, and the next
-build drops it. A session lock of the building backend distinguishes it from a build in progress.
+Builds are CONCURRENTLY, in turn, on tables whose sources are all ready and do not lag. A build that
+fails or dies leaves an invalid index. The index's name marks it as streamer's, and the next build
+drops it. A session lock of the building backend marks a build in progress.
 
-The choice of indexes and their SQL are pure; `survey` and `build` do the rest.
+The choice of indexes and their SQL are pure; `survey` and `build` access the databases.
 """
 
 import hashlib
@@ -44,11 +44,9 @@ from streamer.target.conventions import SID
 
 PREFIX: Final = "streamer_fk_"
 LAG_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Beyond that a source lags, and streamer begins no work at the target for it."""
+"""A source with more lag gets no index builds at the target."""
 LOCK_SECONDS: Final = 30
-"""A build waits that long for transactions that use its table; then streamer gives it up for
-now.
-"""
+"""A build waits that long for transactions that use its table; then streamer postpones it."""
 QUEUED_SECONDS: Final = 2
 ATTEMPTS: Final = 3
 
@@ -58,7 +56,7 @@ _BUILD_LOCK: Final = 0x666B5F696478  # "fk_idx"
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """The referencing side of a foreign key, as the target names it. ``label``: for people."""
+    """The referencing side of a foreign key, by target names. ``label``: for people."""
 
     target: RelationName
     columns: tuple[str, ...]
@@ -80,7 +78,7 @@ class TargetIndex:
 
 @dataclass(frozen=True, slots=True)
 class MissingIndex:
-    """An index to make, and how that stands.
+    """An index to create, and the state of its creation.
 
     ``state``: missing (can be built now), waiting (cannot, for ``reason``), built, failed.
     """
@@ -98,7 +96,7 @@ class MissingIndex:
 
     @property
     def statements(self) -> list[tuple[RelationName, str]]:
-        """Return the statements that create it, each with its table."""
+        """Return the statements that create the index, each with its table."""
         if self.partitions is None:
             return [(self.target, self._create(self.target, "concurrently "))]
         leaves = [(leaf, self._create(leaf, "concurrently ")) for leaf in self.partitions]
@@ -126,7 +124,7 @@ class MissingIndex:
 
 
 def index_name(target: RelationName, columns: tuple[str, ...]) -> str:
-    """Return a name for the index, unique to table and columns, and readable as far as it fits."""
+    """Return a readable name for the index, unique to table and columns."""
     identity = "\0".join((target.namespace, target.name, *columns)).encode()
     mark = f"_{hashlib.sha256(identity).hexdigest()[:12]}"
     room = _NAME_BYTES_MAX - len(PREFIX) - len(mark)
@@ -137,33 +135,33 @@ def index_name(target: RelationName, columns: tuple[str, ...]) -> str:
 def serves(index: TargetIndex, columns: tuple[str, ...]) -> bool:
     """Whether *index* finds rows by equality of *columns*.
 
-    They lead it, in any order; a ``sid`` may be among them or left out.
+    *columns* lead the index, in any order; a ``sid`` may be among them or left out.
     """
     if not index.is_usable or index.is_partial or index.method not in ("btree", "hash"):
         return False
     without = set(columns) - {SID}
     choices = [set(columns), without | {SID}, without]
-    return any(each and set(index.columns[: len(each)]) == each for each in choices)
+    return any(choice and set(index.columns[: len(choice)]) == choice for choice in choices)
 
 
 def find_missing(
     foreign_keys: Iterable[ForeignKey], indexes: dict[RelationName, list[TargetIndex]]
 ) -> list[MissingIndex]:
-    """Return the fewest indexes that serve all *foreign_keys*; long ones serve short ones too."""
-    there = {target: list(its) for target, its in indexes.items()}
+    """Return the fewest indexes that serve all *foreign_keys*; long ones serve short keys, too."""
+    present = {target: list(existing) for target, existing in indexes.items()}
     labels: dict[tuple[RelationName, tuple[str, ...]], list[str]] = {}
     for key in sorted(foreign_keys, key=lambda k: (k.target, -len(k.columns), k.columns, k.label)):
         columns = (SID, *key.columns) if key.by_sid else key.columns
-        planned = [its for target, its in labels if target == key.target]
-        same = next((its for its in planned if set(its) == set(columns)), None)
-        if same is not None:
-            labels[key.target, same].append(key.label)
-        elif not any(serves(index, columns) for index in there.get(key.target, [])):
+        planned = [names for target, names in labels if target == key.target]
+        equal = next((names for names in planned if set(names) == set(columns)), None)
+        if equal is not None:
+            labels[key.target, equal].append(key.label)
+        elif not any(serves(index, columns) for index in present.get(key.target, [])):
             labels[key.target, columns] = [key.label]
-            there.setdefault(key.target, []).append(
+            present.setdefault(key.target, []).append(
                 TargetIndex("", columns, "btree", is_usable=True, is_partial=False, is_owned=True)
             )
-    return [MissingIndex(*its, tuple(names)) for its, names in labels.items()]
+    return [MissingIndex(*place, tuple(names)) for place, names in labels.items()]
 
 
 # ---- facts of the databases -------------------------------------------------------------------
@@ -199,7 +197,7 @@ where i.indrelid = $1::int8::oid
 
 @dataclass(frozen=True, slots=True)
 class SourceSurvey:
-    """The facts of one source: its mapped tables, their foreign keys, its lag."""
+    """The facts of a source: its mapped tables, their foreign keys, its lag."""
 
     label: str
     mappings: tuple[RelationMapping, ...]
@@ -211,7 +209,7 @@ class SourceSurvey:
 async def survey_source(
     source: SourceMapping, bookkeeping: Bookkeeping, target_namespace: str
 ) -> SourceSurvey:
-    """Ask *source*, at the server from which `run` streams. Raises SourceError, MappingError."""
+    """Read the facts of *source*, at the server of `run`. Raises SourceError, MappingError."""
     acknowledged = None
     if await is_installed(bookkeeping):
         records = {record.label: record for record in await read_source_records(bookkeeping)}
@@ -241,7 +239,7 @@ async def survey_source(
 async def survey(
     address: TargetAddress, bookkeeping: Bookkeeping, sources: Iterable[SourceSurvey]
 ) -> list[MissingIndex]:
-    """Return the indexes that the target misses, and for each whether its build can begin now."""
+    """Return the missing indexes of the target, and for each whether its build can begin now."""
     sources = list(sources)
     async with target_connection(address, "streamer indexes") as target:
         tables: dict[RelationName, TargetRelation] = {}
@@ -254,15 +252,15 @@ async def survey(
         for source in sources:
             keys += _source_keys(source, tables)
         missing = [
-            replace(each, partitions=await _read_partitions(target, tables[each.target]))
-            for each in find_missing(keys, indexes)
+            replace(index, partitions=await _read_partitions(target, tables[index.target]))
+            for index in find_missing(keys, indexes)
         ]
     obstacles = await _obstacles(address, bookkeeping, sources, tables)
     return [
-        each
-        if (reason := obstacles.get(each.target)) is None
-        else replace(each, state="waiting", reason=reason)
-        for each in missing
+        index
+        if (reason := obstacles.get(index.target)) is None
+        else replace(index, state="waiting", reason=reason)
+        for index in missing
     ]
 
 
@@ -307,7 +305,7 @@ async def _target_keys(target: TargetConnection, names: list[RelationName]) -> l
 def _source_keys(
     source: SourceSurvey, tables: dict[RelationName, TargetRelation]
 ) -> list[ForeignKey]:
-    """Return a source's foreign keys in the target's words, as far as their columns are there."""
+    """Return a source's foreign keys in target names, as far as the target has the columns."""
     by_name = {mapping.source: mapping for mapping in source.mappings}
     keys = []
     for name, constraint, source_columns in source.foreign_keys:
@@ -316,9 +314,11 @@ def _source_keys(
         columns = [mapping.target_column(column) for column in source_columns]
         if table is None or any(c is None or c not in table.columns for c in columns):
             continue
-        own = tuple(column for column in columns if column is not None)
-        by_sid = source.sid is not None and table.has_sid and SID not in own
-        keys.append(ForeignKey(table.name, own, f"{constraint} of {source.label} {name}", by_sid))
+        target_columns = tuple(column for column in columns if column is not None)
+        by_sid = source.sid is not None and table.has_sid and SID not in target_columns
+        keys.append(
+            ForeignKey(table.name, target_columns, f"{constraint} of {source.label} {name}", by_sid)
+        )
     return keys
 
 
@@ -328,7 +328,7 @@ async def _obstacles(
     sources: list[SourceSurvey],
     tables: dict[RelationName, TargetRelation],
 ) -> dict[RelationName, str]:
-    """Say of each table that must not get an index now why not."""
+    """Return the reason for each table that must not get an index now."""
     if not await is_installed(bookkeeping):
         return dict.fromkeys(tables, "nothing is copied yet")
     states: dict[str, dict[str, str]] = {}
@@ -372,8 +372,7 @@ where not (i.indisvalid and i.indisready) and pg_catalog.starts_with(x.relname, 
 
 
 async def build(address: TargetAddress, missing: MissingIndex) -> None:
-    """Create an index. Raises TargetError; a failed attempt leaves nothing, or the next one drops
-    it.
+    """Create an index. Raises TargetError; the next attempt drops the rest of a failed attempt.
 
     A lock that is not available, or a deadlock with a session that waits for the build, leads to a
     few retries.
@@ -395,29 +394,29 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
     tables = [table for table, _ in missing.statements]
     await _drop_leftovers(target, tables)
     failpoint("indexes.before_build")
-    left = missing.statements
+    remaining = missing.statements
     try:
         for number, (table, sql) in enumerate(missing.statements):
-            left = missing.statements[number:]
+            remaining = missing.statements[number:]
             is_concurrent = table != missing.target or missing.partitions is None
             if is_concurrent and await _is_there(target, table, missing.columns):
-                continue  # an earlier attempt created this one
-            # The others wait behind a session that waits for a stronger lock.
+                continue  # an earlier attempt created this index
+            # Further sessions queue behind a session that waits for a stronger lock.
             seconds = LOCK_SECONDS if is_concurrent else QUEUED_SECONDS
             await target.execute(f"set lock_timeout = '{seconds}s'")
             await target.execute(sql)
     except StreamerError as exc:
         if not target.is_closed:
-            with suppress(StreamerError):  # the next build does it
+            with suppress(StreamerError):  # otherwise the next build drops the leftovers
                 await _drop_leftovers(target, tables)
         if exc.retry is not Retry.TIMED:
-            sqls = at_target(*(sql for _, sql in left))
+            sqls = at_target(*(sql for _, sql in remaining))
             exc.remedy = Remedy.of("run there as the table's owner: ", sqls)
         raise
 
 
 async def _begin(target: TargetConnection) -> None:
-    # Held by the session, so also by the backend of a client that died while it builds.
+    # A session lock, so the backend of a client that died during its build still holds the lock.
     if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", _BUILD_LOCK):
         raise TargetContentionError("target: another process builds indexes")
     await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
@@ -439,9 +438,7 @@ async def _is_there(
 
 
 async def drop_leftovers(address: TargetAddress, names: Iterable[RelationName]) -> None:
-    """Drop the remains of dead builds on tables. Raises TargetContentionError while a build
-    runs.
-    """
+    """Drop the remains of dead builds on tables. Raises TargetContentionError during a build."""
     async with target_connection(address, "streamer indexes") as target:
         await _begin(target)
         await _drop_leftovers(target, names)

@@ -1,9 +1,9 @@
-"""Makes deferred indexes again that the end of no copy brings back.
+"""Restores deferred indexes that no copy will restore.
 
-A copy makes the indexes of its target again as it ends, unless another source still fills that
-table. If the copy of that source is given up, because its table is gone or no longer mapped, no
-copy is left to make them. The stream of the other sources would find each row by reading the whole
-table.
+A copy restores the indexes of its target at its end, unless a different source still fills that
+table. If streamer gives up the copy of that source, because its table is gone or no longer mapped,
+no copy restores the indexes. The stream of the remaining sources would find each row by reading the
+whole table.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 30.0
 LOCK_SECONDS: Final = 5
-"""How long it waits for a lock at the target, because statements of others wait behind it."""
+"""How long the restorer waits for a lock at the target: further statements queue behind it."""
 
 
 class IndexRestorer:
-    """Looks from time to time for such indexes. `run` until cancelled."""
+    """Checks from time to time for such indexes. `run` until cancelled."""
 
     def __init__(self, address: TargetAddress, metrics: Metrics) -> None:
         self._address = address
@@ -36,9 +36,9 @@ class IndexRestorer:
         """The targets for which the server refused an index: until the next start or copy."""
 
     async def run(self) -> None:
-        """Look, restore, look again."""
+        """Check and restore abandoned indexes, repeatedly."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)  # the copies of a start restore their own
+            await asyncio.sleep(LOOK_SECONDS)  # the copies of a start restore their indexes
             try:
                 async with target_connection(self._address, "streamer indexes") as target:
                     await self._restore(target)
@@ -47,12 +47,12 @@ class IndexRestorer:
                 self._backoff.log(log, "deferred indexes have to wait", exc)
 
     async def _restore(self, target: TargetConnection) -> None:
-        found = await read_abandoned_targets(target)
-        self._refused.intersection_update(found)
-        wanted = [name for name in found if name not in self._refused]
-        if wanted:
+        abandoned = await read_abandoned_targets(target)
+        self._refused.intersection_update(abandoned)
+        names = [name for name in abandoned if name not in self._refused]
+        if names:
             await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
-        for name in wanted:
+        for name in names:
             try:
                 count = await restore_indexes(target, parse_name(name), is_start=True)
             except StreamerError as exc:

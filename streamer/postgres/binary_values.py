@@ -6,7 +6,7 @@ import psycopg
 from psycopg.adapt import Transformer
 from psycopg.pq import Format
 
-# From pg_type.dat. psycopg's loaders read these sizes without a look at the end of a value.
+# From pg_type.dat. psycopg's loaders read these sizes without checking the end of a value.
 _SIZES: Final = {
     16: 1,  # boolean
     20: 8,  # bigint

@@ -1,7 +1,7 @@
-"""What a failed connection attempt tells about its cause, in the words of the drivers. Pure.
+"""The causes of failed connection attempts, from the messages of the drivers. Pure.
 
-Neither libpq nor asyncpg reports a SQLSTATE for it, so the text is all that is known. With several
-hosts, each has an error of its own.
+Neither libpq nor asyncpg reports a SQLSTATE, so the text is the only evidence. With several hosts,
+each host has a separate error.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Final
 from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS
 
 _OF_HOST: Final = re.compile(r"^- host: ", re.MULTILINE)
-"""Begins the error of one host in psycopg's message about several."""
+"""Begins the error of one host in psycopg's message about several hosts."""
 _REFUSALS: Final = (
     "authentication failed",
     "no pg_hba.conf entry",
@@ -24,7 +24,7 @@ _MAY_NOT_REPLICATE: Final = (
     "must be superuser or replication role to start walsender",
 )
 _LOST: Final = ("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof")
-"""An encrypted connection that was lost: the encryption is not the cause."""
+"""A lost encrypted connection: the encryption is not the cause."""
 _IS_STANDBY: Final = (
     "session is read-only",
     "server is in hot standby mode",
@@ -58,28 +58,28 @@ def _has(text: str, words: tuple[str, ...]) -> bool:
 def is_refused(text: str) -> bool:
     """Return whether every host has refused the role.
 
-    One that is down or a standby may be the right one again in a moment.
+    A host that is down, or a standby, may soon be the right host again.
     """
-    return all(_has(each, (*_REFUSALS, *_MAY_NOT_REPLICATE)) for each in _of_hosts(text))
+    return all(_has(message, (*_REFUSALS, *_MAY_NOT_REPLICATE)) for message in _of_hosts(text))
 
 
 def may_not_replicate(text: str) -> bool:
     """Return whether every host has refused a walsender, which needs the attribute REPLICATION."""
-    return all(_has(each, _MAY_NOT_REPLICATE) for each in _of_hosts(text))
+    return all(_has(message, _MAY_NOT_REPLICATE) for message in _of_hosts(text))
 
 
 def connect_hint(text: str) -> str | None:
     """Return the operator's next step for the hosts that have answered; None if none did."""
     hints: dict[str, None] = {}
-    for each in _of_hosts(text):
-        if _has(each, _REFUSALS):
+    for message in _of_hosts(text):
+        if _has(message, _REFUSALS):
             hints[ROLE_HINT] = None
-        elif _has(each, _IS_STANDBY):
+        elif _has(message, _IS_STANDBY):
             hints[STANDBY_HINT] = None
-        elif _has(each, _IS_PRIMARY):
+        elif _has(message, _IS_PRIMARY):
             hints[PRIMARY_HINT] = None
-        elif _has(each, _IS_POOLER):
+        elif _has(message, _IS_POOLER):
             hints[POOLER_HINT] = None
-        elif _has(each, TLS_WORDS) and not _has(each, _LOST):
+        elif _has(message, TLS_WORDS) and not _has(message, _LOST):
             hints[TLS_HINT] = None
     return "; ".join(hints) or None

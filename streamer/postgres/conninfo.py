@@ -19,21 +19,19 @@ _PORTS: Final = re.compile(r"\d*(,\d*)*")
 _NO_FILE: Final = "/dev/null/passfile"
 """libpq ignores a password file that cannot exist."""
 _KEPT: Final = 1024
-"""How many strings are kept with their parameters: those of a large fleet's sources."""
+"""How many strings are cached with their parameters: those of a large fleet's sources."""
 
 
 def parse_conninfo(text: str) -> dict[str, str]:
-    """Return the parameters of a URL or key=value string. Raises ValueError, which quotes none of
-    it.
-    """
+    """Return the parameters of a URL or key=value string. Raises ValueError without a quote."""
     return dict(_parse(text))
 
 
 @lru_cache(maxsize=_KEPT)
 def _parse(text: str) -> dict[str, str]:
-    # Every connection asks for its password's state, which belongs to these parameters.
+    # Every connection reads its password's state, which belongs to these parameters.
     try:
-        given = {k: str(v) for k, v in conninfo_to_dict(text).items() if v is not None}
+        parameters = {k: str(v) for k, v in conninfo_to_dict(text).items() if v is not None}
     except UnicodeDecodeError:
         raise ValueError("its percent-encoded text is not UTF-8") from None
     except ProgrammingError as exc:
@@ -41,23 +39,26 @@ def _parse(text: str) -> dict[str, str]:
         if not message.startswith("invalid URI query parameter"):
             message = _QUOTED.sub("…", message)
         raise ValueError(message) from None
-    # A password with one of these in it ends too early, and its rest would look like a host.
-    if "@" in given.get("host", "").lstrip("@") or not _PORTS.fullmatch(given.get("port", "")):
+    # A password that contains a special character ends too early, and its end would look like a
+    # host.
+    if "@" in parameters.get("host", "").lstrip("@") or not _PORTS.fullmatch(
+        parameters.get("port", "")
+    ):
         raise ValueError(
             "user or password has a special character of URLs; write %40 for @, %3A for :, "
             "%2F for / and %25 for %"
         )
-    return given
+    return parameters
 
 
 def with_password_of(environment: Mapping[str, str], url: str) -> str:
-    """Return *url* with the password that libpq would take from *environment* for it.
+    """Return *url* with the password that libpq would take from *environment* for this url.
 
-    A service file's password goes before the environment's, so such a url stays as it is.
+    A service file's password has priority over the environment's, so such a url stays unchanged.
     """
-    given = parse_conninfo(url)
+    parameters = parse_conninfo(url)
     password = environment.get("PGPASSWORD")
-    if not password or {"password", "service"} & given.keys() or environment.get("PGSERVICE"):
+    if not password or {"password", "service"} & parameters.keys() or environment.get("PGSERVICE"):
         return url
     return add_password(url, password)
 
@@ -68,18 +69,18 @@ def add_password(url: str, password: str) -> str:
 
 
 def without_stored_passwords(url: str) -> str:
-    """Return *url* so that libpq takes no password from this machine for it.
+    """Return *url* so that libpq takes no password from this machine.
 
     Otherwise a url without a password gets that of PGPASSWORD, PGPASSFILE, ~/.pgpass or PGSERVICE,
-    and its author chooses the server. A `passfile` in *url* stays.
+    and the url's author chooses the server. A `passfile` in *url* stays.
     """
     try:
-        given = parse_conninfo(url)
+        parameters = parse_conninfo(url)
     except ValueError:  # the connection reports the fault
         return url
-    if given.get("password"):
+    if parameters.get("password"):
         return url
-    return make_conninfo(**{"passfile": _NO_FILE, **given, "password": ""})
+    return make_conninfo(**{"passfile": _NO_FILE, **parameters, "password": ""})
 
 
 def server_name(url: str) -> str:
@@ -94,27 +95,27 @@ SERVER_PARAMETERS: Final[tuple[str, ...]] = ("host", "hostaddr", "port")
 def place_of(url: str) -> dict[str, str]:
     """Return the parameters of *url* that lead to its database, without role and password.
 
-    Of several hosts they choose the primary.
+    Of several hosts, the parameters choose the primary.
     """
-    given = parse_conninfo(url)
+    parameters = parse_conninfo(url)
     names = (*SERVER_PARAMETERS, "dbname")
-    kept: dict[str, str] = {name: given[name] for name in names if name in given}
-    if "," in given.get("host", ""):
-        kept["target_session_attrs"] = "read-write"
-    return kept
+    place: dict[str, str] = {name: parameters[name] for name in names if name in parameters}
+    if "," in parameters.get("host", ""):
+        place["target_session_attrs"] = "read-write"
+    return place
 
 
-def join_parameters(given: Mapping[str, str]) -> str:
-    """Return a key=value string with the parameters *given*."""
-    return make_conninfo("", **given)
+def join_parameters(parameters: Mapping[str, str]) -> str:
+    """Return a key=value string with *parameters*."""
+    return make_conninfo("", **parameters)
 
 
-def several_hosts(given: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the hosts and ports among the parameters of a connection string, if these are several.
+def several_hosts(parameters: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the hosts and ports among *parameters* of a connection string, if there are several.
 
     A port is empty where the string has none. Raises ValueError.
     """
-    hosts, ports = given.get("host", "").split(","), given.get("port", "").split(",")
+    hosts, ports = parameters.get("host", "").split(","), parameters.get("port", "").split(",")
     if len(hosts) < 2:
         return []
     if len(ports) not in (1, len(hosts)):
@@ -125,34 +126,35 @@ def several_hosts(given: Mapping[str, str]) -> list[tuple[str, str]]:
 def has_several_hosts(url: str) -> bool:
     """Return whether a connection string lists more than one host."""
     try:
-        given = parse_conninfo(url)
+        parameters = parse_conninfo(url)
     except ValueError:
         return False
-    return "," in (given.get("host") or given.get("hostaddr", ""))
+    return "," in (parameters.get("host") or parameters.get("hostaddr", ""))
 
 
 def with_host_first(url: str, first: tuple[str, str]) -> str:
-    """Return a connection string that names *first*, a host and port of it, before its others."""
+    """Return a connection string that names *first*, one of its hosts and ports, first."""
     hosts = hosts_of(url)
     if first not in hosts:
         return url
-    names, ports = zip(first, *(each for each in hosts if each != first), strict=True)
+    names, ports = zip(first, *(pair for pair in hosts if pair != first), strict=True)
     return make_conninfo(url, host=",".join(names), port=",".join(ports))
 
 
 def hosts_of(url: str) -> list[tuple[str, str]]:
-    """Return the hosts and ports of a connection string, if these are several. Addresses without
-    names are none of them.
+    """Return the hosts and ports of a connection string, if there are several.
+
+    Addresses without names do not count.
     """
     try:
-        given = parse_conninfo(url)
-        return [] if "hostaddr" in given else several_hosts(given)
+        parameters = parse_conninfo(url)
+        return [] if "hostaddr" in parameters else several_hosts(parameters)
     except ValueError:
         return []
 
 
 TLS_WORDS: Final = ("SSL", "TLS", "certificate")
-"""One of these is in the message of libpq or OpenSSL about an encrypted connection."""
+"""Words in the message of libpq or OpenSSL about an encrypted connection."""
 TLS_HINT: Final = (
     "check sslmode, sslrootcert, sslcert and sslkey in the url, and the dates and host names in "
     "the certificates of both sides"
@@ -162,14 +164,15 @@ TLS_HINT: Final = (
 def probe_command(url: str) -> str:
     """Return the command that tests whether a server accepts connections.
 
-    Like streamer, `pg_isready` takes from the environment what *url* leaves out, such as PGPORT.
+    Like streamer, `pg_isready` reads parameters that *url* leaves out, such as PGPORT, from the
+    environment.
     """
     try:
-        given = parse_conninfo(url)
+        parameters = parse_conninfo(url)
     except ValueError:
-        given = {}
+        parameters = {}
     options = {"-h": "host", "-p": "port", "-d": "dbname"}
-    pairs = [(option, given[name]) for option, name in options.items() if given.get(name)]
+    pairs = [(option, parameters[name]) for option, name in options.items() if parameters.get(name)]
     return shlex.join(["pg_isready", *(word for pair in pairs for word in pair)])
 
 
@@ -184,7 +187,7 @@ def reach_hint(url: str) -> Remedy:
 
 def _parts(url: str) -> tuple[str, str, str]:
     try:
-        given = parse_conninfo(url)
+        parameters = parse_conninfo(url)
     except ValueError:
-        given = {}
-    return given.get("host", ""), given.get("port", "5432"), given.get("dbname", "")
+        parameters = {}
+    return parameters.get("host", ""), parameters.get("port", "5432"), parameters.get("dbname", "")

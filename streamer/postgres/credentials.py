@@ -1,8 +1,8 @@
-"""The passwords of connection strings, as they are current when a connection begins.
+"""The current passwords of connection strings, when a connection begins.
 
-PostgreSQL checks a password only when a session begins, so a new one changes nothing for the
-sessions that are there. Each new connection asks this module. After SIGHUP, `renew_password`
-reports the passwords that have changed, and the owners of their connections reconnect.
+PostgreSQL checks a password only when a session begins, so a new password does not affect existing
+sessions. Each new connection asks this module. After SIGHUP, `renew_password` reports the passwords
+that have changed, and the owners of their connections reconnect.
 """
 
 import asyncio
@@ -71,16 +71,16 @@ class _Reading:
 
 
 def _retrieve(ended: asyncio.Future[str]) -> None:
-    """Let asyncio not report a failure that no connection awaits."""
+    """Keep asyncio from reporting a failure that no connection awaits."""
     if ended.done() and not ended.cancelled():
         ended.exception()
 
 
 class _Readings:
-    """The readings of one event loop, by login.
+    """The readings of an event loop, by login.
 
-    A command that hangs makes only its own login wait. Files and the target have turns of their
-    own, and so have the commands that hung when they ran last.
+    A command that hangs makes only its own login wait. Files, the target, and commands whose last
+    run hung have separate turns.
     """
 
     def __init__(self) -> None:
@@ -91,23 +91,23 @@ class _Readings:
         self._by_login: dict[int, _Reading] = {}
 
     def of(self, url: Secret) -> _Reading | None:
-        """Return the reading that goes on."""
+        """Return the current reading."""
         return self._by_login.get(id(_known(url)))
 
-    def begin(self, url: Secret, source: PasswordSource, known: KnownPassword) -> _Reading:
-        """Return the reading that goes on, or a new one."""
-        if (reading := self._by_login.get(id(known))) is None:
-            reading = self._by_login[id(known)] = _Reading(url, source, self._turn(source, known))
-            reading.task.add_done_callback(lambda _: self._by_login.pop(id(known)))
+    def begin(self, url: Secret, source: PasswordSource, state: KnownPassword) -> _Reading:
+        """Return the current reading, or a new reading."""
+        if (reading := self._by_login.get(id(state))) is None:
+            reading = self._by_login[id(state)] = _Reading(url, source, self._turn(source, state))
+            reading.task.add_done_callback(lambda _: self._by_login.pop(id(state)))
             reading.task.add_done_callback(_retrieve)  # its connections may all be cancelled
         return reading
 
-    def _turn(self, source: PasswordSource, known: KnownPassword) -> asyncio.Semaphore:
-        if known.goes_first:
+    def _turn(self, source: PasswordSource, state: KnownPassword) -> asyncio.Semaphore:
+        if state.goes_first:
             return self._targets
         if source.file is not None:
             return self._files
-        return self._slow_commands if known.is_slow else self._commands
+        return self._slow_commands if state.is_slow else self._commands
 
 
 _readings: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Readings]] = WeakKeyDictionary()
@@ -118,7 +118,7 @@ def _readings_here() -> _Readings:
 
 
 class ConnectionUrl(Secret):
-    """A connection string whose password comes from elsewhere."""
+    """A connection string whose password comes from a file or a command."""
 
     __slots__ = ("password_source",)
 
@@ -153,20 +153,20 @@ def has_password_source(url: Secret) -> bool:
 async def current_password(url: Secret, *, goes_first: bool = False) -> str | None:
     """Return the current password; None if *url* itself or libpq has it.
 
-    *goes_first*: this login waits for no other one, from now on. Raises PasswordUnavailableError.
+    *goes_first*: this login waits for no other login, from now on. Raises PasswordUnavailableError.
     """
-    source, known = _source(url), _known(url)
+    source, state = _source(url), _known(url)
     if source is None:
-        return known.replacement
-    known.goes_first |= goes_first
-    if known.kept is not None:
-        return known.kept
-    reading = _readings_here().begin(url, source, known)
+        return state.replacement
+    state.goes_first |= goes_first
+    if state.kept is not None:
+        return state.kept
+    reading = _readings_here().begin(url, source, state)
     return await asyncio.shield(reading.task)
 
 
 def awaited_password(url: Secret) -> str | None:
-    """Return the reason why a connection by *url* has no password yet, if it waits for one."""
+    """Return the reason why a connection by *url* still waits for its password; None if not."""
     source, reading = _source(url), _readings_here().of(url)
     if source is None or reading is None:
         return None
@@ -178,60 +178,60 @@ def awaited_password(url: Secret) -> str | None:
 
 
 def forget_password(url: Secret) -> bool:
-    """Let the next connection run the command again; return whether its output was kept."""
-    known = _known(url)
-    had_one, known.expires_at = known.expires_at > 0, 0.0
+    """Run the command again for the next connection; return whether its output was stored."""
+    state = _known(url)
+    had_one, state.expires_at = state.expires_at > 0, 0.0
     return had_one
 
 
 async def renew_password(url: Secret) -> bool:
-    """Read the password again; return whether connections use another one.
+    """Read the password again; return whether connections use a different password.
 
     Their `password_generation` is outdated then. Raises PasswordUnavailableError.
     """
     if not has_password_source(url):
         return False
-    known = _known(url)
-    before = known.renewed
+    state = _known(url)
+    former = state.renewed
     forget_password(url)
     now = await current_password(url)
-    # A connection that began a moment ago may have read it already; the others have the former one.
-    if before is None or before == now:
+    # A recent connection may have read the new password already; older connections have the former.
+    if former is None or former == now:
         return False
-    known.renewed = now
-    known.generation += 1
+    state.renewed = now
+    state.generation += 1
     return True
 
 
-def is_same_login(before: Secret, now: Secret) -> bool:
-    """Whether two urls differ at most in their passwords, and both or neither have one."""
-    if has_password_source(before) or has_password_source(now):
-        return before == now
+def is_same_login(former: Secret, now: Secret) -> bool:
+    """Whether two urls differ at most in their passwords, and both or neither have a password."""
+    if has_password_source(former) or has_password_source(now):
+        return former == now
     try:
-        old, new = parse_conninfo(before.reveal()), parse_conninfo(now.reveal())
+        old, new = parse_conninfo(former.reveal()), parse_conninfo(now.reveal())
     except ValueError:
         return False
     passwords = old.pop("password", None), new.pop("password", None)
     return old == new and (passwords[0] is None) == (passwords[1] is None)
 
 
-def replace_password(before: Secret, now: Secret) -> None:
-    """Let new connections by *before* use the password in *now*, if all else is equal.
+def replace_password(former: Secret, now: Secret) -> None:
+    """Let new connections by *former* use the password in *now*, if all else is equal.
 
-    The `password_generation` of the others is outdated then.
+    The `password_generation` of older connections is outdated then.
     """
-    if has_password_source(before) or not is_same_login(before, now):
+    if has_password_source(former) or not is_same_login(former, now):
         return
-    known = _known(before)
-    old = known.replacement or parse_conninfo(before.reveal()).get("password")
+    state = _known(former)
+    old = state.replacement or parse_conninfo(former.reveal()).get("password")
     password = parse_conninfo(now.reveal()).get("password")
     if password != old:
-        known.replacement = password
-        known.generation += 1
+        state.replacement = password
+        state.generation += 1
 
 
 def password_generation(url: Secret) -> int:
-    """Return a number that grows when an operator has a changed password taken over."""
+    """Return a number that grows when an operator has applied a changed password."""
     return _known(url).generation
 
 
@@ -243,7 +243,7 @@ async def job_url(
 ) -> str:
     """Return *url* for the file of a Spark job: a secret text that `open_job_url` reads.
 
-    *environment*: see `with_password_of`. *first_host*: the one to try before the others. Raises
+    *environment*: see `with_password_of`. *first_host*: the host to try first. Raises
     PasswordUnavailableError.
     """
     password, text = await current_password(url), url.reveal()
@@ -251,10 +251,10 @@ async def job_url(
         text = with_host_first(text, first_host)
     if password is None:
         return with_password_of(os.environ if environment is None else environment, text)
-    source, kept = _source(url), None
+    source, kept_file = _source(url), None
     if source is not None and source.command is not None:
-        kept = await in_thread(keep_in_file, url.reveal(), source)
-    return write_job_url(text, password, source, kept)
+        kept_file = await in_thread(keep_in_file, url.reveal(), source)
+    return write_job_url(text, password, source, kept_file)
 
 
 @asynccontextmanager
@@ -276,10 +276,10 @@ async def passwords_kept(*urls: Secret) -> AsyncIterator[None]:
 
 
 async def _keep(url: Secret, source: PasswordSource) -> None:
-    known = _known(url)
+    state = _known(url)
     while True:
-        left = known.expires_at - time.monotonic() if known.expires_at else source.seconds
-        await asyncio.sleep(max(left, min(_RETRY_SECONDS, source.seconds)))
-        # The next round runs it again; until then tasks have the last output.
+        remaining = state.expires_at - time.monotonic() if state.expires_at else source.seconds
+        await asyncio.sleep(max(remaining, min(_RETRY_SECONDS, source.seconds)))
+        # The next round runs the command again; until then tasks have the last output.
         with contextlib.suppress(PasswordUnavailableError):
             await current_password(url)

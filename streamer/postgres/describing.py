@@ -1,7 +1,7 @@
 """SQL that describes a table: scalar subqueries that return JSON, for a query over ``pg_class c``.
 
-Both drivers run them on both sides, and so does the capture of definitions at a source. They need
-an empty search_path to write the schemas of names. `MARKED_OBJECTS`, `USED_TYPES` and `PARTITIONS`
+Both drivers run these queries on both sides, and so does the capture of definitions at a source. An
+empty search_path makes names include their schemas. `MARKED_OBJECTS`, `USED_TYPES` and `PARTITIONS`
 are free of deparsers over tables (``pg_get_expr``, ``pg_get_constraintdef``), which lock the table.
 Pure.
 """
@@ -23,7 +23,7 @@ def _table(oid: str) -> str:
 COLLATION: Final = f"""
 case when a.attcollation <> t.typcollation then {_name("pg_collation", "a.attcollation")} end
 """.strip()
-"""The collation of column a, if it is not that of its type t."""
+"""The collation of column a, if it differs from that of its type t."""
 
 SEQUENCE_OPTIONS: Final = """
 pg_catalog.format(
@@ -33,7 +33,7 @@ pg_catalog.format(
 """
 """The options of CREATE SEQUENCE, of ``pg_sequence s``."""
 
-# Of column a with default d, the one that the default uses, or that the column owns.
+# Of column a with default d: the sequence that the default uses, or that the column owns.
 SEQUENCE: Final = f"""
 select pg_catalog.json_build_object(
     'oid', s.seqrelid::int8, 'namespace', ({_table("s.seqrelid")})[1],
@@ -80,7 +80,7 @@ where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 """  # noqa: S608
 
 _DEFAULT_COLLATION: Final = 100
-"""PostgreSQL's DEFAULT_COLLATION_OID: an expression with any other one names the collation."""
+"""PostgreSQL's DEFAULT_COLLATION_OID: expressions name any different collation."""
 
 _WITHOUT_TYPES: Final = '^(?:(?:"[^"]*")+|[^".]+)[.][^(]+'
 """The schema and the name in the identity of an operator."""
@@ -161,8 +161,8 @@ from pg_catalog.pg_constraint k
 where k.conrelid = c.oid and k.contype in ('c', 'p', 'u', 'x', 'f') and k.conparentid = 0
 """  # noqa: S608
 
-# The mark is another one when the object is another one. An index that ALTER TYPE has rebuilt keeps
-# it: default operator classes and the collations of columns go with the types.
+# The mark changes with the object. An index that ALTER TYPE has rebuilt keeps its mark: default
+# operator classes and the collations of columns go with the types.
 MARKED_OBJECTS: Final = """
 select pg_catalog.jsonb_agg(pg_catalog.to_jsonb(o) order by o.oid) from (
     select i.indexrelid::int8 as oid, 'i' as kind, x.relname as name,
@@ -205,7 +205,7 @@ select pg_catalog.json_agg(pg_catalog.json_build_object(
     'comment', pg_catalog.obj_description(s.oid, 'pg_statistic_ext')) order by s.oid)
 from pg_catalog.pg_statistic_ext s where s.stxrelid = c.oid
 """
-"""Extended statistics; PostgreSQL 13 and later have a target of their own."""
+"""Extended statistics; PostgreSQL 13 and later have a statistics target."""
 
 # A bound has no columns, so pg_get_expr needs no table, which it would lock.
 PARTITIONS: Final = """
@@ -228,14 +228,14 @@ select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
 """A partitioned table and its partitions, parents first."""
 
 USER_OIDS_BEGIN: Final = 16384
-"""PostgreSQL's FirstNormalObjectId: below it are the types that every server has."""
+"""PostgreSQL's FirstNormalObjectId: every server has the types below."""
 
 _EXTENSION: Final = """(
     select e.extname from pg_catalog.pg_depend d
       join pg_catalog.pg_extension e on e.oid = d.refobjid
      where d.classid = 'pg_catalog.pg_type'::regclass and d.objid = t.oid and d.deptype = 'e'
        and d.refclassid = 'pg_catalog.pg_extension'::regclass)"""
-"""The extension that has brought type t."""
+"""The extension that created type t."""
 _OWN_KINDS: Final = f"""
 t.typtype in ('e', 'd', 'c', 'r') and (t.typtype <> 'c' or r.relkind = 'c')
    and {_EXTENSION} is null
@@ -244,16 +244,16 @@ t.typtype in ('e', 'd', 'c', 'r') and (t.typtype <> 'c' or r.relkind = 'c')
 
 # typdefault is the text that the session which made a domain has printed: not the value.
 def _types(
-    wanted: str, *, fields: str = "", more: str = "", but: str = "", kinds: str = _OWN_KINDS
+    selected: str, *, fields: str = "", more: str = "", but: str = "", kinds: str = _OWN_KINDS
 ) -> str:
-    """Return the query for the types of *wanted* and their parts.
+    """Return the query for the types of *selected* and their parts.
 
-    *fields*: more fields of each. *more*: SQL for more parts of type t. *but*: a condition for the
-    parts of type t. *kinds*: a condition for the types to return.
+    *fields*: more fields of each type. *more*: SQL for more parts of type t. *but*: a condition for
+    the parts of type t. *kinds*: a condition for the types to return.
     """
     return f"""
 with recursive used (oid, depth) as (
-    {wanted}
+    {selected}
     union
     select part.oid, u.depth + 1
       from used u join pg_catalog.pg_type t on t.oid = u.oid
@@ -322,4 +322,4 @@ _NEEDED: Final = _types(
     kinds="(t.typtype in ('e', 'd', 'c', 'r') or t.typtype = 'b' and t.typcategory <> 'A')",
 )
 TYPES_SQL: Final = f"select ({_NEEDED}) as types"
-"""A query for types by the OIDs of ``{oids}``, also of those that an extension has."""
+"""A query for types by the OIDs of ``{oids}``, also of types that belong to an extension."""

@@ -17,7 +17,7 @@ class KeyRange:
 
 
 def range_sql(unit: KeyRange, names: Sequence[str], types: Sequence[str]) -> str:
-    """Return the condition for keys in a range; *names* are the SQL of their columns."""
+    """Return the condition for keys in a range; *names* are the SQL of the key columns."""
     bounds = ((">=", unit.lower), ("<", unit.upper))
     conditions = [
         f"({', '.join(names)}) {operator} ({_constants(key, types)})"
@@ -34,7 +34,7 @@ def _constants(key: Key, types: Sequence[str]) -> str:
 
 
 def join_ranges(ranges: Iterable[KeyRange]) -> list[KeyRange]:
-    """Join ranges that follow one another without a gap; no two overlap."""
+    """Join adjacent ranges without a gap; no two ranges overlap."""
     by_lower = {unit.lower: unit for unit in ranges}
     follows = {unit.upper for unit in by_lower.values() if unit.upper is not None}
     joined: list[KeyRange] = []

@@ -1,8 +1,9 @@
 """Values of keys that compare in Python as they compare in PostgreSQL. Pure.
 
-Their types have one order on all servers: no collation, time zone or version changes it. Text has
-it where its collation orders bytes (`streamer.source.bytewise_columns`). Sessions
-of streamer pin DateStyle, TimeZone, bytea_output and extra_float_digits, which make the texts.
+Their types have the same order on all servers: no collation, time zone or version changes the
+order. Text has that order where its collation sorts by bytes (`streamer.source.bytewise_columns`).
+Sessions of streamer pin DateStyle, TimeZone, bytea_output and extra_float_digits, which decide the
+texts.
 
 PostgreSQL's ``date_send``, ``timestamp_send``, ``numeric_send`` and ``float8send`` have the binary
 formats.
@@ -27,7 +28,7 @@ ORDERED_TYPES: Final = frozenset(
 )
 """Without modifiers."""
 TEXT_TYPES: Final = frozenset(("text", "character varying", "name"))
-"""These are ordered by their bytes in UTF-8 where their collation does so. `character` is not here,
+"""Ordered by UTF-8 bytes where the collation sorts by bytes. `character` is not in this set,
 because it ignores blanks at the end.
 """
 
@@ -49,9 +50,9 @@ def without_modifier(kind: str) -> str:
 
 
 def read_key_value(data: bytes, kind: str, *, is_text: bool) -> KeyValue:
-    """Return a value of the type *kind*, so that two of them compare as the server compares them.
+    """Return a value of the type *kind* that compares in Python as on the server.
 
-    *data*: as the server sends it, in text or binary. Raises ValueError.
+    *data*: as the server sends the value, in text or binary. Raises ValueError.
     """
     kind = without_modifier(kind)
     if kind in TEXT_TYPES:
@@ -87,7 +88,7 @@ def _read_binary(data: bytes, kind: str) -> KeyValue:
 
 
 def _float(value: float) -> tuple[bool, float]:
-    """NaN is above all others, and equal to itself."""
+    """Return *value* so that NaN is above all others, and equal to itself."""
     return (True, 0.0) if value != value else (False, value)
 
 
@@ -105,30 +106,30 @@ def _read_numeric(data: bytes) -> tuple[int, Decimal]:
 
 
 def _read_time(text: str, kind: str) -> int:
-    """Return days or microseconds since 2000-01-01, as the binary format has them."""
+    """Return days or microseconds since 2000-01-01, as in the binary format."""
     last = 1 << (8 * _BYTES[kind] - 1)
     if text in ("infinity", "-infinity"):
         return last - 1 if text == "infinity" else -last
-    found = _TIME_TEXT.fullmatch(text)
-    if found is None:
+    match = _TIME_TEXT.fullmatch(text)
+    if match is None:
         raise ValueError(f"not a {kind} in ISO format")
-    year, month, day = map(int, found.group(1, 2, 3))
-    days = _days(1 - year if found[12] else year, month, day)
+    year, month, day = map(int, match.group(1, 2, 3))
+    days = _days(1 - year if match[12] else year, month, day)
     if kind == _DATE:
         return days
-    hours, minutes, seconds = (int(part or 0) for part in found.group(4, 5, 6))
-    there = (int(part or 0) for part in found.group(9, 10, 11))
-    offset = sum(part * size for part, size in zip(there, (3600, 60, 1), strict=True))
-    offset = -offset if found[8] == "-" else offset
+    hours, minutes, seconds = (int(part or 0) for part in match.group(4, 5, 6))
+    zone_parts = (int(part or 0) for part in match.group(9, 10, 11))
+    offset = sum(part * size for part, size in zip(zone_parts, (3600, 60, 1), strict=True))
+    offset = -offset if match[8] == "-" else offset
     total = days * 86400 + hours * 3600 + minutes * 60 + seconds - offset
-    return total * 1_000_000 + int((found[7] or "").ljust(6, "0"))
+    return total * 1_000_000 + int((match[7] or "").ljust(6, "0"))
 
 
 def _days(year: int, month: int, day: int) -> int:
     """Return the days since 2000-01-01, in the Gregorian calendar without an end.
 
-    The year begins with March here, so that the day of a leap year is its last one.
+    The year begins with March here, so that a leap day is the last day of its year.
     """
     year, month = (year - 1, month + 9) if month <= 2 else (year, month - 3)
-    before = year * 365 + year // 4 - year // 100 + year // 400
-    return before + (153 * month + 2) // 5 + day - 1 - 730425
+    earlier_days = year * 365 + year // 4 - year // 100 + year // 400
+    return earlier_days + (153 * month + 2) // 5 + day - 1 - 730425

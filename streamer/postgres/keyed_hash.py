@@ -1,7 +1,7 @@
 """HMAC-SHA256 of column values, in messages of the stream and in lines of COPY.
 
-streamer computes these hashes, so neither server gets the key. ``encode(hmac(value, key,
-'sha256'), 'hex')`` of pgcrypto returns the same. Tasks of Spark import this module too. Pure.
+streamer computes these hashes, so neither server gets the key. ``encode(hmac(value, key, 'sha256'),
+'hex')`` of pgcrypto returns the same hash. Tasks of Spark import this module too. Pure.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ _CHECKED: Final = b"streamer: which key is this?"
 
 
 class KeyedHash:
-    """HMAC-SHA256 (RFC 2104) with one key. The two states after the key make a hash cheap."""
+    """HMAC-SHA256 (RFC 2104) with a key. The two states after the key make a hash cheap."""
 
     __slots__ = ("_inner", "_outer")
 
@@ -38,7 +38,7 @@ class KeyedHash:
 
 
 def key_check(key: str) -> str:
-    """Return 16 digits that differ for another key, and do not tell the key."""
+    """Return 16 digits that differ for different keys, and do not tell the key."""
     return KeyedHash(key.encode()).digits([_CHECKED])[:16].decode()
 
 

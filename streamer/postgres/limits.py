@@ -16,7 +16,7 @@ _NAME: Final = re.compile("|".join(map(re.escape, _ADVICE)))
 def limit_hint(text: str) -> str | None:
     """Return the advice for the setting that *text*, a message and its hint, names.
 
-    The server names settings in each language alike.
+    The server does not translate names of settings.
     """
     name = _NAME.search(text)
     return None if name is None else _ADVICE[name[0]]

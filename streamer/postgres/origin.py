@@ -2,20 +2,19 @@
 
 If a target is also a source (two databases that feed each other), replicated changes must not
 travel back. PostgreSQL tags the transactions of a session that has set up a replication origin, and
-decoding leaves tagged ones out. From PostgreSQL 16 the server does so (``origin = none``); before,
-streamer does by their Origin message. So every connection that writes rows sets up an origin, if
-the role may.
+decoding leaves tagged transactions out. From PostgreSQL 16 the server does so (``origin = none``);
+before, streamer does by their Origin message. So every connection that writes rows sets up an
+origin, if the role may.
 
-Only one session at a time can use an origin, so each session takes its own: ``streamer_<oid of the
-database>_<number>``. An advisory lock on the number keeps other sessions off it and ends with the
-session. Origins outlive their session, and later sessions use them again. Every origin that was
-ever used occupies one of the server's slots for origins (``max_active_replication_origins``; before
-18 ``max_replication_slots``). When no slot is free, streamer removes the origins of dropped
-databases.
+Only one session at a time can use an origin, so each session uses a separate origin:
+``streamer_<oid of the database>_<number>``. An advisory lock on the number reserves the origin and
+ends with the session. Origins outlive their session, and later sessions use them again. Every used
+origin occupies one of the server's slots for origins (``max_active_replication_origins``; before 18
+``max_replication_slots``). When no slot is free, streamer removes the origins of dropped databases.
 
-A tagged transaction also needs a timestamp. Without one PostgreSQL uses the session's previous
-timestamp as its commit time (RecordTransactionCommit in xact.c), in ``pg_xact_commit_timestamp``
-and for decoding.
+A tagged transaction also needs a timestamp. Without a timestamp PostgreSQL uses the session's
+previous timestamp as its commit time (RecordTransactionCommit in xact.c), in
+``pg_xact_commit_timestamp`` and for decoding.
 
 SQL for both drivers. Pure.
 """
@@ -29,11 +28,11 @@ FUNCTIONS: Final = (
     "pg_replication_origin_drop(text)",
 )
 """Functions that a role must be allowed to execute. Superusers are; from 14 on a GRANT can allow
-it.
+them.
 """
 
 NUMBER_MAX: Final = 64
-"""So many connections of one target have an origin; those beyond it have none."""
+"""So many connections of a target have an origin; further connections have none."""
 
 _LOCK: Final = 0x6F726967  # "orig"
 _NAMES: Final = ", ".join(f"'{function.partition('(')[0]}'" for function in FUNCTIONS)
@@ -106,7 +105,7 @@ RESULT_SQL: Final = (
 STAMP_SQL: Final = (
     "select pg_catalog.pg_replication_origin_xact_setup('0/0', pg_catalog.clock_timestamp())"
 )
-"""Run it before each COMMIT of a session with an origin."""
+"""Required before each COMMIT of a session with an origin."""
 
 DROP_SQL: Final = """
 do $$

@@ -1,6 +1,6 @@
 """Passwords that are not part of a connection string: in a file, or printed by a command.
 
-Tasks of Spark import this module too. They read the password themselves, because a copy can outlast
+Tasks of Spark also import this module, and read the password themselves, because a copy can outlast
 a token.
 """
 
@@ -50,7 +50,7 @@ class PasswordSource:
 
 @dataclass(slots=True)
 class KnownPassword:
-    """The state of one password in this process."""
+    """The state of a password in this process."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     last: str | None = None
@@ -60,13 +60,13 @@ class KnownPassword:
     expires_at: float = 0.0
     """On the monotonic clock, for the output of a command."""
     replacement: str | None = None
-    """A password that the url has got since the process began."""
+    """A new password of the url since the process began."""
     generation: int = 0
-    """How often an operator has had the password renewed to another one."""
+    """How often an operator has renewed the password to a different password."""
     command_seconds: float = 0.0
-    """The time that the command took when it ran last."""
+    """The duration of the last run of the command."""
     goes_first: bool = False
-    """Whether this login waits for no other one."""
+    """Whether this login waits for no other login."""
     file: Path | None = None
     """A file with the last output of the command, for tasks of jobs."""
 
@@ -77,7 +77,7 @@ class KnownPassword:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the command hung, or almost did, when it ran last."""
+        """Whether the last run of the command hung, or almost did."""
         return self.command_seconds >= COMMAND_SECONDS / 2
 
 
@@ -88,10 +88,10 @@ _known_lock: Final = threading.Lock()
 def known_password(url: str, source: PasswordSource | None) -> KnownPassword:
     """Return the state of the password for the server and role of *url*."""
     try:
-        given = parse_conninfo(url)
+        parameters = parse_conninfo(url)
     except ValueError:
-        given = {}
-    key = source, tuple(given.get(name) for name in (*_VARIABLES, "service"))
+        parameters = {}
+    key = source, tuple(parameters.get(name) for name in (*_VARIABLES, "service"))
     with _known_lock:
         return _known.setdefault(key, KnownPassword())
 
@@ -103,24 +103,24 @@ def read_password_of(
 
     *abandoned*: see `run_secret_command`. Raises PasswordUnavailableError.
     """
-    known = known_password(url, source)
-    with known.lock:
+    state = known_password(url, source)
+    with state.lock:
         if source.file is not None:
-            known.last = _read_file(Path(source.file))
-        elif known.kept is None:
+            state.last = _read_file(Path(source.file))
+        elif state.kept is None:
             assert source.command is not None
             began = time.monotonic()
             try:
-                known.last = _run(source.command, url, abandoned)
+                state.last = _run(source.command, url, abandoned)
             finally:
-                known.command_seconds = time.monotonic() - began
-            known.expires_at = time.monotonic() + source.seconds
-            if known.file is not None:
-                _write_file(known.file, known.last)
-        assert known.last is not None
-        if known.renewed is None:
-            known.renewed = known.last
-        return known.last
+                state.command_seconds = time.monotonic() - began
+            state.expires_at = time.monotonic() + source.seconds
+            if state.file is not None:
+                _write_file(state.file, state.last)
+        assert state.last is not None
+        if state.renewed is None:
+            state.renewed = state.last
+        return state.last
 
 
 def _read_file(path: Path) -> str:
@@ -133,8 +133,10 @@ def _read_file(path: Path) -> str:
 
 
 def _run(command: str, url: str, abandoned: threading.Event | None) -> str:
-    given = parse_conninfo(url)
-    variables = {variable: given[name] for name, variable in _VARIABLES.items() if name in given}
+    parameters = parse_conninfo(url)
+    variables = {
+        variable: parameters[name] for name, variable in _VARIABLES.items() if name in parameters
+    }
     try:
         output = run_secret_command(command, variables, abandoned)
     except CommandError as exc:
@@ -167,27 +169,27 @@ def keep_in_file(url: str, source: PasswordSource) -> Path:
     Only this user can read the file. Raises OSError.
     """
     global _files  # the directory lives as long as the process
-    known = known_password(url, source)
-    with known.lock:
-        if known.file is None:
+    state = known_password(url, source)
+    with state.lock:
+        if state.file is None:
             with _known_lock:
                 if _files is None:
                     parent = Path(tempfile.gettempdir())
                     _files = OwnedDirectory(parent, "streamer-passwords-")
                     atexit.register(_files.close)
-                known.file = _files.path / str(next(_numbers))
-        if known.last is not None:
-            _write_file(known.file, known.last)
-    return known.file
+                state.file = _files.path / str(next(_numbers))
+        if state.last is not None:
+            _write_file(state.file, state.last)
+    return state.file
 
 
 def _write_file(path: Path, password: str) -> None:
-    """Replace the file at once: a task reads the old password or the new one.
+    """Replace the file at once: a task reads the old or the new password.
 
-    A disk without room ends no connection. The tasks then have the password of the job's start.
+    A full disk ends no connection. The tasks then have the password of the job's start.
     """
     with suppress(OSError):
-        if _files is not None and not path.parent.exists():  # a cleaner has removed it
+        if _files is not None and not path.parent.exists():  # a cleaner has removed the directory
             _files.make_again()
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -196,27 +198,27 @@ def _write_file(path: Path, password: str) -> None:
 
 
 def write_job_url(
-    url: str, password: str, source: PasswordSource | None, kept: Path | None = None
+    url: str, password: str, source: PasswordSource | None, kept_file: Path | None = None
 ) -> str:
     """Return a secret text for the file of a Spark job, which `open_job_url` reads.
 
-    It has the password of now, and the file of the next ones: that of *source*, or *kept* (see
-    `keep_in_file`). It names no command: a process that could change the job's file would choose a
-    program for this user.
+    The text has the current password, and the file of later passwords: that of *source*, or
+    *kept_file* (see `keep_in_file`). No command is in the text: a process that could change the
+    job's file would choose a program for this user.
     """
     now = add_password(url, password)
     if source is None:
         return now
     job: dict[str, Any] = {"url": url, "now": now, "file": source.file, "kept": None}
-    if kept is not None:
-        job |= {"kept": str(kept), "seconds": source.seconds}
+    if kept_file is not None:
+        job |= {"kept": str(kept_file), "seconds": source.seconds}
     return json.dumps(job)
 
 
 def open_job_url(text: str) -> str:
-    """Return the connection string of a job with the password that is current now.
+    """Return the connection string of a job with the current password.
 
-    A worker of a cluster that has neither file nor command takes the password of the job's start.
+    A worker of a cluster without file and command uses the password of the job's start.
     """
     if not text.startswith("{"):
         return text

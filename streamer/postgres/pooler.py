@@ -1,9 +1,9 @@
 """Poolers between streamer and a server.
 
-A pooler in session mode does no harm. One in transaction mode gives each transaction a session of
-any client, and streamer's settings, locks, temporary tables and prepared statements belong to a
-session. A pooler has process numbers of its own, which tells that there is one. The mode shows when
-another connection gets the session of one that stands.
+A pooler in session mode does no harm. In transaction mode, a pooler gives each transaction a
+session of any client. But streamer's settings, locks, temporary tables and prepared statements
+belong to a session. A pooler has its own process numbers, which reveal the pooler. The mode shows
+when a second connection gets the session of an open connection.
 """
 
 import re
@@ -28,25 +28,25 @@ Ask = Callable[[str], Awaitable[Any]]
 
 
 def is_lost_statement(state: str, message: str) -> bool:
-    """Whether a driver's own prepared statement is missing, or is there from another client."""
+    """Whether a driver's prepared statement is missing, or belongs to a different client."""
     return state in ("42P05", "26000") and _OF_DRIVER.search(message) is not None
 
 
 def may_share(url: Secret, number: int, pid: int) -> bool:
-    """Whether to ask for the mode of a pooler at *url*. A direct connection has the *number* of its
+    """Whether to check the mode of a pooler at *url*. A direct connection has the *number* of its
     server's process.
     """
     return number != pid and url not in _keeping
 
 
-async def shares_sessions(url: Secret, pid: int, ask: Ask, other: Ask, begin: Ask) -> bool:
+async def shares_sessions(url: Secret, pid: int, ask: Ask, ask_second: Ask, begin: Ask) -> bool:
     """Whether a pooler at *url* gives sessions away between two transactions.
 
-    *ask* returns the value of a query over the connection whose process was *pid*. *other* and
-    *begin* run statements over another connection.
+    *ask* returns the value of a query over the connection whose process was *pid*. *ask_second* and
+    *begin* run statements over a second connection.
     """
     await begin("begin")
-    if await other(PID_SQL) == pid or await ask(PID_SQL) != pid:
+    if await ask_second(PID_SQL) == pid or await ask(PID_SQL) != pid:
         return True
     _keeping.add(url)
     return False

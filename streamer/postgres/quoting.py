@@ -49,8 +49,8 @@ _CONTROL: Final = re.compile(r"[\x01-\x1f\x7f]")
 def without_line_breaks(sql: str) -> str:
     """Return *sql* with escapes for control characters in names and string constants.
 
-    Such a name could otherwise look like a line of its own where *sql* is printed. The bodies of
-    streamer's functions stay as they are.
+    Otherwise such a name could look like a separate line where *sql* is printed. The bodies of
+    streamer's functions stay unchanged.
     """
 
     def escaped(token: re.Match[str]) -> str:

@@ -1,15 +1,15 @@
 """Errors for readers without the right to see the values of rows. Pure.
 
 PostgreSQL puts values into its messages, and a value may hold any character. No pattern can tell
-where a value ends and other text begins. Therefore hints, which contain only names of the catalog,
-travel apart from messages. A message loses everything from its first value to the last character
-that can end one.
+where a value ends and further text begins. Therefore hints, which contain only names of the
+catalog, travel apart from messages. A message loses the text from its first value to the last
+character that can end a value.
 
-A message that this program does not recognize (from a trigger, or in another language than English)
-may hold values anywhere. `quoted_unless_known` puts such a message between quotation marks.
-`hide_values` then treats all of it as a value.
+A message that this program does not recognize (from a trigger, or not in English) may hold values
+anywhere. `quoted_unless_known` puts such a message between quotation marks. `hide_values` then
+hides the whole quotation as a value.
 
-An SQLSTATE alone does not tell. Functions raise any of them, and the input of some types reports
+An SQLSTATE alone is no proof. Functions raise any SQLSTATE, and the input of some types reports
 values as syntax errors (tsquery, jsonpath) or as missing objects (regclass). The server names its
 place in both cases, as context.
 """
@@ -19,7 +19,7 @@ from typing import Final
 
 from streamer.postgres.sqlstate import is_row_specific
 
-# A syntax error quotes its text, and an internal error may quote anything.
+# A syntax error quotes its text, and an internal error may quote any text.
 _QUOTING: Final = ("42601", "XX")
 
 _NAME: Final = r'"[^"]*"'
@@ -61,13 +61,13 @@ _KNOWN: Final = tuple(
             r"the (?:filter|expression of .+) needs an unchanged value that was not sent; run at"
             r" the source: alter table .+ replica identity full, and then resync the table"
         ),
-        # The value comes last, or only words of PostgreSQL follow it.
+        # The value comes last, or only words of PostgreSQL follow the value.
         rf'invalid input syntax for type {_TYPE}: ".*"',
         r'(?:date/time|interval) field value out of range: ".*"',
         rf'invalid input value for enum {_TYPE}: ".*"',
         r'malformed (?:array|record|range|multirange) literal: ".*"',
         rf'value ".*" is out of range for type {_TYPE}',
-        # The state of the server, whichever row was at hand.
+        # The state of the server, for any row.
         r"deadlock detected",
         r"canceling statement due to [a-z ]+",
         r"terminating connection due to [a-z ]+",
@@ -90,7 +90,7 @@ def _may_hold_values(state: str) -> bool:
 
 
 def quoted_unless_known(message: str, state: str | None, context: str | None) -> str:
-    """Return a server's *message* with SQLSTATE *state* as it is, or as one quotation.
+    """Return a server's *message* with SQLSTATE *state* unchanged, or as a single quotation.
 
     *context*: the server's description of the place. Only a statement that begins, or that waits,
     has none.
@@ -108,18 +108,18 @@ _ENDINGS: Final = {"(": ")", '"': '"'}
 
 
 def hide_values(message: str) -> str:
-    """Return *message* without the values of rows that it holds. A hint must not be part of it.
+    """Return *message* without the values of rows. A hint must not be part of *message*.
 
-    A value that has no end, because a driver reports the first line only, goes to the last
+    A value without an end, because a driver reports the first line only, extends to the last
     character.
     """
-    found = _OPENING.search(message)
-    if found is None:
+    match = _OPENING.search(message)
+    if match is None:
         return message
-    opening = message[: found.end()]
-    end = message.rfind(_ENDINGS.get(opening[-1], ""), found.end())
-    # The values of a key can follow a quotation, and their end lies then behind its end.
+    opening = message[: match.end()]
+    end = message.rfind(_ENDINGS.get(opening[-1], ""), match.end())
+    # The values of a key can follow a quotation, and then end behind it.
     key = message.rfind(")")
-    if opening[-1] == '"' and ")=(" in message[found.end() :]:
+    if opening[-1] == '"' and ")=(" in message[match.end() :]:
         end = max(end, key)
     return f"{opening}…{message[end:] if end >= 0 else ''}"

@@ -1,9 +1,9 @@
 """SQL that runs an operator's script inside a transaction of streamer's.
 
 The script is the argument of EXECUTE in a block of PL/pgSQL. So the server itself rejects BEGIN,
-COMMIT and ROLLBACK in it, before they run, and the statements of a script take effect together.
-The commands that no transaction can contain (VACUUM, CREATE INDEX CONCURRENTLY) fail for the same
-reason. Pure.
+COMMIT and ROLLBACK in the script, before they run, and the statements of a script take effect
+together. Commands that no transaction can contain (VACUUM, CREATE INDEX CONCURRENTLY) also fail.
+Pure.
 """
 
 from typing import Final
@@ -21,14 +21,14 @@ where pg_catalog.lower(s.name) = any (array[{names}]) and s.setting <> s.reset_v
   and (s.context <> 'superuser' or pg_catalog.current_setting('is_superuser') = 'on'
        or s.name = 'session_replication_role')
 """
-# The script may have changed what the statements behind it, and COMMIT, rely on.
+# The script may have changed settings that later statements and COMMIT rely on.
 AFTER_SCRIPT_SQL: Final = "set local search_path to ''; set constraints all immediate"
 
 
 def script_sql(script: str) -> str:
     """Return statements that run *script* under the settings of its role and database.
 
-    They are for a transaction that is open. `AFTER_SCRIPT_SQL` has to follow.
+    The statements need an open transaction. `AFTER_SCRIPT_SQL` has to follow.
     """
     names = ", ".join(f"'{name.lower()}'" for name in _SETTINGS if name not in _KEPT)
     block = f"begin execute {quote_literal(script)}; end"

@@ -10,7 +10,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """Return the secret itself; for handing to a driver, nothing else."""
+        """Return the secret itself; only for handing it to a driver."""
         return self._value
 
     def __repr__(self) -> str:

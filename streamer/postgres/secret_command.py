@@ -29,7 +29,7 @@ def run_secret_command(
 ) -> bytes:
     """Return the output of a command, which runs without a shell. Blocks.
 
-    *variables*: of its environment, beside streamer's own. *abandoned*: set by a caller that no
+    *variables*: of the environment, beside streamer's own. *abandoned*: set by a caller that no
     longer waits. The output has at most one byte more than `OUTPUT_BYTES_MAX`. Raises CommandError.
     """
     try:
@@ -37,7 +37,7 @@ def run_secret_command(
             shlex.split(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # its messages may repeat a secret
+            stderr=subprocess.DEVNULL,  # error messages may repeat a secret
             env=os.environ | variables,
             start_new_session=True,
         )
@@ -48,7 +48,7 @@ def run_secret_command(
             output = _read_output(process, abandoned)
         finally:
             # A child can hold the output open, or wait at a prompt. The process is not reaped yet,
-            # so no other group can have its number.
+            # so no different group can have the number.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
     if len(output) <= OUTPUT_BYTES_MAX and process.returncode != 0:

@@ -2,7 +2,8 @@
 
 A value must read the same under any setting of server, database or role. Two sides that print
 dates, intervals, floats or bytes differently would write different data. A role's timeouts must not
-end a long copy or a held transaction. They leave out settings that an older server lacks. Pure.
+end a long copy or a held transaction. Connections leave out settings that an older server lacks.
+Pure.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ TEXT_FORMAT: Final[dict[str, str]] = {
     "array_nulls": "on",
     "standard_conforming_strings": "on",
     "transform_null_equals": "off",
-    # Expressions of rules may depend on these.
+    # Expressions of rules may depend on these settings.
     "lc_numeric": "C",
     "lc_time": "C",
     # Masking reads messages in English. Only a superuser may set this.
@@ -52,13 +53,15 @@ KEEPALIVES: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""TCP settings of our ends of connections, by libpq's names: seconds, but for ``tcp_user_timeout``.
+"""TCP settings of our ends of connections, by libpq's names: in seconds, except
+``tcp_user_timeout``.
 
-They detect a peer that vanished within about a minute. A connection string may say otherwise.
+The settings detect a peer that vanished within about a minute. A connection string may override
+them.
 """
 
-# The same for the server's end. By default a server keeps the session of a client that vanished,
-# and its locks, for two hours.
+# For the server's end. By default a server keeps the session of a client that vanished, and its
+# locks, for two hours.
 LIVENESS: Final[dict[str, str]] = {
     name if name.startswith("tcp_") else f"tcp_{name}": str(value)
     for name, value in KEEPALIVES.items()
@@ -69,7 +72,7 @@ INDEX_MEMORY_MB: Final = 512
 
 
 def memory_sql(setting: str, megabytes: int, *, is_local: bool) -> str:
-    """Return SQL that raises a memory setting to *megabytes*, unless it is higher. Pure."""
+    """Return SQL that raises a memory setting to *megabytes*, unless already higher. Pure."""
     return f"""
 select case when pg_catalog.pg_size_bytes(m.setting) < {megabytes} * 1048576::bigint
             then pg_catalog.set_config('{setting}', '{megabytes}MB', {str(is_local).lower()}) end
@@ -82,7 +85,7 @@ SUPERUSER: Final = frozenset({"lc_messages"})
 
 PINNED: Final = TEXT_FORMAT | TRANSACTION | LIVENESS
 
-# SET looks up neither a function nor an operator. So no function that a stranger put into the
+# SET searches neither a function nor an operator. So no function that a stranger put into the
 # role's search_path runs as this role. Every later statement finds names in pg_catalog only.
 HIDE_SCHEMAS_SQL: Final = "set search_path to ''"
 
@@ -92,10 +95,10 @@ _SINCE: Final = {
     "idle_session_timeout": 14_00_00,
     "transaction_timeout": 17_00_00,
 }
-"""The server_version_num with which a pinned setting came."""
+"""The server_version_num that introduced a pinned setting."""
 
-# For a server or a role that is not known. The view pg_settings would tell, but it computes all of
-# some 400 settings, which takes longer than the rest of a connection.
+# For an unknown server or role. The view pg_settings would tell, but computes all of some 400
+# settings, which takes longer than the remaining steps of a connection.
 _PIN_IF_POSSIBLE_SQL: Final = """
 select pg_catalog.set_config(p.name, p.value, false)
 from unnest(array[{names}], array[{values}]) as p (name, value)
@@ -104,8 +107,8 @@ and (p.name not in ({superuser}) or pg_catalog.current_setting('is_superuser') =
 """
 
 APPLY: Final[dict[str, str]] = {
-    # A staging table has no statistics; without these PostgreSQL reads the whole target for each
-    # batch.
+    # A staging table has no statistics; without these settings PostgreSQL reads the whole target
+    # for each batch.
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
@@ -119,12 +122,12 @@ def pin_sql(
 ) -> str:
     """Return statements without parameters that pin *settings*: the first of every connection.
 
-    They are one simple query, and PostgreSQL analyses each statement after the one before it has
-    run. A walsender takes them too. The values are constants of this module.
+    The statements are a single simple query, and PostgreSQL analyses each statement after the
+    former has run. A walsender accepts them, too. The values are constants of this module.
 
     *version*: server_version_num. *is_superuser*: the parameter that the server reports at the
-    start of a session; a pooler may leave it out. Without them the server looks for the settings
-    that it may lack, or that the role may not set. SET takes a third of the server's time.
+    start of a session; a pooler may leave it out. Without these arguments the server checks the
+    settings that it may lack, or that the role may not set. SET takes a third of the server's time.
     """
     sets, unsure = [HIDE_SCHEMAS_SQL], {}
     for name, value in settings.items():

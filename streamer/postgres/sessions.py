@@ -1,6 +1,6 @@
-"""The sessions that hold others up, in one query and one form of words for both servers.
+"""The sessions that block a session, in a common query and common words for both servers.
 
-The SQL has no percent sign, so that both drivers take it.
+The SQL has no percent sign, so that both drivers accept it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ END_OWN_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
 where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
 """
-"""Ends a session of ours by its pid, if the pid is not a stranger's by now."""
+"""Ends a session of ours by its pid, unless the pid belongs to a stranger by now."""
 
 
 def session_sql(pid: str = "a.pid") -> str:
@@ -32,9 +32,9 @@ case a.wait_event when 'SyncRep'
 
 
 def blockers_sql(waiters: str) -> str:
-    """Return the query for the sessions that *waiters* wait for. Pure.
+    """Return the query for the sessions that block *waiters*. Pure.
 
-    *waiters*: a query for the pids of backends, and the subjects that these wait for.
+    *waiters*: a query for the pids of backends, and for the subjects that these backends serve.
     """
     return f"""
 select w.subject, pg_catalog.string_agg(distinct
@@ -56,7 +56,7 @@ class Blockers:
     pids: tuple[int, ...] = ()
 
     def wait_for(self, target: object) -> TableWait:
-        """Return the wait for their locks on the table *target* of the target."""
+        """Return the wait for the sessions' locks on the table *target* of the target."""
         sql = at_target(*(f"select pg_terminate_backend({pid})" for pid in self.pids))
         remedy = Remedy.of("let it end, or run at the target: ", sql) if self.pids else None
         return TableWait(f'a lock on target table "{target}": {self.sessions}', remedy)

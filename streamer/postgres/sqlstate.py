@@ -1,8 +1,8 @@
 """The meaning of each SQLSTATE, for both servers and both drivers. PostgreSQL docs, Appendix A.
 
-It tells whether the error is transient, and whether the values of a row caused it. Callers treat
-some states separately (a slot in use, a missing slot, a constraint), where they translate a
-driver's errors. Pure.
+The meaning tells whether the error is transient, and whether the values of a row caused the error.
+Callers treat some states separately (a slot in use, a missing slot, a constraint), where they
+translate a driver's errors. Pure.
 """
 
 import enum
@@ -16,15 +16,15 @@ class Meaning(enum.Enum):
     LOST = "lost"
     """The session has ended, or could not begin: connect again."""
     BUSY = "busy"
-    """The statement may succeed later as it is."""
+    """The statement may succeed unchanged later."""
     REJECTED = "rejected"
     """Role, password, database or a privilege."""
     SCHEMA = "schema"
-    """A relation, column, type or function is missing or is another one."""
+    """A relation, column, type or function is missing or has changed."""
     VALUE = "value"
     """A value that the type cannot hold."""
     CONFLICT = "conflict"
-    """A constraint, or an exception from a trigger or from one of our blocks."""
+    """A constraint, or an exception from a trigger or from a block of ours."""
     OTHER = "other"
 
 
@@ -45,20 +45,21 @@ _MEANINGS: Final[dict[str, Meaning]] = {
     "55P03": Meaning.BUSY,  # lock_not_available
     "57": Meaning.LOST,  # shutdown, or a backend that crashed
     "57014": Meaning.BUSY,  # query_canceled
-    "58": Meaning.BUSY,  # io_error and others of the operating system
+    "58": Meaning.BUSY,  # io_error and further errors of the operating system
     "P0": Meaning.CONFLICT,
 }
 
 PRIVILEGE_HINT: Final = "grant the role the missing privilege, or make it the owner"
-"""The remedy of 42501, where nothing tells the statement."""
+"""The remedy of 42501 for an unknown statement."""
 
 _CATALOG_RACE: Final = re.compile(
     r"could not map filen(umber|ode) |could not open relation with OID |cache lookup failed for "
     r"|could not find .* for relation |tuple concurrently (updated|deleted)$"
 )
-"""Internal errors (XX000) of a session that looks up an object while another one changes, drops or
-rolls it back. A walsender raises the first for a table that a transaction in progress rewrote
-before it rolled back. PostgreSQL does not translate internal errors."""
+"""Internal errors (XX000) of a session that reads an object while a concurrent session changes,
+drops or rolls back the object. A walsender raises the first for a table that a transaction in
+progress rewrote before it rolled back. PostgreSQL does not translate internal errors.
+"""
 
 NOT_ROW_SPECIFIC: Final = (
     *("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42"),
@@ -89,7 +90,7 @@ def meaning(state: str, severity: str | None = None, message: str = "") -> Meani
     if is_catalog_race(state, message):
         return Meaning.BUSY
     if state == "08P01" and severity == "ERROR":
-        # The connection stands: a value in binary is shorter or longer than its type wants.
+        # The connection stands: a value in binary is shorter or longer than its type requires.
         return Meaning.VALUE
     return _MEANINGS.get(state) or _MEANINGS.get(state[:2], Meaning.OTHER)
 
@@ -100,12 +101,12 @@ def is_catalog_race(state: str, message: str) -> bool:
 
 
 def is_transient(state: str, severity: str | None = None, message: str = "") -> bool:
-    """Whether the same may succeed later, perhaps over another connection."""
+    """Whether a retry may succeed later, perhaps over a new connection."""
     return meaning(state, severity, message) in (Meaning.LOST, Meaning.BUSY)
 
 
 def is_row_specific(state: str) -> bool:
-    """Whether the values of one row are at fault."""
+    """Whether the values of a row are at fault."""
     return state[:2] not in NOT_ROW_SPECIFIC
 
 
@@ -117,7 +118,7 @@ _NAMES_DEPENDANTS: Final = frozenset({"2BP01", "0A000"})
 
 
 def dependants_of(state: str, detail: str | None) -> str | None:
-    """Return the objects that a change of a definition meets, as the server's *detail* has them."""
+    """Return the dependent objects of a changed definition, from the server's *detail*."""
     if state not in _NAMES_DEPENDANTS or not detail:
         return None
     return "; ".join(detail.splitlines())

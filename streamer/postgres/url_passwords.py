@@ -1,7 +1,7 @@
 """Finds the passwords in a connection string, so that callers can mask or replace them.
 
-The rest of the text stays as written, with its ``${NAME}`` references. A value that consists of
-references is no secret. Another module redacts log lines: `streamer.observability.logs`. Pure.
+The text around the passwords stays as written, with its ``${NAME}`` references. A value that
+consists of references is no secret. `streamer.observability.logs` redacts log lines. Pure.
 """
 
 import re
@@ -35,7 +35,7 @@ _WORD: Final = re.compile(r"\s*([^\s=]+)\s*=\s*('(?:[^'\\]|\\.)*'?|(?:[^\s\\]|\\
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A secret value in a text: which parameter's, and from where to where."""
+    """A secret value in a text: its parameter, start and end."""
 
     parameter: str
     start: int
@@ -47,13 +47,13 @@ class Span:
 
 def secret_spans(text: str) -> list[Span]:
     """Return the places of secret values in *text*, in order; references are not secret."""
-    found = _spans_of_uri(text) if _SCHEME.match(text) else _spans_of_words(text)
-    return [span for span in found if not _REFERENCES.fullmatch(span.of(text))]
+    spans = _spans_of_uri(text) if _SCHEME.match(text) else _spans_of_words(text)
+    return [span for span in spans if not _REFERENCES.fullmatch(span.of(text))]
 
 
 def _spans_of_uri(text: str) -> list[Span]:
-    # As libpq reads it: user and password end with the first @ before a /; parameters come after
-    # the first ?.
+    # As in libpq: user and password end with the first @ before a /; parameters come after the
+    # first ?.
     scheme = _SCHEME.match(text)
     assert scheme is not None
     begin = scheme.end()
@@ -61,13 +61,13 @@ def _spans_of_uri(text: str) -> list[Span]:
     end = begin
     while end < len(text) and text[end] not in "@/":
         end += 1
-    rest = begin
+    host_start = begin
     if end < len(text) and text[end] == "@":
         colon = text.find(":", begin, end)
         if colon >= 0:
             spans.append(Span("password", colon + 1, end))
-        rest = end + 1
-    query = text.find("?", rest)
+        host_start = end + 1
+    query = text.find("?", host_start)
     position = query + 1 if query >= 0 else len(text)
     while position < len(text):
         stop = text.find("&", position)
@@ -119,15 +119,15 @@ def mask(text: str) -> str:
 
 
 def has_mask(text: str) -> bool:
-    """Whether a password in *text* stands for the stored one."""
+    """Whether *text* has a mask in place of a stored password."""
     return text == MASK or any(span.of(text) == MASK for span in secret_spans(text))
 
 
 def fill_masks(text: str, stored: str) -> str:
-    """Return *text* with the passwords of *stored* in the places of ``***``.
+    """Return *text* with the passwords of *stored* in place of ``***``.
 
-    Raises ValueError if there is no such password, or if *text* names another server. An editor of
-    a url must not learn its password by sending it to another server.
+    Raises ValueError without such a password, or if *text* names a different server. An editor of a
+    url must not learn its password by sending it to a different server.
     """
     if text == mask(stored):
         return stored
@@ -140,7 +140,8 @@ def fill_masks(text: str, stored: str) -> str:
             return span.of(text)
         if span.parameter not in passwords:
             raise ValueError(f"*** stands for a stored {span.parameter}, and there is none")
-        if bool(_SCHEME.match(text)) != bool(_SCHEME.match(stored)):  # each escapes in its own way
+        # each form has its own escapes
+        if bool(_SCHEME.match(text)) != bool(_SCHEME.match(stored)):
             raise ValueError("the form of the url changes, so enter the password again")
         return passwords[span.parameter]
 
@@ -148,11 +149,11 @@ def fill_masks(text: str, stored: str) -> str:
 
 
 def with_password(text: str, password: str) -> str:
-    """Return *text* with *password* put in, in place of one that is there."""
+    """Return *text* with *password*, which replaces an existing password."""
     is_uri = _SCHEME.match(text) is not None
     written = password if _REFERENCES.fullmatch(password) else _quoted(password, is_uri=is_uri)
-    found = _spans_of_uri(text) if is_uri else _spans_of_words(text)
-    spans = [span for span in found if span.parameter == "password"]
+    secrets = _spans_of_uri(text) if is_uri else _spans_of_words(text)
+    spans = [span for span in secrets if span.parameter == "password"]
     if spans:
         first = spans[0]
         start, end = first.start, first.end
@@ -181,12 +182,12 @@ _PLACE: Final = ("host", "hostaddr", "port", "user", "dbname", "service", "servi
 
 
 def without_references(text: str) -> str:
-    """Return *text* with something in place of references that fits everywhere, also as a port."""
+    """Return *text* with a neutral value in place of references, valid even as a port."""
     return _REFERENCE.sub(_NEUTRAL, text)
 
 
 def names_outside_secrets(text: str) -> list[str]:
-    """Return the variables that stand for something else than a secret in a connection string."""
+    """Return the variables in a connection string that do not stand for a secret."""
     spans = _spans_of_uri(text) if _SCHEME.match(text) else _spans_of_words(text)
     return [
         match[1]
@@ -196,13 +197,13 @@ def names_outside_secrets(text: str) -> list[str]:
 
 
 def _place(text: str) -> dict[str, str]:
-    # References stay apart from each other: another variable may be another host.
+    # References stay distinct: a different variable may be a different host.
     numbered = _REFERENCE.sub(lambda match: str(int.from_bytes(match[1].encode())), text)
     try:
-        given = parse_conninfo(numbered)
+        parameters = parse_conninfo(numbered)
     except ValueError:
         return {"text": text}
-    return {name: given[name] for name in _PLACE if name in given}
+    return {name: parameters[name] for name in _PLACE if name in parameters}
 
 
 def check_url(text: str) -> None:
@@ -216,5 +217,5 @@ def check_url(text: str) -> None:
     if not text.strip():
         raise ValueError("empty")
     if _REFERENCES.fullmatch(text.strip()):
-        return  # a variable may hold all of it
+        return  # a variable may hold the whole url
     parse_conninfo(without_references(text).replace("$${", "${"))

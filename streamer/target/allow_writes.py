@@ -19,9 +19,9 @@ where d.datname = pg_catalog.current_database()
 
 
 async def allow_writes(connection: TargetConnection) -> bool:
-    """Take back the setting that makes later sessions of the database read-only, if it has that.
+    """Remove the setting that makes later sessions of the database read-only, if set.
 
-    Return whether it had. Raises TargetError.
+    Return whether it was set. Raises TargetError.
     """
     rows = await connection.fetch(_READ_SQL)
     if not rows:
@@ -31,7 +31,7 @@ async def allow_writes(connection: TargetConnection) -> bool:
 
 
 async def find_obstacles(connection: TargetConnection) -> list[tuple[str, Remedy]]:
-    """Return why the role may not take that setting back, with the SQL. Raises TargetError."""
+    """Return why the role may not remove that setting, with the SQL. Raises TargetError."""
     problems = []
     for row in await connection.fetch(_READ_SQL):
         if not row["may_alter"]:

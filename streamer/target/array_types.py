@@ -1,4 +1,4 @@
-"""The types of arrays in our statements, so that the driver need not ask servers for them."""
+"""The types of arrays in our statements, so that the driver need not query servers for them."""
 
 from typing import Any, Final
 
@@ -11,8 +11,8 @@ OWN_ARRAYS: Final = {
     1022: ("float8", 701),
     1185: ("timestamptz", 1184),
 }
-"""Arrays in our statements, by OID: the name and OID of their element type. They are the same in
-every server (src/include/catalog/pg_type.dat).
+"""Arrays in our statements, by OID: the name and OID of their element type. Every server has the
+same OIDs (src/include/catalog/pg_type.dat).
 """
 
 

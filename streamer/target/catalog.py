@@ -1,4 +1,4 @@
-"""A relation in the target's catalogs, as far as applying changes depends on it."""
+"""A relation in the target's catalogs, as far as applying changes depends on the relation."""
 
 import json
 from collections import defaultdict
@@ -23,11 +23,10 @@ numeric is not among them: 1.0 equals 1.00.
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """A column of a target relation. ``type`` is written with its modifier and, if need be, its
-    schema.
+    """A column of a target relation. ``type``: with its modifier and, if need be, its schema.
 
-    ``base_type``: the same, with domains taken off. ``equality``: the operator that indexes of the
-    type use.
+    ``base_type``: the type without domains. ``equality``: the operator that indexes of the type
+    use.
     """
 
     name: str
@@ -43,9 +42,9 @@ class TargetColumn:
     plain_type: str = ""
     """``base_type`` without its modifier."""
     type_facts: str = ""
-    """OIDs of its type and collation, and its modifier, as ``streamer.require_facts`` has them."""
+    """OIDs of the type and collation, and the modifier, as ``streamer.require_facts`` has them."""
     collation: str = ""
-    """The quoted name of its collation if that is not deterministic: other texts may be equal."""
+    """The quoted name of a collation that is not deterministic: different texts may be equal."""
 
     @property
     def bytes_tell(self) -> bool:
@@ -54,24 +53,24 @@ class TargetColumn:
 
     @property
     def staged_type(self) -> str:
-        """The type for staged values, which compare as those of the column do."""
+        """The type for staged values, which compare like values of the column."""
         return f"{self.base_type} collate {self.collation}" if self.collation else self.base_type
 
 
 @dataclass(frozen=True, slots=True)
 class TargetRelation:
-    """A table of the target that rows are written to.
+    """A table of the target that receives rows.
 
     ``unique_keys``: the column sets of its valid, immediate, complete unique indexes over plain
-    columns, the primary key first. ``has_row_triggers``: triggers that fire even for replicated
-    changes (ENABLE REPLICA or ALWAYS), or rules that do. ``is_referenced``: a foreign key points
-    here, so TRUNCATE fails. ``delete_acts``: one of these changes rows of its table at a DELETE.
-    ``references``: OIDs of other tables that its foreign keys refer to.
-    ``sequences``: quoted names of the sequences that its columns own, those that the role may
-    restart. ``history_sequence``: the quoted name of the sequence of the identity column
-    ``kvsz_id``, if it counts by one and the role may use it. ``unlogged``: the tables, itself or
-    partitions, whose rows a crash of the server removes. ``facts``: a text of those facts that a
-    plan depends on beside its columns, as ``streamer.require_facts`` has it.
+    columns, the primary key first. ``has_row_triggers``: triggers or rules that fire even for
+    replicated changes (ENABLE REPLICA or ALWAYS). ``is_referenced``: a foreign key points to the
+    table, so TRUNCATE fails. ``delete_acts``: such a key changes rows of its table at a DELETE.
+    ``references``: OIDs of tables that the foreign keys refer to. ``sequences``: quoted names of
+    the sequences that the columns own and the role may restart. ``history_sequence``: the quoted
+    name of the sequence of the identity column ``kvsz_id``, if its increment is 1 and the role may
+    use it. ``unlogged``: the tables, itself or partitions, whose rows a crash of the server
+    removes. ``facts``: a text of the facts that a plan depends on beside the columns, as in
+    ``streamer.require_facts``.
     """
 
     oid: int
@@ -93,9 +92,9 @@ class TargetRelation:
 
     @property
     def rows(self) -> str:
-        """The table in statements about rows that are there, quoted.
+        """The table in statements about existing rows, quoted.
 
-        Tables that inherit from it are tables of their own, as they are at the source.
+        Tables that inherit from the table are separate tables, as at the source.
         """
         quoted = quote_qualified(self.name.namespace, self.name.name)
         return quoted if self.is_partitioned else f"only {quoted}"
@@ -105,7 +104,7 @@ class TargetRelation:
         return "sid" in self.columns
 
     def is_unique(self, columns: frozenset[str]) -> bool:
-        """Whether at most one row has given values in *columns*, and an index finds it."""
+        """Whether at most one row has given values in *columns*, and an index finds this row."""
         return any(columns >= set(key) for key in self.unique_keys)
 
 
@@ -123,7 +122,7 @@ pg_catalog.concat_ws(' ', c.relpersistence,
              and i.indpred is null and i.indexprs is null
            order by 1)::text)
 """
-"""The same as in ``streamer.require_facts``."""
+"""As in ``streamer.require_facts``."""
 
 _RELATION_SQL: Final = f"""
 select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
@@ -232,7 +231,7 @@ order by i.indisprimary desc, i.indexrelid
 
 
 async def read_kind(connection: "TargetConnection", name: RelationName) -> str | None:
-    """Return the relkind of an object that is no table; None if there is no such object."""
+    """Return the relkind of an object that is no table; None without such an object."""
     quoted = quote_qualified(name.namespace, name.name)
     kind = await connection.fetch_value(
         "select relkind::text from pg_catalog.pg_class where oid = pg_catalog.to_regclass($1)"
@@ -245,14 +244,14 @@ async def read_kind(connection: "TargetConnection", name: RelationName) -> str |
 async def read_relation(
     connection: "TargetConnection", name: RelationName
 ) -> TargetRelation | None:
-    """Read the definition of *name*; None if there is no such table."""
+    """Read the definition of *name*; None without such a table."""
     return (await read_relations(connection, [name])).get(name)
 
 
 async def read_relations(
     connection: "TargetConnection", names: Sequence[RelationName]
 ) -> dict[RelationName, TargetRelation]:
-    """Read the definitions of *names*, as far as there are such tables."""
+    """Read the definitions of existing tables among *names*."""
     if not names:
         return {}
     rows = await connection.fetch(
@@ -263,12 +262,12 @@ async def read_relations(
     oids = [row["oid"] for row in rows]
     columns = _by_relation(await connection.fetch(_COLUMNS_SQL, oids))
     indexes = _by_relation(await connection.fetch(_INDEXES_SQL, oids))
-    found = (_relation(dict(r), columns[r["oid"]], indexes[r["oid"]]) for r in rows)
-    return {relation.name: relation for relation in found}
+    relations = (_relation(dict(r), columns[r["oid"]], indexes[r["oid"]]) for r in rows)
+    return {relation.name: relation for relation in relations}
 
 
 def _by_relation(rows: "Iterable[Record]") -> dict[int, list[dict[str, Any]]]:
-    """Group rows by their ``relid``, which is left out."""
+    """Group rows by their ``relid``, which is removed."""
     groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         fields = dict(row)
@@ -332,11 +331,11 @@ where a.attrelid = $1::int8::oid and a.attname = any ($2::text[])
 async def read_partitions(
     connection: "TargetConnection", relation: TargetRelation
 ) -> tuple[Partition, ...]:
-    """Return a partitioned table and its partitions, parents first; nothing for a plain table."""
+    """Return a partitioned table and its partitions, parents first; empty for a plain table."""
     if not relation.is_partitioned:
         return ()
-    found = await connection.fetch_value(_PARTITIONS_SQL, relation.oid)
-    return tuple(Partition(**each) for each in json.loads(found or "[]"))
+    stored = await connection.fetch_value(_PARTITIONS_SQL, relation.oid)
+    return tuple(Partition(**item) for item in json.loads(stored or "[]"))
 
 
 async def read_collations(

@@ -1,12 +1,12 @@
-"""The right to write changes of one source, and the proof that a session has it.
+"""The right to write changes of a source, and the proof that a session has the right.
 
-The holder of a source's advisory lock stores a token in ``streamer.source``. Another session is on
-the same server if and only if it sees that token, and that lock held by that backend. A promoted
+The holder of a source's advisory lock stores a token in ``streamer.source``. A further session is
+on the same server if and only if it sees that token, and that lock held by that backend. A promoted
 standby may have the token, but never the lock; a restored server has neither. Any role can see
 both, on every version and on managed servers. That is not true of system identifier and timeline.
 
-A session that proves a claim takes a shared lock, by which it is known as a session of the process
-that made the claim. If that process freezes, another one ends these sessions
+A session that proves a claim takes a shared lock, which marks it as a session of the process that
+made the claim. If that process freezes, a different process ends these sessions
 (`streamer.progress.replicas`).
 """
 
@@ -16,7 +16,7 @@ from typing import Final
 
 LOCK_CLASS: Final = zlib.crc32(b"streamer.source")
 MEMBER_CLASS: Final = zlib.crc32(b"streamer.member")
-"""Shared locks of this class are those of sessions of one process; the other half of the key is the
+"""Shared locks of this class mark the sessions of a process; the second half of the key is the
 backend of its lock session.
 """
 
@@ -30,7 +30,7 @@ LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
 
 
 def signed(lock_class: int) -> int:
-    """Return a class as the functions of locks want it. Pure."""
+    """Return a class in the form that lock functions require. Pure."""
     return lock_class - (1 << 32) if lock_class >= 1 << 31 else lock_class
 
 
@@ -43,7 +43,7 @@ select pg_catalog.pg_try_advisory_lock_shared({signed(MEMBER_CLASS)}, $3::int4)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The lock and token of one attempt to stream a source."""
+    """The lock and token of an attempt to stream a source."""
 
     source_id: int
     token: str

@@ -1,6 +1,6 @@
 """Connections to the target: a typed interface to asyncpg, and the translation of its errors.
 
-Only this module imports asyncpg. A target's url may be anything that libpq takes. The module
+Only this module imports asyncpg. A target's url may be any url that libpq accepts. The module
 rejects the few parameters that asyncpg cannot honor by name, and ignores none.
 """
 
@@ -67,11 +67,11 @@ log = structlog.get_logger()
 
 CONNECT_SECONDS: Final = 10.0
 FENCED_STATE: Final = "STR01"
-"""SQLSTATE of ``streamer.set_progress``: the stored progress is another than it was told. The
-error's detail has the ids of the relations concerned.
+"""SQLSTATE of ``streamer.set_progress``: the stored progress differs from the expected progress.
+The error's detail has the ids of the relations concerned.
 """
 CHANGED_STATE: Final = "STR02"
-"""SQLSTATE of ``streamer.require_facts``: the table is another one than it was planned for."""
+"""SQLSTATE of ``streamer.require_facts``: the table differs from the planned table."""
 
 # Parameters that asyncpg reads from a connection URI as libpq does.
 _PASSED: Final = frozenset(
@@ -100,7 +100,7 @@ _PASSED: Final = frozenset(
         "options",
     ]
 )
-# Parameters whose listed values ask for nothing that asyncpg does not do anyway.
+# Parameters whose listed values are asyncpg's behaviour anyway.
 _HARMLESS: Final[dict[str, frozenset[str]]] = {
     "channel_binding": frozenset({"disable", "prefer"}),
     "gssencmode": frozenset({"disable", "prefer"}),
@@ -124,57 +124,57 @@ _OTHERS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TargetAddress:
-    """Where and how to connect: a libpq connection string translated for asyncpg.
+    """The target's address: a libpq connection string translated for asyncpg.
 
-    With a *claim*, a connection has to reach the server of that claim. *url*: as configured; it
-    has the current password.
+    With a *claim*, a connection has to reach the server of that claim. *url*: as configured, with
+    the current password.
     """
 
     dsn: Secret
-    """That of the first host."""
+    """For the first host."""
     url: Secret
     connect_seconds: float
     socket_options: dict[str, int] = field(default_factory=dict)
     claim: Claim | None = None
     further_dsns: tuple[Secret, ...] = ()
-    """Those of the other hosts, in the order of the url."""
+    """For the further hosts, in the order of the url."""
 
     @classmethod
     def parse(cls, url: Secret) -> "TargetAddress":
         """Translate *url*; raises SettingsError for a parameter that asyncpg cannot honor."""
         try:
-            given = parse_conninfo(url.reveal())
-            hosts = several_hosts(given)
+            stated = parse_conninfo(url.reveal())
+            hosts = several_hosts(stated)
         except ValueError as exc:
             raise SettingsError(f"target.url: {exc}") from None
-        for port in filter(None, given.get("port", "").split(",")):
+        for port in filter(None, stated.get("port", "").split(",")):
             if not port.isdecimal() or not 0 < int(port) < 65536:
                 raise SettingsError(f'target.url: "{port}" is not a port')
-        for name, value in given.items():
+        for name, value in stated.items():
             if name not in _PASSED and name not in _OTHERS and value not in _HARMLESS.get(name, ()):
                 raise SettingsError(
                     f'target.url: parameter "{name}" is not supported for the target',
                     hint="leave it out; sources take every libpq parameter",
                 )
-        attributes = given.get("target_session_attrs", "any")
+        attributes = stated.get("target_session_attrs", "any")
         if attributes not in _WRITABLE:
             raise SettingsError(
                 f"target.url: target_session_attrs={attributes} leads to a server that accepts no "
                 "writes",
                 hint="write target_session_attrs=read-write",
             )
-        parameters = {k: v for k, v in given.items() if k in _PASSED}
-        if "fallback_application_name" in given:
-            parameters.setdefault("application_name", given["fallback_application_name"])
-        timeout = float(given.get("connect_timeout", CONNECT_SECONDS)) or CONNECT_SECONDS
-        sockets = {k: int(v) for k, v in given.items() if k in _SOCKET or k == "tcp_user_timeout"}
+        parameters = {k: v for k, v in stated.items() if k in _PASSED}
+        if "fallback_application_name" in stated:
+            parameters.setdefault("application_name", stated["fallback_application_name"])
+        timeout = float(stated.get("connect_timeout", CONNECT_SECONDS)) or CONNECT_SECONDS
+        sockets = {k: int(v) for k, v in stated.items() if k in _SOCKET or k == "tcp_user_timeout"}
         # asyncpg limits the time for all hosts together, and takes the first refusal as final. A
         # machine that vanished, or a server that starts up, would hide its standby.
         of_hosts = [{"host": host, "port": port} for host, port in hosts] or [{}]
-        first, *others = (
+        first, *further = (
             Secret(f"postgresql://?{urlencode(parameters | of_host)}") for of_host in of_hosts
         )
-        return cls(first, url, timeout, sockets, further_dsns=tuple(others))
+        return cls(first, url, timeout, sockets, further_dsns=tuple(further))
 
 
 def translate(error: BaseException) -> StreamerError:
@@ -184,7 +184,7 @@ def translate(error: BaseException) -> StreamerError:
     # A block of PL/pgSQL has empty texts for an error without column or constraint.
     translated.column = getattr(error, "column_name", None) or None
     translated.constraint = getattr(error, "constraint_name", None) or None
-    # Our ordered block puts the key of the change here, which a server's hint never looks like.
+    # Our ordered block puts the key of the change here; no hint of a server looks like that.
     hint = getattr(error, "hint", None)
     translated.key = hint if hint is not None and hint.startswith("Key (") else None
     staged = _COPY_COLUMN.search(getattr(error, "context", None) or "")
@@ -199,7 +199,7 @@ _COPY_COLUMN: Final = re.compile(
 
 
 def _change_number(error: BaseException) -> int | None:
-    """Which staged row an error is about: our ordered block and COPY itself both tell."""
+    """Return the number of the staged row in an error, from our ordered block or from COPY."""
     sequence = getattr(error, "data_type_name", None)
     if sequence and sequence.isdigit():
         return int(sequence)
@@ -210,7 +210,7 @@ def _change_number(error: BaseException) -> int | None:
 def _translate(error: BaseException) -> StreamerError:
     state = getattr(error, "sqlstate", None)
     if not isinstance(error, asyncpg.PostgresError) or state is None:
-        # asyncpg reports an internal error when another operation lost the connection.
+        # asyncpg reports an internal error when a concurrent operation lost the connection.
         if isinstance(
             error, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError
         ):
@@ -225,7 +225,7 @@ def _translate(error: BaseException) -> StreamerError:
         return TargetFencedError(f"target: {first_line(error)}", relations=list(map(int, ids)))
     if pooler.is_lost_statement(state, first_line(error)):
         return TargetRejectedError(f"target: {pooler.POOLED}", hint=pooler.HINT)
-    # The server's own word for a prepared statement whose result is of other types by now.
+    # The server's own error for a prepared statement whose result types have changed.
     if state == CHANGED_STATE or isinstance(error, asyncpg.InvalidCachedStatementError):
         return TargetSchemaError(f"target: {first_line(error)}")
     context = getattr(error, "context", None)
@@ -257,14 +257,14 @@ def _translate(error: BaseException) -> StreamerError:
 
 def _conflict(error: asyncpg.PostgresError, state: str, message: str) -> ConflictError:
     detail = getattr(error, "detail", None)
-    # "Key (id)=(5) already exists." names the row to look at; other details show whole rows.
+    # "Key (id)=(5) already exists." names the row in question; other details show whole rows.
     if detail and detail.startswith("Key ("):
         message = f"{message}: {detail.rstrip('.')}"
     return ConflictError(message, kind=CONFLICT_KINDS.get(state, "constraint"))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a driver's message: the rest is context that may show values."""
+    """Return the first line of a driver's message: later lines are context that may show values."""
     if isinstance(error, TimeoutError) and not str(error):
         return "timed out"
     if isinstance(error, OSError) and error.strerror:
@@ -278,26 +278,26 @@ _CALL_FAILED: Final = re.compile(r"Connect call failed \('([^']+)', (\d+)(?:, \d
 
 
 def _as_libpq(error: OSError) -> str | None:
-    """Return the message of a failed connection as libpq has it; None for another error."""
-    found = _CALL_FAILED.fullmatch(error.strerror or "")
-    if found is None or error.errno is None:
+    """Return the message of a failed connection in libpq's words; None for any other error."""
+    match = _CALL_FAILED.fullmatch(error.strerror or "")
+    if match is None or error.errno is None:
         return None
-    host, port = found.groups()
+    host, port = match.groups()
     reason = os.strerror(error.errno)
     return f'connection to server at "{host}", port {port} failed: {reason}'
 
 
 class _TLSUpgrade(connect_utils.TLSUpgradeProto):  # type: ignore[misc]
-    """asyncpg's question for TLS, with an answer that no task need await.
+    """asyncpg's TLS request, with an answer that no task need await.
 
-    A connection attempt that is cancelled or times out before the question is sent leaves a future
-    with the error of the lost connection. Without a reader, asyncio logs that as unretrieved.
+    A connection attempt that is cancelled or times out before the request is sent leaves a future
+    with the error of the lost connection. Without a reader, asyncio logs that error as unretrieved.
     """
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if not self.on_data.cancelled():
-            self.on_data.exception()  # counts as read; an awaiting task still gets it
+            self.on_data.exception()  # counts as read; an awaiting task still gets the error
 
 
 connect_utils.TLSUpgradeProto = _TLSUpgrade
@@ -324,8 +324,9 @@ Record = Mapping[str, Any]
 
 
 class _Introspected(NamedTuple):
-    """In place of the statement that the driver has introspected types with. The driver prepares
-    the user's statement again unless that had a name.
+    """Replaces the statement of the driver's type introspection.
+
+    The driver prepares the user's statement again unless the replaced statement had a name.
     """
 
     name: str = "none"
@@ -345,7 +346,7 @@ class _DriverConnection(asyncpg.Connection):  # type: ignore[misc]
 
 
 class TargetConnection:
-    """One connection to the target, with settings pinned. One task at a time may use it."""
+    """A connection to the target, with pinned settings, for a single task at a time."""
 
     def __init__(self, connection: "asyncpg.Connection", address: TargetAddress) -> None:
         self._connection = connection
@@ -353,7 +354,7 @@ class TargetConnection:
         self._has_origin = False
         self._is_lost = False
         self.checks_foreign_keys = True
-        """Whether the server checks foreign keys for rows written here."""
+        """Whether the server checks foreign keys for rows of this session."""
         self._proven: dict[int, Claim] = {}
         self._url = address.url
         self._password_generation = password_generation(address.url)
@@ -402,17 +403,19 @@ class TargetConnection:
         dsn, pid, raw = address.dsn, self.backend_pid, self._connection
         if not pooler.may_share(dsn, int(raw.get_server_pid()), pid):
             return
-        other = await _log_in(address, {})
+        second = await _log_in(address, {})
         try:
-            if await pooler.shares_sessions(dsn, pid, raw.fetchval, other.fetchval, other.execute):
+            if await pooler.shares_sessions(
+                dsn, pid, raw.fetchval, second.fetchval, second.execute
+            ):
                 raise TargetRejectedError(f"target: {pooler.POOLED}", hint=pooler.HINT)
         finally:
-            other.terminate()
+            second.terminate()
 
     async def prove(self, claim: Claim, *, again: bool = False) -> None:
         """Make sure that this session is on the server of *claim*.
 
-        A session stays where it is, so one proof serves for its life. *again*: prove also that the
+        A session never changes its server, so a single proof suffices. *again*: prove also that the
         claim still holds. Raises TargetMovedError.
         """
         if again or self._proven.get(claim.source_id) != claim:
@@ -426,23 +429,27 @@ class TargetConnection:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether an operator has had the password renewed since this connection began."""
+        """Whether an operator has renewed the password since this connection began."""
         return password_generation(self._url) != self._password_generation
 
     def on_lost(self, callback: Callable[[], None]) -> None:
-        """Call *callback* when the connection is closed, by whichever side."""
+        """Call *callback* when either side closes the connection."""
         self._connection.add_termination_listener(lambda *_: callback())
 
     def _unsent_bytes(self) -> int:
         transport = self._connection._transport
         return 0 if transport is None else int(transport.get_write_buffer_size())
 
-    def _set_socket_options(self, given: dict[str, int]) -> None:
+    def _set_socket_options(self, configured: dict[str, int]) -> None:
         endpoint = self._connection._transport.get_extra_info("socket")
-        if endpoint is None or endpoint.family == socket.AF_UNIX or given.get("keepalives") == 0:
+        if (
+            endpoint is None
+            or endpoint.family == socket.AF_UNIX
+            or configured.get("keepalives") == 0
+        ):
             return
         endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        values = session.KEEPALIVES | given
+        values = session.KEEPALIVES | configured
         for option, name in (
             ("TCP_KEEPIDLE", "keepalives_idle"),
             ("TCP_KEEPINTVL", "keepalives_interval"),
@@ -460,7 +467,7 @@ class TargetConnection:
         is_superuser = getattr(self._connection.get_settings(), "is_superuser", None)
         pinned = session.pin_sql(settings, version=self.server_version, is_superuser=is_superuser)
         await self._connection.execute(pinned)
-        # A setting stronger than "on" stays; a weaker one could lose acknowledged changes.
+        # A setting stronger than "on" stays; a weaker setting could lose acknowledged changes.
         self.backend_pid = await self._connection.fetchval(
             "select pg_backend_pid(), case when current_setting('synchronous_commit') <>"
             " 'remote_apply' then set_config('synchronous_commit', 'on', false) end"
@@ -474,7 +481,7 @@ class TargetConnection:
     async def set_up_origin(self) -> None:
         """Tag the session's later transactions as replicated, if the role may.
 
-        Callers end such transactions with `commit`. A session that has an origin keeps it.
+        Callers end such transactions with `commit`. A session keeps its origin.
         """
         if self._has_origin:
             return
@@ -490,15 +497,15 @@ class TargetConnection:
         self._before = f"{sql}; "
 
     def send_before_next(self, sql: str) -> None:
-        """Send a statement without parameters together with the next one, before it."""
+        """Send a statement without parameters together with the next statement, before it."""
         self._before += f"{sql}; "
 
     def _take_before(self) -> str:
-        before, self._before = self._before, ""
-        return before
+        statements, self._before = self._before, ""
+        return statements
 
     async def rollback(self, savepoint: str | None = None) -> None:
-        """Roll back, to *savepoint* if that is given. Statements not sent yet are not run."""
+        """Roll back, to *savepoint* if given. Statements that are not sent yet do not run."""
         self._before = ""
         await self.execute(f"rollback to savepoint {savepoint}" if savepoint else "rollback")
 
@@ -529,7 +536,7 @@ class TargetConnection:
         return self._is_lost or bool(self._connection.is_closed())
 
     async def execute(self, sql: str, *parameters: Any) -> int:
-        """Run a statement, or several without parameters; return how many rows the last touched."""
+        """Run a statement, or several without parameters; return the row count of the last."""
         with translating(), self._watch.waiting():
             if parameters:
                 await self._send_before()
@@ -539,7 +546,7 @@ class TargetConnection:
         return _row_count(status)
 
     async def _send_before(self) -> None:
-        # A message with parameters has one statement.
+        # A message with parameters has a single statement.
         if self._before:
             await self._connection.execute(self._take_before())
 
@@ -551,7 +558,7 @@ class TargetConnection:
         return rows
 
     async def fetch_planned_now(self, sql: str, *parameters: Any) -> list[Record]:
-        """Run a query by a plan for the tables as they are now."""
+        """Run a query by a plan for the current definitions of the tables."""
         with translating(), self._watch.waiting():
             await self._send_before()
             statement = await self._connection.prepare(sql)
@@ -565,7 +572,7 @@ class TargetConnection:
             return await self._connection.fetchval(sql, *parameters)
 
     async def describe(self, sql: str) -> str:
-        """Have a query parsed, and no more; return the type of its only column, if it has one."""
+        """Parse a query without running it; return the type of its only column, if any."""
         with translating():
             statement = await self._connection.prepare(sql)
             columns = statement.get_attributes()
@@ -588,14 +595,14 @@ class TargetConnection:
     ) -> int:
         """COPY *chunks* into the named columns of a table, and run the statement *then*.
 
-        Both are one message, so the server does not wait for us in between. Returns how many rows
-        the last of them touched.
+        Both are one message, so the server does not wait for us in between. Returns the row count
+        of the last statement.
         """
 
         async def watched() -> AsyncIterator[bytes]:
             async for chunk in chunks:
                 if self._is_lost:
-                    return  # nothing more is sent, and asyncpg raises the error of the connection
+                    return  # no more data is sent, and asyncpg raises the error of the connection
                 self._watch.progress += 1
                 yield chunk
 
@@ -604,7 +611,8 @@ class TargetConnection:
         copy = f"copy {quote_qualified(namespace, table)}{listed} from stdin ({options})"
         sql = self._take_before() + "; ".join(filter(None, [copy, then]))
         with translating(), self._watch.waiting():
-            # asyncpg's copy_to_table calls this with one statement; it skips the answers of others.
+            # asyncpg's copy_to_table calls this method with a single statement, and skips further
+            # answers.
             status: str = await self._connection._copy_in(sql, watched(), None)
         return _row_count(status)
 
@@ -619,9 +627,10 @@ class TargetConnection:
         self._protocol.resume_writing()
 
     def terminate(self) -> None:
-        """Close at once, without a word to the server; a statement under way fails.
+        """Close at once, without a message to the server; a statement under way fails.
 
-        asyncpg's own way takes the transport from a COPY, which then fails with a foreign error.
+        asyncpg's own method takes the transport from a COPY, which then fails with an unrelated
+        error.
         """
         self._is_lost = True
         transport = self._connection._transport
@@ -638,7 +647,7 @@ class TargetConnection:
 
 
 def _row_count(status: str) -> int:
-    """Return the number of rows in a command tag; 0 if it has none."""
+    """Return the number of rows in a command tag; 0 without a number."""
     count = status.rpartition(" ")[2]
     return int(count) if count.isdigit() else 0
 
@@ -654,8 +663,8 @@ select state not in ('active', 'disabled')
        pg_catalog.concat_ws(' ', state, state_change, {progress}) as since
 from pg_catalog.pg_stat_activity where pid = $1 and usename = current_user
 """
-# The bytes that COPY has read so far: on a slow network only the server knows how much still waits
-# in buffers.
+# The bytes that COPY has read so far: on a slow network only the server knows the amount that still
+# waits in buffers.
 _COPY_PROGRESS: Final = """
 (select c.bytes_processed from pg_catalog.pg_stat_progress_copy c where c.pid = $1)
 """
@@ -676,7 +685,7 @@ async def _log_in(address: TargetAddress, server_settings: dict[str, str]) -> as
     except asyncpg.InvalidAuthorizationSpecificationError as exc:
         if not has_password_source(address.url):
             raise
-        # The kept output of the command can be one that was revoked before its time.
+        # The stored output of the command may have been revoked before its time.
         if forget_password(address.url):
             with contextlib.suppress(asyncpg.InvalidAuthorizationSpecificationError):
                 return await connect()
@@ -688,9 +697,9 @@ async def _connect_to_any(
 ) -> asyncpg.Connection:
     """Try each host for as long as `connect_timeout`, as libpq does.
 
-    With an error of every host, raise one that may pass, if there is any. A host that refuses the
-    role may be the standby of the one that is down. A refusal goes first only where the password
-    may be an outdated one.
+    If all hosts fail, raise a transient error if any. A host that refuses the role may be the
+    standby of a server that is down. A refusal has priority only where the password may be
+    outdated.
     """
     refused: Exception | None = None
     passing: Exception | None = None
@@ -765,9 +774,9 @@ _NESTED: Final = "streamer_nested"
 
 @asynccontextmanager
 async def transaction(connection: TargetConnection) -> AsyncIterator[None]:
-    """Run a block in one transaction: committed at its end, rolled back if it raises.
+    """Run a block in a transaction: committed at its end, rolled back if it raises.
 
-    Inside a transaction of the caller it is a subtransaction, which the caller commits.
+    Inside a transaction of the caller, the block is a subtransaction, which the caller commits.
     """
     is_nested = connection.is_in_transaction
     undo = f"rollback to {_NESTED}; release {_NESTED}" if is_nested else "rollback"
@@ -786,7 +795,9 @@ async def transaction(connection: TargetConnection) -> AsyncIterator[None]:
 
 
 async def may_replace_role(connection: TargetConnection) -> bool:
-    """Whether session_replication_role can be set: by doing it, in a transaction that is undone."""
+    """Whether the role may set session_replication_role, tried in a transaction that is rolled
+    back.
+    """
     try:
         async with transaction(connection):
             await connection.execute("set local session_replication_role = replica")

@@ -1,6 +1,6 @@
 """Names and values that target tables have by convention, and PostgreSQL's limits for them. Pure.
 
-``sid`` tells the sources of one target table apart. The ``kvsz_`` columns hold the validity of a
+``sid`` tells the sources of a target table apart. The ``kvsz_`` columns hold the validity of a
 row's version in a history table, as kuvasz-streamer defines them.
 """
 
@@ -15,12 +15,12 @@ HISTORY_TYPES: Final = {
     "kvsz_end": "timestamp with time zone",
     "kvsz_deleted": "boolean",
 }
-"""Types of these columns with which sets write versions; others take exact order."""
+"""Types of these columns with which sets write versions; different types require exact order."""
 HISTORY_BEGIN: Final = "'1900-01-01 00:00:00+00'::timestamptz"
-"""``kvsz_start`` of a version that was there before the first change."""
+"""``kvsz_start`` of a version that existed before the first change."""
 HISTORY_OPEN: Final = "'9999-01-01 00:00:00+00'::timestamptz"
 """``kvsz_end`` of the version that is valid now."""
 TABLE_COLUMNS_MAX: Final = 1600
 """PostgreSQL's own limit, MaxHeapAttributeNumber."""
 STABLE_OIDS_END: Final = 10_000
-"""FirstGenbkiObjectId in access/transam.h: OIDs below it are assigned by hand, once and for all."""
+"""FirstGenbkiObjectId in access/transam.h: lower OIDs are assigned by hand, permanently."""

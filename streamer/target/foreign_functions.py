@@ -1,12 +1,12 @@
 """Functions that the expressions of a source call at the target, where they run as streamer's role.
 
 The owner of a table at the source writes its defaults and checks, and no such text has authority at
-the target. streamer makes a definition without running its expressions, and then asks the catalogs
-which functions PostgreSQL has found for them. The OIDs in the stored trees say this, not a text.
+the target. streamer creates a definition without running its expressions. The catalogs then tell
+which functions PostgreSQL has found for them: by the OIDs in the stored trees, not by a text.
 
 An expression may call built-in functions that are immutable, belong to an operator or a cast, or
-are on a short list. None of these reads a table, a file or a setting. It may also call immutable
-functions of an extension, which an administrator has installed at the target.
+are on a short list. None of these reads a table, a file or a setting. Immutable functions of an
+extension, which an administrator has installed at the target, are allowed, too.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ HARMLESS: Final = (
     *("now", "transaction_timestamp", "statement_timestamp", "clock_timestamp", "timeofday"),
     *("age", "date_part", "date_trunc", "extract", "timezone", "make_timestamptz", "overlaps"),
     *("date_add", "date_subtract", "to_char", "to_date", "to_timestamp"),
-    # Numbers and identifiers that nobody chooses.
+    # Numbers and identifiers that the source cannot choose.
     *("random", "random_normal", "gen_random_uuid", "uuidv4", "uuidv7"),
     # Texts and documents made of values.
     *("concat", "concat_ws", "format", "to_number", "quote_literal", "quote_nullable"),
@@ -40,8 +40,8 @@ _EXTENSIONS: Final = ("pgcrypto", "uuid-ossp")
 
 _USER_OIDS_BEGIN: Final = 16384
 
-# ts_stat, query_to_xml and the like are neither immutable nor behind an operator or a cast.
-# A check also runs this at the source.
+# ts_stat, query_to_xml and the like are neither immutable nor behind an operator or a cast. A check
+# also runs this query at the source.
 CALLS_SQL: Final = f"""
 with relation as (
     select coalesce(t.relid::oid, c.oid) as oid
@@ -140,8 +140,8 @@ def calls_parameters(tables: Sequence[str], types: Sequence[RelationName]) -> tu
     """Return the parameters of `CALLS_SQL`. Pure."""
     return (
         list(tables),
-        [each.namespace for each in types],
-        [each.name for each in types],
+        [kind.namespace for kind in types],
+        [kind.name for kind in types],
         list(HARMLESS),
         list(HARMLESS_OF_EXTENSIONS),
         list(_EXTENSIONS),
@@ -161,19 +161,19 @@ def foreign_error(calls: Sequence[ForeignCall]) -> ForeignCallError:
 
 
 class ForeignCalls:
-    """Refuses the calls that statements bring to some tables and types of the target."""
+    """Refuses the calls that statements add to some tables and types of the target."""
 
     def __init__(
         self,
         connection: TargetConnection,
         tables: Sequence[str],
         types: Sequence[RelationName],
-        known: Sequence[ForeignCall],
+        allowed: Sequence[ForeignCall],
     ) -> None:
         self._connection = connection
         self._tables = tables
         self._types = types
-        self._known = frozenset(known)
+        self._known = frozenset(allowed)
 
     @classmethod
     async def before(
@@ -182,14 +182,14 @@ class ForeignCalls:
         tables: Sequence[str],
         types: Sequence[RelationName] = (),
     ) -> Self:
-        """Return an object that lets the present calls be: they are the operator's."""
-        known = await read_calls(connection, tables, types)
-        return cls(connection, tables, types, known)
+        """Return an object that allows the present calls: an operator has made these."""
+        allowed = await read_calls(connection, tables, types)
+        return cls(connection, tables, types, allowed)
 
     async def refuse(self) -> None:
-        """Raise TargetSchemaError if there are new calls; the caller's transaction ends then."""
+        """Raise TargetSchemaError if calls were added; the caller's transaction ends then."""
         calls = await read_calls(self._connection, self._tables, self._types)
-        if added := [each for each in calls if each not in self._known]:
+        if added := [call for call in calls if call not in self._known]:
             raise foreign_error(added)
 
 
@@ -198,7 +198,7 @@ class _UndoneError(Exception):
 
 
 async def is_refused(connection: TargetConnection, make: Callable[[], Awaitable[None]]) -> bool:
-    """Whether *make*, which is undone, brings such calls. Raises other errors of *make*."""
+    """Whether *make*, which is rolled back, adds such calls. Raises further errors of *make*."""
     is_made = False
     with contextlib.suppress(_UndoneError, ForeignCallError):
         async with transaction(connection):
@@ -209,19 +209,19 @@ async def is_refused(connection: TargetConnection, make: Callable[[], Awaitable[
 
 
 async def refuse_in_trial(
-    connection: TargetConnection, table: str, before: str, after: str
+    connection: TargetConnection, table: str, prefix: str, after: str
 ) -> None:
-    """Raise TargetSchemaError if a statement brings *table*, given as SQL, such calls.
+    """Raise TargetSchemaError if a statement adds such calls to *table*, given as SQL.
 
-    *before* and *after*: the statement around the table's name. It runs on an empty table with the
-    columns of *table*, so that it evaluates nothing, and is undone.
+    *prefix* and *after*: the statement around the table's name. The statement runs on an empty
+    table with the columns of *table*, so that no expression is evaluated, and is rolled back.
     """
     trial = f"streamer.trial_{await connection.fetch_value('select pg_catalog.pg_backend_pid()')}"
     calls: list[ForeignCall] = []
     with contextlib.suppress(_UndoneError):
         async with transaction(connection):
             await connection.execute(f"create table {trial} (like {table})")
-            await connection.execute(f"{before}{trial}{after}")
+            await connection.execute(f"{prefix}{trial}{after}")
             calls = await read_calls(connection, [trial])
             raise _UndoneError
     if calls:

@@ -1,7 +1,7 @@
 """Groups of target tables that foreign keys connect, where the role cannot suppress the keys.
 
-Changes of such tables go to the target in one transaction. Apart, a table that refers to another
-would wait for rows that the other one cannot write before it.
+Changes of such tables go to the target in a single transaction. Otherwise a referencing table would
+wait for rows that the referenced table cannot write before.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ where k.contype = 'f' and k.conrelid <> k.confrelid
 """
 
 Groups = dict[RelationName, RelationName]
-"""The first table of its group, for each table that is in one."""
+"""The first table of its group, for each table in a group."""
 
 
 async def read_groups(connection: TargetConnection, tables: Iterable[RelationName]) -> Groups:
@@ -48,8 +48,8 @@ async def read_groups(connection: TargetConnection, tables: Iterable[RelationNam
 def connect(pairs: Iterable[tuple[RelationName, RelationName]]) -> Groups:
     """Return the groups that *pairs* of connected tables make. Pure."""
     members: dict[RelationName, set[RelationName]] = {}
-    for one, other in pairs:
-        joined = members.get(one, {one}) | members.get(other, {other})
+    for first, second in pairs:
+        joined = members.get(first, {first}) | members.get(second, {second})
         for name in joined:
             members[name] = joined
-    return {name: min(its, key=str) for name, its in members.items()}
+    return {name: min(group, key=str) for name, group in members.items()}

@@ -1,8 +1,8 @@
-"""The use of types at the target, and the types that made room for others of their names.
+"""The use of types at the target, and former types that made room for new types of their names.
 
-A type that makes room gets a name of streamer's own, with its OID at the end. It goes when no
-column has it any more. Staging tables of streamer's sessions count for nothing: streamer makes
-others for the types that the target's columns have.
+A type that makes room gets a name of streamer's, with its OID at the end. streamer drops the type
+when no column uses it. Staging tables of streamer's sessions do not count: streamer creates new
+staging tables for the current types of the target's columns.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ from streamer.mapping.objects import DefinedType, TypeUse
 from streamer.postgres.quoting import quote_qualified
 from streamer.target.connection import TargetConnection
 
-# A type is part of other types, which have uses of their own.
+# A type is part of further types, which have separate uses.
 _USES_SQL: Final = """
 with recursive own (oid) as (
     select pg_catalog.to_regclass(pg_catalog.format('%I.%I', w.namespace, w.name))::oid
@@ -67,20 +67,20 @@ select n.nspname as namespace, t.typname as name, array(
 
 
 async def read_uses(
-    target: TargetConnection, types: Collection[DefinedType], own: Sequence[RelationName]
+    target: TargetConnection, types: Collection[DefinedType], own_tables: Sequence[RelationName]
 ) -> Mapping[int, TypeUse]:
-    """Return the use of *types* of the target, by their OIDs. *own*: see `TypeUse`."""
+    """Return the use of *types* of the target, by their OIDs. *own_tables*: see `TypeUse`."""
     rows = await target.fetch(
         _USES_SQL,
-        [each.oid for each in types],
-        [each.namespace for each in own],
-        [each.name for each in own],
+        [kind.oid for kind in types],
+        [table.namespace for table in own_tables],
+        [table.name for table in own_tables],
     )
     return {row["oid"]: TypeUse(is_used=True, foreign=tuple(row["foreign"])) for row in rows}
 
 
 async def drop_former_types(target: TargetConnection) -> list[str]:
-    """Drop the types that made room, and that no column has any more; return the statements."""
+    """Drop the former types that no column uses; return the statements."""
     dropped: list[str] = []
     while rows := await target.fetch(_FORMER_SQL):
         for row in rows:

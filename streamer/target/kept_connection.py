@@ -12,7 +12,7 @@ from streamer.target.connection import TargetAddress, TargetConnection
 class KeptConnection:
     """A connection that stays open between uses, and opens again after a failure.
 
-    Its owner ensures that one task at a time uses it.
+    The owner ensures that a single task at a time uses the connection.
     """
 
     def __init__(self, address: TargetAddress, name: str) -> None:

@@ -1,10 +1,10 @@
 """Tells whether a server that has been silent for long still works on a statement.
 
-A statement can take hours: a lock, a large index. So there is no timeout. But a peer can vanish
+A statement can take hours: a lock, a large index. So no timeout applies. But a peer can vanish
 behind a firewall or a proxy, or its answer can get lost, and TCP detects only some of these cases.
-So when a statement takes long, another connection reads the activity of the server's session. The
-connection is dead if the server does not answer, if the session is gone, or if it has waited for
-the client all along.
+So when a statement takes long, a second connection reads the activity of the server's session. The
+connection is dead if the server does not answer, or if the session is gone or has waited for the
+client all along.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from streamer.errors import StreamerError
 
 WATCH_SECONDS: Final = 15.0
-"""How long to wait for an answer before looking, and between two looks."""
+"""How long to wait for an answer before the first check, and between two checks."""
 
 
 class Unreachable(StreamerError):
@@ -25,23 +25,23 @@ class Unreachable(StreamerError):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The activity of a session, from pg_stat_activity; ``since`` identifies one statement."""
+    """The activity of a session, from pg_stat_activity; ``since`` identifies a statement."""
 
     is_waiting_for_us: bool
     since: str
 
 
 class Ask(Protocol):
-    """Returns the activity of the session, or None if it is gone.
+    """Returns the activity of the session; None if the session is gone.
 
-    Raises Unreachable, or another StreamerError if the activity is not known now.
+    Raises Unreachable, or a different StreamerError if the activity is not known now.
     """
 
     def __call__(self) -> Awaitable[Activity | None]: ...
 
 
 class Watch:
-    """Looks after one connection; *sever* is called when it is dead."""
+    """Monitors a connection; *sever* is called when the connection is dead."""
 
     def __init__(
         self, ask: Ask, sever: Callable[[], None], unsent: Callable[[], int] = lambda: 0
@@ -56,7 +56,7 @@ class Watch:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """A statement is under way in this block."""
+        """Monitor the statement that runs in this block."""
         timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
         try:
             yield
@@ -70,7 +70,7 @@ class Watch:
         self._looking = asyncio.create_task(self._look(), name="watch")
 
     async def _look(self) -> None:
-        before: tuple[int, int, Activity] | None = None
+        former: tuple[int, int, Activity] | None = None
         while True:
             now: tuple[int, int, Activity] | None = None
             try:
@@ -78,14 +78,14 @@ class Watch:
             except Unreachable:
                 break
             except StreamerError:
-                pass  # it answers, so it is there
+                pass  # the server answers, so the server is there
             else:
                 if activity is None:
                     break
                 if activity.is_waiting_for_us:
                     now = (self.progress, self._unsent(), activity)
-                    if now == before:
+                    if now == former:
                         break
-            before = now
+            former = now
             await asyncio.sleep(WATCH_SECONDS)
         self._sever()

@@ -1,7 +1,7 @@
 """Sequences of the target: their definitions and values, and setting them ahead.
 
 ``setval`` does not belong to a transaction, so a value stays set after a rollback. That does no
-harm: a sequence is only ever moved further.
+harm: a sequence only ever moves forward.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from streamer.target.connection import TargetConnection
 class TargetSequence:
     """A sequence of the target.
 
-    ``range``: None where the role may not read it. ``grants``: the SQL that lets the role read and
-    set it, if it may not.
+    ``range``: None where the role may not read the sequence. ``grants``: the SQL that lets the role
+    read and set the sequence, if necessary.
     """
 
     oid: int
@@ -66,7 +66,7 @@ cross join lateral (
              and pg_catalog.has_sequence_privilege(c.oid, 'update') as may_set) p
 """
 
-# Another source may have moved it since it was read: only further on.
+# A concurrent source may have moved the sequence since the read: only forward.
 _SET_SQL: Final = """
 select pg_catalog.setval($1::int8::oid::pg_catalog.regclass, $2::int8, true)
 where coalesce(case when $3 then pg_catalog.pg_sequence_last_value($1::int8::oid) < $2
@@ -77,7 +77,7 @@ where coalesce(case when $3 then pg_catalog.pg_sequence_last_value($1::int8::oid
 async def find_sequences(
     connection: TargetConnection, places: Mapping[RelationName, SequencePlace]
 ) -> dict[RelationName, TargetSequence]:
-    """Return the sequences that the target has at *places*, by those names. Raises TargetError."""
+    """Return the existing target sequences of *places*, by their names. Raises TargetError."""
     names = list(places)
     rows = await connection.fetch(
         _FIND_SQL,
@@ -106,7 +106,7 @@ async def find_sequences(
 
 
 async def set_ahead(connection: TargetConnection, sequence: TargetSequence, value: int) -> None:
-    """Have *sequence* go on behind *value*, unless it is there already. Raises TargetError."""
+    """Set *sequence* to *value*, unless the sequence is further already. Raises TargetError."""
     assert sequence.range is not None
     await connection.fetch_value(_SET_SQL, sequence.oid, value, sequence.range.increment > 0)
 
@@ -114,7 +114,7 @@ async def set_ahead(connection: TargetConnection, sequence: TargetSequence, valu
 async def set_exact(
     connection: TargetConnection, sequence: TargetSequence, value: int, *, is_called: bool
 ) -> None:
-    """Have *sequence* give the value behind *value* next, or *value* itself. Raises TargetError."""
+    """Let *sequence* give the value behind *value* next, or *value* itself. Raises TargetError."""
     await connection.fetch_value(
         "select pg_catalog.setval($1::int8::oid::pg_catalog.regclass, $2::int8, $3)",
         sequence.oid,

@@ -1,11 +1,11 @@
-"""The refusal of a target that is a standby: one sentence for `check` and `run`. Pure."""
+"""The refusal of a target that is a standby, shared by `check` and `run`. Pure."""
 
 from streamer.errors import TargetReadOnlyError
 from streamer.remedies import Remedy, at_target
 
 
 def standby_error() -> TargetReadOnlyError:
-    """Say that the target accepts no writes."""
+    """Return the error of a target that accepts no writes."""
     return TargetReadOnlyError(
         "target: the server is a standby and accepts no writes",
         hint=Remedy.of(
