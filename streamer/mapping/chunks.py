@@ -1,9 +1,9 @@
 """The state of a copy in chunks: the range of keys that the target has so far.
 
-Servers may order texts differently. So the borders of chunks are keys of types with one order
-everywhere (`streamer.postgres.key_values`), and of text that the source orders by bytes. Where the
-key has further columns, its first ones of these types form the borders, and rows with equal values
-stay together. The bookkeeping keeps the state as JSON. Pure.
+Servers may order texts differently. So the borders of chunks are keys of types with the same order
+everywhere (`streamer.postgres.key_values`), and of text that the source orders by bytes. If the key
+has further columns, its leading columns of these types form the borders, and rows with equal values
+stay together. The bookkeeping stores the state as JSON. Pure.
 """
 
 import math
@@ -17,18 +17,18 @@ from streamer.postgres.quoting import quote_literal
 CHUNKS_OF_LIMIT: Final = 10
 """The first chunk has this part of `sync.resumable_above`."""
 GROWTH: Final = 0.1
-"""Each chunk is larger than the one before by this share."""
+"""Each chunk is larger than the former by this share."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkedCopy:
-    """The rows that the target has: those up to ``border``, with it.
+    """The rows that the target has: up to and including ``border``.
 
-    ``columns``, ``types``: those of the source that order the rows. ``border``: their values as
+    ``columns``, ``types``: the source's columns that order the rows. ``border``: their values as
     text. ``definition``: a fingerprint of the table, which has to stay the same. ``count``: the
-    chunks so far. ``chunk_bytes``: the size of the first one. ``size_bytes``: the size of the table
-    when its copy began. ``stores``: OID and filenode of the table, or of each partition, when its
-    last chunk began. ``target_oid``: the table of the target that has the rows.
+    chunks so far. ``chunk_bytes``: the size of the first chunk. ``size_bytes``: the size of the
+    table when its copy began. ``stores``: OID and filenode of the table, or of each partition, when
+    its last chunk began. ``target_oid``: the target table that has the rows.
     """
 
     columns: tuple[str, ...]
@@ -49,16 +49,16 @@ class ChunkedCopy:
 
     @property
     def next_bytes(self) -> int:
-        """About the size of the next chunk.
+        """The approximate size of the next chunk.
 
-        A table can grow by more than a chunk while one is copied, and each chunk waits for the
-        transactions at the source. So the larger the copy, the larger are its chunks.
+        A table can grow by more than a chunk during the copy of a chunk, and each chunk waits for
+        the transactions at the source. So the larger the copy, the larger are its chunks.
         """
         return int(self.chunk_bytes * (1 + GROWTH) ** self.count)
 
     @property
     def last_key(self) -> tuple[KeyValue, ...]:
-        """The border, to compare keys with."""
+        """The border, for comparisons with keys."""
         return key_values(self.border, self.types)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class ChunkedCopy:
 
 
 def key_values(key: Sequence[str], types: Sequence[str]) -> tuple[KeyValue, ...]:
-    """Return the values of *key*, which has them as text, to compare it with others."""
+    """Return the values of *key*, given as text, for comparisons with further keys."""
     return tuple(
         read_key_value(value.encode(), kind, is_text=True)
         for value, kind in zip(key, types, strict=True)
@@ -98,10 +98,10 @@ def key_values(key: Sequence[str], types: Sequence[str]) -> tuple[KeyValue, ...]
 
 
 def in_bytes(name: str, kind: str) -> str:
-    """Return the SQL of a column in the order of the borders, whatever collation it has there.
+    """Return the SQL of a column in the order of the borders, for any collation of the column.
 
-    An index of another collation does not help. The source needs none of this, because text makes
-    borders only where its own collation is of that order.
+    An index with a different collation does not help. The source needs no collation, because text
+    makes borders only where the source's collation has that order.
     """
     return f'{name} collate "C"' if without_modifier(kind) in TEXT_TYPES else name
 
@@ -112,7 +112,7 @@ def beyond(names: Sequence[str], types: Sequence[str], border: Sequence[str]) ->
 
 
 def up_to(names: Sequence[str], types: Sequence[str], border: Sequence[str]) -> str:
-    """Return the condition for the other rows."""
+    """Return the condition for the rows up to *border*."""
     return f"({', '.join(names)}) <= ({_values(types, border)})"
 
 

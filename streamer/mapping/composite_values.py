@@ -1,4 +1,4 @@
-"""How many attributes the composite values in texts have: evidence about their types.
+"""The numbers of attributes of composite values in texts: evidence about their types.
 
 PostgreSQL documentation, "Composite Type Input and Output Syntax" and "Array Input and Output
 Syntax". Pure.
@@ -34,7 +34,7 @@ def attribute_counts(
 
 
 def _items(text: str, brackets: str) -> list[str]:
-    """Return the items of a literal; arrays of several dimensions lose these."""
+    """Return the items of a literal; arrays of several dimensions lose their dimensions."""
     items, item, is_quoted, place = [], "", False, 0
     while place < len(text):
         character, following = text[place], text[place + 1 : place + 2]

@@ -1,13 +1,13 @@
-"""Messages about a table's definition, and the definition after one of them.
+"""Messages about a table's definition, and the definition after such a message.
 
 A message has the state of a table, and names the columns, objects and types that its transaction
-has changed. Another message names the objects that a command has dropped. The rest of a state is
-only a view: another session may have committed since, or be about to commit. So the stored
-definition goes before it, and an absence counts for nothing.
+has changed. A second kind of message names the objects that a command has dropped. The remaining
+parts of a state are only a view: a concurrent session may have committed since, or be about to
+commit. So the stored definition has priority, and an absence counts for nothing.
 
-Where the two differ in such a part, a message may also have been lost. The definition is in doubt
-then: streamer has the source send a state that counts as a whole, at a later place of the stream.
-Until that place, `explaining` finds the parts that a row of the stream needs. Pure.
+Where stored and described state differ in such a part, a message may also have been lost. The
+definition is in doubt then: streamer requests a state that counts as a whole, at a later place of
+the stream. Until that place, `explaining` finds the parts that a row of the stream needs. Pure.
 """
 
 import json
@@ -27,7 +27,7 @@ ALTER_TABLE: Final = "ALTER TABLE"
 UNPUBLISHED: Final = "unpublished"
 """The whole message of a command on a table that streamer does not publish.
 
-Every role may write such a message. It names nothing, and streamer only looks for new tables.
+Every role may write such a message. It has no names, and streamer only checks for new tables.
 """
 K = TypeVar("K")
 V = TypeVar("V")
@@ -80,22 +80,22 @@ class Dropped:
         )
 
     def concerns(self, relid: int | None, parts: Collection[Part]) -> bool:
-        """Whether it has a part of a table, and not the table itself. *parts*: of the table."""
+        """Whether a part of a table was dropped, but not the table. *parts*: of the table."""
         if relid in self.objects:
             return False
         if any(table == relid for table, _ in (*self.columns, *self.defaults)):
             return True
-        names = [*(index_part(*each) for each in self.indexes), *map(type_part, self.types)]
+        names = [*(index_part(*index) for index in self.indexes), *map(type_part, self.types)]
         return not self.objects.isdisjoint(parts) or any(name in parts for name in names)
 
 
 def index_part(namespace: str, name: str) -> str:
-    """Return the part that is an index."""
+    """Return the part for an index."""
     return f"{namespace}.{name}"
 
 
 def type_part(oid: int) -> str:
-    """Return the part that is a type, also one that no column has any more."""
+    """Return the part for a type, also for a type that no column uses any more."""
     return f"type {oid}"
 
 
@@ -105,7 +105,8 @@ class DefinitionMessage:
 
     ``relid``: None if the message names no table. ``tag``: the command tag; `BASELINE` for a state
     that no command preceded. ``query``: the text of the statement. ``own``: None if the state
-    counts as a whole. ``known``: the OIDs and numbers that streamer knew when it asked for it.
+    counts as a whole. ``known``: the OIDs and numbers that streamer knew at its request for the
+    state.
     """
 
     relid: int | None
@@ -115,26 +116,27 @@ class DefinitionMessage:
     query: str
     definition: SourceDefinition | None = field(default=None, repr=False)
     described: dict[str, Any] = field(default_factory=dict, repr=False)
-    """The indexes and constraints, as `streamer.definitions.read` takes them."""
+    """The indexes and constraints, in the form that `streamer.definitions.read` requires."""
     own: Own | None = None
     dropped: Dropped = Dropped()
     known: Mapping[str, Sequence[int]] | None = None
     is_made: bool = False
-    """The target has the definition already: a script for both sides has made it."""
+    """The target has the definition already: a script for both sides has made the change."""
 
     @classmethod
     def parse(cls, content: bytes, token: str | None = None) -> "DefinitionMessage | None":
         """Read a message: the subtransaction, the token and the JSON, with a space between them.
 
-        None unless it has *token*; without that, it was compared before.
+        None unless the message has *token*; without *token*, the caller has compared the token
+        before.
         """
-        _, _, rest = content.partition(b" ")
-        given, _, text = rest.partition(b" ")
-        if token is not None and given != token.encode():
+        _, _, payload = content.partition(b" ")
+        message_token, _, text = payload.partition(b" ")
+        if token is not None and message_token != token.encode():
             return None
         fields = json.loads(text)
         relation = fields.get("relation") or {}
-        own, definition = relation.pop("own", None), None
+        own_fields, definition = relation.pop("own", None), None
         if "columns" in relation:
             definition = SourceDefinition.of(relation)
         return cls(
@@ -145,7 +147,7 @@ class DefinitionMessage:
             fields["query"] or "",
             definition,
             {name: relation.get(name) or [] for name in ("indexes", "constraints")},
-            None if own is None else Own.of(own),
+            None if own_fields is None else Own.of(own_fields),
             Dropped.of(fields.get("dropped") or {}),
             fields.get("known"),
             fields.get("is_made", False),
@@ -167,164 +169,176 @@ class DefinitionMessage:
 
 
 def with_dropped(content: bytes, dropped: bytes) -> bytes:
-    """Return message *content* with the parts, too, that message *dropped* has."""
-    start = content.index(b"{")  # no token has one
+    """Return message *content* with the dropped parts of message *dropped* added."""
+    start = content.index(b"{")  # no token has a brace
     fields, more = json.loads(content[start:]), json.loads(dropped[dropped.index(b"{") :])
     fields["dropped"] = {**(fields.get("dropped") or {}), **more["dropped"]}
     return content[:start] + json.dumps(fields).encode()
 
 
 def as_made(content: bytes) -> bytes:
-    """Return message *content* with the word that the target has the definition already."""
+    """Return message *content* with the mark that the target has the definition already."""
     start = content.index(b"{")
     fields = {**json.loads(content[start:]), "is_made": True}
     return content[:start] + json.dumps(fields).encode()
 
 
 def parts_of(definition: SourceDefinition, namespace: str) -> set[Part]:
-    """Return the parts of a table of schema *namespace*; its partitions and sequences, too."""
+    """Return the parts of a table of schema *namespace*, with its partitions and sequences."""
     objects, partitions = definition.objects or (), definition.partitions or ()
     return {
-        *(each.oid for each in objects),
-        *(index_part(namespace, each.name) for each in objects if each.is_index),
-        *(each.oid for each in partitions),
-        *(type_part(each.oid) for each in definition.types or ()),
-        *(each.sequence.oid for each in definition.columns if each.sequence is not None),
+        *(part.oid for part in objects),
+        *(index_part(namespace, part.name) for part in objects if part.is_index),
+        *(part.oid for part in partitions),
+        *(type_part(part.oid) for part in definition.types or ()),
+        *(part.sequence.oid for part in definition.columns if part.sequence is not None),
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The definition after a message; None if it is not known. ``is_doubtful``: see the module."""
+    """The definition after a message; None if not known. ``is_doubtful``: see the module."""
 
     definition: SourceDefinition | None
     is_doubtful: bool = False
 
 
 def definition_after(
-    known: SourceDefinition | None, message: DefinitionMessage, namespace: str, relid: int | None
+    stored: SourceDefinition | None, message: DefinitionMessage, namespace: str, relid: int | None
 ) -> Outcome:
-    """Return the definition after *message*; *known* was the one before.
+    """Return the definition after *message*; *stored* is the former definition.
 
     *namespace* and *relid*: of the table at the source.
     """
-    told, own = message.definition, message.own
-    if known is None or not known.is_whole:
-        if told is not None and own is None:
+    told, own_parts = message.definition, message.own
+    if stored is None or not stored.is_whole:
+        if told is not None and own_parts is None:
             return Outcome(told)
-        return Outcome(known, is_doubtful=True)
-    known = _without(known, message.dropped, namespace, relid)
+        return Outcome(stored, is_doubtful=True)
+    stored = _without(stored, message.dropped, namespace, relid)
     if told is None:  # the message drops parts, or describes no columns
-        return Outcome(known, is_doubtful=message.relid is not None)
-    if own is None:
-        return Outcome(_whole(known, told, message.known))
-    return _merged(known, told, own)
+        return Outcome(stored, is_doubtful=message.relid is not None)
+    if own_parts is None:
+        return Outcome(_whole(stored, told, message.known))
+    return _merged(stored, told, own_parts)
 
 
 def _whole(
-    known: SourceDefinition, told: SourceDefinition, seen: Mapping[str, Sequence[int]] | None
+    stored: SourceDefinition, told: SourceDefinition, seen: Mapping[str, Sequence[int]] | None
 ) -> SourceDefinition:
-    """Return a state that counts as a whole, with the parts that have come since the request."""
+    """Return a state that counts as a whole, with the parts that were added since the request."""
     seen = seen or {}
     columns, objects = seen.get("columns", ()), seen.get("objects", ())
     partitions = seen.get("partitions", ())
-    taken = {(each.kind, each.name) for each in told.objects or ()}
+    names = {(part.kind, part.name) for part in told.objects or ()}
     return SourceDefinition.of_columns(
-        _added(told.columns, known.columns, columns, lambda each: each.number),
+        _added(told.columns, stored.columns, columns, lambda part: part.number),
         tuple(
-            each
-            for each in _added(told.objects, known.objects, objects, lambda each: each.oid)
-            if each in (told.objects or ()) or (each.kind, each.name) not in taken
+            part
+            for part in _added(told.objects, stored.objects, objects, lambda part: part.oid)
+            if part in (told.objects or ()) or (part.kind, part.name) not in names
         ),
-        _with_former(told.types or (), known.types or ()),
-        _added(told.partitions, known.partitions, partitions, lambda each: each.oid),
+        _with_former(told.types or (), stored.types or ()),
+        _added(told.partitions, stored.partitions, partitions, lambda part: part.oid),
         oid=told.oid,
     )
 
 
 def _added(
-    told: Iterable[V] | None, kept: Iterable[V] | None, seen: Collection[int], key: Any
+    told: Iterable[V] | None, stored: Iterable[V] | None, seen: Collection[int], key: Any
 ) -> tuple[V, ...]:
     told = tuple(told or ())
-    present = {key(each) for each in told}
-    return (*told, *(e for e in kept or () if key(e) not in present and key(e) not in seen))
+    present = {key(part) for part in told}
+    return (*told, *(e for e in stored or () if key(e) not in present and key(e) not in seen))
 
 
 def _without(
-    known: SourceDefinition, dropped: Dropped, namespace: str, relid: int | None
+    stored: SourceDefinition, dropped: Dropped, namespace: str, relid: int | None
 ) -> SourceDefinition:
     columns = [
-        replace(each, default=None, default_mark=None)
-        if (relid, each.number) in dropped.defaults
-        else each
-        for each in known.columns
-        if (relid, each.number) not in dropped.columns
+        replace(part, default=None, default_mark=None)
+        if (relid, part.number) in dropped.defaults
+        else part
+        for part in stored.columns
+        if (relid, part.number) not in dropped.columns
     ]
     columns = [
-        replace(each, sequence=None)
-        if each.sequence is not None and each.sequence.oid in dropped.objects
-        else each
-        for each in columns
+        replace(part, sequence=None)
+        if part.sequence is not None and part.sequence.oid in dropped.objects
+        else part
+        for part in columns
     ]
     objects = [
-        each
-        for each in known.objects or ()
-        if each.oid not in dropped.objects
-        and not (each.is_index and (namespace, each.name) in dropped.indexes)
+        part
+        for part in stored.objects or ()
+        if part.oid not in dropped.objects
+        and not (part.is_index and (namespace, part.name) in dropped.indexes)
     ]
     return replace(
-        known,
+        stored,
         columns=tuple(columns),
         objects=tuple(objects),
-        partitions=_staying(known.partitions or (), dropped.objects | dropped.partitions),
-        types=tuple(each for each in known.types or () if each.oid not in dropped.types),
+        partitions=_staying(stored.partitions or (), dropped.objects | dropped.partitions),
+        types=tuple(part for part in stored.types or () if part.oid not in dropped.types),
     )
 
 
-def _staying(partitions: Sequence[Partition], gone: Collection[int]) -> tuple[Partition, ...]:
-    """Return the partitions without those that are *gone*, and without theirs; parents first."""
-    left = {each.oid for each in partitions if each.bound is not None and each.oid in gone}
+def _staying(
+    partitions: Sequence[Partition], removed_oids: Collection[int]
+) -> tuple[Partition, ...]:
+    """Return the partitions without *removed_oids* and their partitions; parents first."""
+    removed = {
+        partition.oid
+        for partition in partitions
+        if partition.bound is not None and partition.oid in removed_oids
+    }
     staying = []
-    for each in partitions:
-        if each.oid in left or (each.parent != ROOT and each.parent in left):
-            left.add(each.oid)
+    for partition in partitions:
+        if partition.oid in removed or (partition.parent != ROOT and partition.parent in removed):
+            removed.add(partition.oid)
         else:
-            staying.append(each)
+            staying.append(partition)
     return tuple(staying)
 
 
-def _merged(known: SourceDefinition, told: SourceDefinition, own: Own) -> Outcome:
-    types, doubts = _types(known.types or (), told.types or (), own)
-    renames = type_difference(known.types or (), types)
-    # A column loses the sequence that another one gets, and nothing marks that column.
-    taken = [
-        each.sequence.oid for each in told.columns if each.number in own.columns and each.sequence
+def _merged(stored: SourceDefinition, told: SourceDefinition, own_parts: Own) -> Outcome:
+    types, doubts = _types(stored.types or (), told.types or (), own_parts)
+    renames = type_difference(stored.types or (), types)
+    # A column loses the sequence that a different column gets, and no mark shows that loss.
+    sequences = [
+        part.sequence.oid
+        for part in told.columns
+        if part.number in own_parts.columns and part.sequence
     ]
-    losers = {each.number for each in known.columns if each.sequence and each.sequence.oid in taken}
+    losers = {
+        part.number for part in stored.columns if part.sequence and part.sequence.oid in sequences
+    }
     columns, is_doubtful = _chosen(
-        {each.number: each for each in under_new_names(known, renames).columns},
-        {each.number: each for each in told.columns},
-        own.columns | losers,
+        {part.number: part for part in under_new_names(stored, renames).columns},
+        {part.number: part for part in told.columns},
+        own_parts.columns | losers,
     )
     doubts |= is_doubtful
     replaced = {
-        (each.kind, each.name): each.oid for each in told.objects or () if each.oid in own.objects
+        (part.kind, part.name): part.oid
+        for part in told.objects or ()
+        if part.oid in own_parts.objects
     }
-    absorbed = {each.index_oid for each in told.objects or () if each.oid in own.objects}
+    absorbed = {part.index_oid for part in told.objects or () if part.oid in own_parts.objects}
     objects, is_doubtful = _chosen(
         {
-            each.oid: each
-            for each in known.objects or ()
-            if replaced.get((each.kind, each.name), each.oid) == each.oid
-            and not (each.is_index and each.oid in absorbed)
+            part.oid: part
+            for part in stored.objects or ()
+            if replaced.get((part.kind, part.name), part.oid) == part.oid
+            and not (part.is_index and part.oid in absorbed)
         },
-        {each.oid: each for each in told.objects or ()},
-        own.objects,
+        {part.oid: part for part in told.objects or ()},
+        own_parts.objects,
     )
     doubts |= is_doubtful
     joined = told.partitions or ()
-    came = {each.oid for each in joined}
-    partitions = (*(each for each in known.partitions or () if each.oid not in came), *joined)
+    came = {part.oid for part in joined}
+    partitions = (*(part for part in stored.partitions or () if part.oid not in came), *joined)
     definition = SourceDefinition.of_columns(
         columns.values(), tuple(objects.values()), types, partitions, oid=told.oid
     )
@@ -332,48 +346,50 @@ def _merged(known: SourceDefinition, told: SourceDefinition, own: Own) -> Outcom
 
 
 def _chosen(
-    kept: Mapping[K, V], told: Mapping[K, V], own: Collection[K]
+    stored: Mapping[K, V], told: Mapping[K, V], own_keys: Collection[K]
 ) -> tuple[dict[K, V], bool]:
-    """Return own parts from the message and others from the store, and whether these differ."""
-    chosen = {**kept, **{key: part for key, part in told.items() if key in own}}
+    """Return own parts from the message and the remaining parts from the store, and whether these
+    differ.
+    """
+    chosen = {**stored, **{key: part for key, part in told.items() if key in own_keys}}
     return chosen, chosen != dict(told)
 
 
 def _types(
-    kept: Sequence[DefinedType], told: Sequence[DefinedType], own: Own
+    stored: Sequence[DefinedType], told: Sequence[DefinedType], own_parts: Own
 ) -> tuple[tuple[DefinedType, ...], bool]:
-    """Return the types after a message; the same as `_chosen`, for types that a table may share."""
-    former = {each.oid: each for each in kept}
+    """Return the types after a message: `_chosen` for types that a table may share."""
+    former = {kind.oid: kind for kind in stored}
     types, is_doubtful = [], False
-    for each in told:
-        was = former.pop(each.oid, None)
+    for now in told:
+        was = former.pop(now.oid, None)
         if was is None:
-            types.append(each)
-        elif each.oid in own.types:
-            types.append(each if own.is_fresh else _united(was, each))
-            is_doubtful |= not own.is_fresh
+            types.append(now)
+        elif now.oid in own_parts.types:
+            types.append(now if own_parts.is_fresh else _united(was, now))
+            is_doubtful |= not own_parts.is_fresh
         else:
             types.append(was)
-            is_doubtful |= was != each
+            is_doubtful |= was != now
     return _with_former(types, former.values()), is_doubtful
 
 
 def _with_former(
     types: Sequence[DefinedType], former: Iterable[DefinedType]
 ) -> tuple[DefinedType, ...]:
-    """Return *types* with those *former* ones that the source has, as far as is known."""
+    """Return *types* with the *former* types that the source still has, as far as known."""
     names, oids = ({getattr(e, n) for e in types} for n in ("full_name", "oid"))
     return (*types, *(e for e in former if e.full_name not in names and e.oid not in oids))
 
 
 def _united(was: DefinedType, told: DefinedType) -> DefinedType:
-    """Return a type with the labels and parts that others have added since its snapshot."""
+    """Return a type with the labels and parts that concurrent sessions added since its snapshot."""
     labels = list(told.labels)
     present = {oid for oid, _ in labels}
     for position, label in enumerate(was.labels):
         if label[0] not in present:
-            before = {oid for oid, _ in was.labels[:position]}
-            places = [place for place, each in enumerate(labels) if each[0] in before]
+            earlier = {oid for oid, _ in was.labels[:position]}
+            places = [place for place, entry in enumerate(labels) if entry[0] in earlier]
             labels.insert(max(places, default=-1) + 1, label)
             present.add(label[0])
     checks = {oid: (oid, name, text) for oid, name, text in (*was.checks, *told.checks)}
@@ -394,9 +410,9 @@ class Shown:
     """The evidence that refused rows give about the definition at their place.
 
     ``relations``: the columns of each RELATION message of the rows, in order, with their types as
-    far as these are known. ``may_have``: whether a row may contain a label of an enum. ``eases``:
-    the kinds of changes that may be made early, because they only let more rows in.
-    ``attribute_counts``: the numbers of attributes that composite values have, by type.
+    far as known. ``may_have``: whether a row may contain a label of an enum. ``eases``: the kinds
+    of changes that may be made early, because they only let more rows in. ``attribute_counts``: the
+    numbers of attributes that composite values have, by type.
     """
 
     relations: Sequence[Mapping[str, str | None]]
@@ -422,32 +438,32 @@ class Shown:
         )
 
 
-def explaining(known: SourceDefinition, told: SourceDefinition, shown: Shown) -> SourceDefinition:
-    """Return the stored definition with the parts of the present one that refused rows need.
+def explaining(stored: SourceDefinition, told: SourceDefinition, shown: Shown) -> SourceDefinition:
+    """Return the stored definition with the parts of the present definition that refused rows need.
 
     The present definition *told* may be ahead of the rows. So it counts only where *shown* agrees,
     or where a change lets more rows in and refuses none.
     """
-    columns = _explaining_columns(known, told, shown)
-    if len({each.name for each in columns}) < len(columns):
-        return known
-    has_changed = [*known.columns] != columns
+    columns = _explaining_columns(stored, told, shown)
+    if len({column.name for column in columns}) < len(columns):
+        return stored
+    has_changed = [*stored.columns] != columns
     return SourceDefinition.of_columns(
         columns,
-        _easing_objects(known.objects or (), told.objects or (), shown),
-        _explaining_types(known.types or (), told.types or (), shown, takes_new=has_changed),
-        _more_partitions(known.partitions or (), told.partitions or (), shown),
-        oid=known.oid,
+        _easing_objects(stored.objects or (), told.objects or (), shown),
+        _explaining_types(stored.types or (), told.types or (), shown, takes_new=has_changed),
+        _more_partitions(stored.partitions or (), told.partitions or (), shown),
+        oid=stored.oid,
     )
 
 
 def _explaining_columns(
-    known: SourceDefinition, told: SourceDefinition, shown: Shown
+    stored: SourceDefinition, told: SourceDefinition, shown: Shown
 ) -> list[DefinedColumn]:
-    names, present = shown.names, {each.number: each for each in told.columns}
-    are_traded = not shown.follows(known) and shown.follows(told)
+    names, present = shown.names, {item.number: item for item in told.columns}
+    are_traded = not shown.follows(stored) and shown.follows(told)
     columns = []
-    for column in known.columns:
+    for column in stored.columns:
         now = present.pop(column.number, None)
         if now is None:
             if column.name in names or column.generated:
@@ -460,33 +476,33 @@ def _explaining_columns(
         if DdlKind.DROP_NOT_NULL in shown.eases:
             column = replace(column, not_null=column.not_null and now.not_null)
         columns.append(column)
-    taken = {each.name for each in columns}
-    return columns + [e for e in present.values() if e.name in names and e.name not in taken]
+    used_names = {item.name for item in columns}
+    return columns + [e for e in present.values() if e.name in names and e.name not in used_names]
 
 
 def _easing_objects(
-    known: Sequence[DefinedObject], told: Sequence[DefinedObject], shown: Shown
+    stored: Sequence[DefinedObject], told: Sequence[DefinedObject], shown: Shown
 ) -> tuple[DefinedObject, ...]:
     """Return the objects without those that refuse rows, and that the source has dropped."""
-    oids = {oid for each in told for oid in (each.oid, each.index_oid)}
-    names = {(each.kind, each.name) for each in told}
+    oids = {oid for item in told for oid in (item.oid, item.index_oid)}
+    names = {(item.kind, item.name) for item in told}
 
     def is_gone(part: DefinedObject) -> bool:
         kind = DdlKind.DROP_INDEX if part.is_index else DdlKind.DROP_CONSTRAINT
         is_there = part.oid in oids or (part.kind, part.name) in names
         return part.binds and part.kind != "p" and kind in shown.eases and not is_there
 
-    return tuple(part for part in known if not is_gone(part))
+    return tuple(part for part in stored if not is_gone(part))
 
 
 def _explaining_types(
-    known: Sequence[DefinedType], told: Sequence[DefinedType], shown: Shown, *, takes_new: bool
+    stored: Sequence[DefinedType], told: Sequence[DefinedType], shown: Shown, *, takes_new: bool
 ) -> tuple[DefinedType, ...]:
     """Return the types with labels that rows may have, and without checks that are gone.
 
-    *takes_new*: with types that only the present definition has, too.
+    *takes_new*: also with types that only the present definition has.
     """
-    former = {each.oid: each for each in known}
+    former = {kind.oid: kind for kind in stored}
     types = []
     for now in told:
         was = former.pop(now.oid, None)
@@ -494,11 +510,11 @@ def _explaining_types(
             if takes_new:
                 types.append(now)
             continue
-        before = dict(was.labels)
+        former_labels = dict(was.labels)
         labels = [
-            (oid, label if shown.may_have(label) else before[oid])
+            (oid, label if shown.may_have(label) else former_labels[oid])
             for oid, label in now.labels
-            if oid in before or shown.may_have(label)
+            if oid in former_labels or shown.may_have(label)
         ]
         explained = replace(
             was,
@@ -506,8 +522,8 @@ def _explaining_types(
             attributes=_explaining_attributes(was, now, shown),
         )
         if DdlKind.CHANGE_DOMAIN in shown.eases:
-            left = {oid for oid, _, _ in now.checks}
-            checks = tuple(check for check in was.checks if check[0] in left)
+            present_checks = {oid for oid, _, _ in now.checks}
+            checks = tuple(check for check in was.checks if check[0] in present_checks)
             not_null = was.not_null and now.not_null
             explained = replace(explained, checks=checks, not_null=not_null)
         types.append(explained)
@@ -519,7 +535,7 @@ def _explaining_attributes(
 ) -> tuple[tuple[int, str, str], ...]:
     """Return the attributes of a composite type that all values of the rows have.
 
-    Values have no names of attributes. So only another number of attributes is evidence.
+    Values have no names of attributes. So only a different number of attributes is evidence.
     """
     counts = set(shown.attribute_counts.get(now.oid, ()))
     attributes = now.attributes[: max(counts, default=0)]
@@ -532,8 +548,8 @@ def _explaining_attributes(
 
 
 def _more_partitions(
-    known: tuple[Partition, ...], told: tuple[Partition, ...], shown: Shown
+    stored: tuple[Partition, ...], told: tuple[Partition, ...], shown: Shown
 ) -> tuple[Partition, ...]:
-    """Return the present partitions if none has left: a new one could have its bounds."""
-    is_more = {each.oid for each in known} <= {each.oid for each in told}
-    return told if known and is_more and DdlKind.ATTACH_PARTITION in shown.eases else known
+    """Return the present partitions if none has left: a new partition could have its bounds."""
+    is_more = {partition.oid for partition in stored} <= {partition.oid for partition in told}
+    return told if stored and is_more and DdlKind.ATTACH_PARTITION in shown.eases else stored

@@ -1,15 +1,15 @@
 """SQL expressions of rules: ``filter`` and ``set``.
 
-The source runs the text of an expression in the SELECT of a copy, and the target runs it on staged
-rows. So it must be exactly one expression, with the same meaning in both places. Two readers check
-it here. A lexer follows PostgreSQL's (``scan.l``) for the tokens that are allowed, and rejects
-comments, dollar quotes, backslashes, semicolons and unbalanced brackets. A text that passes cannot
-end the parentheses around it. sqlglot then checks that the text is one expression, and finds its
-columns. The servers judge it again when a table starts.
+The source runs the text of an expression in the SELECT of a copy, and the target runs the text on
+staged rows. So the text must be exactly one expression, with the same meaning in both places. Two
+readers check the text here. A lexer follows PostgreSQL's (``scan.l``) for the allowed tokens, and
+rejects comments, dollar quotes, backslashes, semicolons and unbalanced brackets. A text that passes
+cannot end the parentheses around it. sqlglot then checks that the text is a single expression, and
+finds its columns. The servers check the expression again when a table starts.
 
 The allow list `functions` names the functions. An expression that depends on the clock, the session
-or other tables would give two different values. It is rejected by name here, and by the source's
-catalogs when a table starts (`functions_sql`). Pure.
+or further tables would give two different values. This module rejects such an expression by name,
+and the source's catalogs do when a table starts (`functions_sql`). Pure.
 """
 
 import re
@@ -24,7 +24,7 @@ EXPRESSION_BYTES_MAX: Final = 10_000
 
 
 class ExpressionError(ValueError):
-    """Not an expression that means the same in the copy and in the stream."""
+    """Not an expression with the same meaning in the copy and in the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Conjunct:
-    """One of the conditions that a filter joins with AND, and the names in it."""
+    """A condition that a filter joins with AND, and the names in the condition."""
 
     text: str
     names: frozenset[str]
@@ -51,8 +51,8 @@ class Expression:
 
     ``columns``: the column names that sqlglot finds. ``names``: all words that can be columns; the
     expression may use those that a relation has. ``is_plain``: the expression consists of columns,
-    constants and comparisons, which never fail on a row. ``may_follow_locale``: it can sort text or
-    change its case, and names no collation.
+    constants and comparisons, which never fail on a row. ``may_follow_locale``: the expression can
+    sort text or change its case, and names no collation.
     """
 
     text: str
@@ -73,31 +73,30 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class ExpressionFacts:
-    """The source's knowledge about a rule's expressions.
+    """The source's facts about a rule's expressions.
 
-    ``types``: the types of the values of `set`, by target column, as far as they are known.
-    ``collations``: the collations of columns that expressions use, if they differ from the type's
-    own.
+    ``types``: the known types of the values of `set`, by target column. ``collations``: the
+    collations of columns that expressions use, if they differ from those of the types.
     """
 
     types: dict[str, str]
     collations: dict[str, str]
 
     def with_collations(self, types: dict[str, str]) -> dict[str, str]:
-        """Return the *types* of columns with their collations, as a cast takes them."""
+        """Return the *types* of columns with their collations, in the form that a cast requires."""
         return {
             name: f"{kind} collate {self.collations[name]}" if name in self.collations else kind
             for name, kind in types.items()
         }
 
 
-def over_columns(expression: Expression, there: Mapping[str, str], table: str) -> str:
-    """Return *expression* over the columns of *table*, whose names *there* has by the
-    expression's own.
+def over_columns(expression: Expression, available: Mapping[str, str], table: str) -> str:
+    """Return *expression* over columns of *table*. *available*: the table's column names, by the
+    names in the expression.
     """
-    used = sorted(there.keys() & expression.names)
+    used = sorted(available.keys() & expression.names)
     columns = ", ".join(
-        f"{table}.{quote_identifier(there[name])} as {quote_identifier(name)}" for name in used
+        f"{table}.{quote_identifier(available[name])} as {quote_identifier(name)}" for name in used
     )
     return f"(select ({expression}) from (select {columns}) s)"  # noqa: S608  # a checked text
 
@@ -131,19 +130,19 @@ def tokenize(text: str) -> list[Token]:
         kind = match.lastgroup if match else None
         if match is None or kind is None:
             raise ExpressionError(f"{text[position]!r} is not understood at character {position}")
-        found = match[0]
-        if kind == "comment" or (kind == "mark" and ("--" in found or "/*" in found)):
+        lexeme = match[0]
+        if kind == "comment" or (kind == "mark" and ("--" in lexeme or "/*" in lexeme)):
             raise ExpressionError("a comment is not an expression")
-        if kind == "escape" or found == "=>":
-            raise ExpressionError(f"{found} … is not supported")
+        if kind == "escape" or lexeme == "=>":
+            raise ExpressionError(f"{lexeme} … is not supported")
         if kind == "unicode":
             raise ExpressionError("U& quoting is not supported; write the characters themselves")
         if kind != "space":
-            value = found
+            value = lexeme
             if kind == "name":
-                value = _fold(found)
+                value = _fold(lexeme)
             elif kind == "quoted":
-                value = found[1:-1].replace('""', '"')
+                value = lexeme[1:-1].replace('""', '"')
             tokens.append(Token(kind, value, position, match.end()))
         position = match.end()
     _check_balance(tokens)
@@ -151,7 +150,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _fold(name: str) -> str:
-    """Fold as PostgreSQL does with UTF-8: the letters of ASCII and no others."""
+    """Fold as PostgreSQL does with UTF-8: only the letters of ASCII."""
     return "".join(chr(ord(c) + 32) if "A" <= c <= "Z" else c for c in name)
 
 
@@ -205,7 +204,7 @@ _SYNTAX: Final = frozenset(
         *("both", "leading", "trailing", "placing", "isnull", "notnull", "only", "at"),
     }
 )
-"""Words that a parenthesis may follow without there being a function."""
+"""Words that a parenthesis may follow without a function call."""
 
 _TYPE_WORDS: Final = frozenset(
     {
@@ -227,7 +226,7 @@ def _is_moment(literal: str) -> bool:
 
 def _check_words(tokens: Sequence[Token]) -> None:
     for n, token in enumerate(tokens):
-        before = tokens[n - 1] if n else None
+        previous = tokens[n - 1] if n else None
         follower = tokens[n + 1] if n + 1 < len(tokens) else None
         if token.kind == "string" and _is_moment(token.value):
             raise ExpressionError(
@@ -245,7 +244,7 @@ def _check_words(tokens: Sequence[Token]) -> None:
                 f"{token.value}() does not always give the same, so the copy and the stream would "
                 "differ"
             )
-        if token.value in _AFTER_CALL and before is not None and before.value == ")":
+        if token.value in _AFTER_CALL and previous is not None and previous.value == ")":
             raise ExpressionError(f"{_AFTER_CALL[token.value]} is not allowed: it needs other rows")
         if token.value in ("operator", "grouping") and opens:
             raise ExpressionError(f"{token.value} ( … ) is not allowed")
@@ -260,12 +259,12 @@ def _check_words(tokens: Sequence[Token]) -> None:
 
 
 def _check_dot(tokens: Sequence[Token], n: int) -> None:
-    """Let ``pg_catalog.f(``, ``::schema.type`` and ``(row).field`` through, and nothing else."""
-    before = tokens[n - 1] if n else None
+    """Allow ``pg_catalog.f(``, ``::schema.type`` and ``(row).field`` only."""
+    previous = tokens[n - 1] if n else None
     follower = tokens[n + 1] if n + 1 < len(tokens) else None
-    if before is not None and follower is not None and follower.kind in ("name", "quoted"):
-        is_own = before.kind in ("name", "quoted") and before.value == "pg_catalog"
-        is_field = before.kind == "mark" and before.value in ")]"
+    if previous is not None and follower is not None and follower.kind in ("name", "quoted"):
+        is_own = previous.kind in ("name", "quoted") and previous.value == "pg_catalog"
+        is_field = previous.kind == "mark" and previous.value in ")]"
         if is_own or is_field or _is_type(tokens, n - 1):
             return
     raise ExpressionError(
@@ -278,10 +277,10 @@ def _is_type(tokens: Sequence[Token], n: int) -> bool:
     """Whether token *n* begins the name of a type to cast to, or is its second part."""
     if n >= 2 and tokens[n - 1].value == "." and tokens[n - 1].kind == "mark":
         return tokens[n - 2].kind in ("name", "quoted") and _is_type(tokens, n - 2)
-    before = tokens[n - 1] if n else None
-    return before is not None and (
-        (before.kind == "mark" and before.value == "::")
-        or (before.kind == "name" and before.value == "as")
+    previous = tokens[n - 1] if n else None
+    return previous is not None and (
+        (previous.kind == "mark" and previous.value == "::")
+        or (previous.kind == "name" and previous.value == "as")
     )
 
 
@@ -289,7 +288,7 @@ def _is_type(tokens: Sequence[Token], n: int) -> bool:
 
 
 def parse_expression(text: str) -> Expression:
-    """Read one scalar expression. Raises ExpressionError that names the problem."""
+    """Read a scalar expression. Raises ExpressionError that names the problem."""
     if len(text.encode(errors="replace")) > EXPRESSION_BYTES_MAX:
         raise ExpressionError(f"longer than {EXPRESSION_BYTES_MAX} bytes")
     tokens = tokenize(text)
@@ -313,8 +312,8 @@ def parse_expression(text: str) -> Expression:
 
 
 def _parse(text: str) -> frozenset[str]:
-    """Have sqlglot read *text*; return its columns."""
-    # Takes a third of a second to load, and most configurations have no expression.
+    """Parse *text* by sqlglot; return its columns."""
+    # Loading takes a third of a second, and most configurations have no expression.
     from sqlglot import ErrorLevel, exp, parse
     from sqlglot.errors import SqlglotError
 
@@ -324,15 +323,15 @@ def _parse(text: str) -> frozenset[str]:
         )
     except (SqlglotError, RecursionError) as exc:
         details = getattr(exc, "errors", None) or [{}]
-        what = details[0].get("description") or "it cannot be parsed"
+        description = details[0].get("description") or "it cannot be parsed"
         near = details[0].get("highlight")
         near = f" near {near!r}" if near and near.strip() else ""
-        raise ExpressionError(f"not an SQL expression: {what.rstrip('.')}{near}") from None
+        raise ExpressionError(f"not an SQL expression: {description.rstrip('.')}{near}") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Select):
         raise ExpressionError("not one SQL expression")
     select = statements[0]
-    (first, *others) = select.expressions
-    if others or not isinstance(first, exp.Paren) or set(_parts(select)) != {"expressions"}:
+    (first, *further) = select.expressions
+    if further or not isinstance(first, exp.Paren) or set(_parts(select)) != {"expressions"}:
         raise ExpressionError("not one SQL expression")
     refused = (
         (exp.Query, "a query is not allowed"),
@@ -362,15 +361,15 @@ def _candidates(tokens: Sequence[Token]) -> frozenset[str]:
     """Return every name that may be a column."""
     names = set()
     for n, token in enumerate(tokens):
-        before = tokens[n - 1] if n else None
+        previous = tokens[n - 1] if n else None
         follower = tokens[n + 1] if n + 1 < len(tokens) else None
         if token.kind not in ("name", "quoted"):
             continue
         if follower is not None and follower.kind == "mark" and follower.value in ("(", "."):
             continue
-        if before is not None and before.kind == "mark" and before.value == ".":
+        if previous is not None and previous.kind == "mark" and previous.value == ".":
             continue
-        if before is not None and before.kind == "name" and before.value == "collate":
+        if previous is not None and previous.kind == "name" and previous.value == "collate":
             continue
         if not _is_type(tokens, n):
             names.add(token.value)
@@ -411,7 +410,7 @@ def _argument_count(tokens: Sequence[Token], opening: int) -> int:
 
 
 def _conjuncts(tokens: list[Token]) -> list[list[Token]]:
-    """Split at the ANDs that join whole conditions; not at all where that is not plain to see."""
+    """Split at the ANDs that join whole conditions; return a single part in doubtful cases."""
     parts: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:
@@ -434,7 +433,7 @@ _PLAIN_MARKS: Final = frozenset({"=", "<>", "!=", "<", "<=", ">", ">=", "(", ")"
 
 
 def _is_plain(tokens: Sequence[Token], columns: frozenset[str]) -> bool:
-    """Whether there are but columns, constants and comparisons."""
+    """Whether the expression has only columns, constants and comparisons."""
     for token, follower in zip(tokens, [*tokens[1:], None], strict=True):
         if token.kind == "mark" and token.value not in _PLAIN_MARKS:
             return False
@@ -469,7 +468,7 @@ def _may_follow_locale(tokens: Sequence[Token]) -> bool:
 
 
 def functions_sql(expressions: Iterable[Expression]) -> str | None:
-    """Return the query that `check_functions` wants the rows of; None if nothing is called."""
+    """Return the query for the rows of `check_functions`; None without a function call."""
     names = sorted({name for expression in expressions for name in expression.functions})
     if not names:
         return None
@@ -486,10 +485,10 @@ def functions_sql(expressions: Iterable[Expression]) -> str | None:
 
 
 def check_functions(expression: Expression, rows: Iterable[Any]) -> None:
-    """Refuse functions that mean something else each time. Raises ExpressionError."""
-    known = {row["name"]: row for row in rows}
+    """Refuse functions whose result differs from call to call. Raises ExpressionError."""
+    facts = {row["name"]: row for row in rows}
     for name in sorted(expression.functions):
-        row = known.get(name)
+        row = facts.get(name)
         if row is None:
             raise ExpressionError(f"{name}() is not one of PostgreSQL's own functions")
         if row["needs_rows"]:
@@ -504,8 +503,8 @@ def check_functions(expression: Expression, rows: Iterable[Any]) -> None:
 
 
 def over_row(expression: str, columns: Iterable[tuple[str, str]], *, cast: str = "") -> str:
-    """Return SQL that computes *expression* where nothing but *columns* can be meant: pairs of a
-    name and the SQL of its value.
+    """Return SQL that computes *expression* with only *columns* in scope: pairs of a name and the
+    SQL of its value.
     """
     listed = ", ".join(f"{value} as {quote_identifier(name)}" for name, value in columns)
     listed = f" {listed}" if listed else ""

@@ -17,8 +17,9 @@ LENGTH: Final = 12
 def fingerprint(mapping: Mapping) -> str:
     """Return the fingerprint of *mapping*, 12 hexadecimal digits.
 
-    Passwords are no part of it: everyone who reads the bookkeeping could try candidates. Nor are
-    settings with their default, so that a version with more settings agrees with the one before.
+    Passwords are no part of the fingerprint: every reader of the bookkeeping could try candidates.
+    Nor are settings with their default, so that a version with more settings agrees with an older
+    version.
     """
     text = json.dumps(_plain(mapping), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LENGTH]
@@ -27,20 +28,21 @@ def fingerprint(mapping: Mapping) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Secret):
         return _without_passwords(value.reveal())
-    if isinstance(value, MappingFault):  # its text names a file, which each process has elsewhere
+    # the fault's text names a file, at a different path in each process
+    if isinstance(value, MappingFault):
         return "fault"
     if is_dataclass(value):
         return {
-            each.name: _plain(getattr(value, each.name))
-            for each in fields(value)
-            if each.compare and not _is_default(each, getattr(value, each.name))
+            item.name: _plain(getattr(value, item.name))
+            for item in fields(value)
+            if item.compare and not _is_default(item, getattr(value, item.name))
         }
     if isinstance(value, AnyMapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Set):
         return sorted(map(str, value))
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value if value is None or isinstance(value, (bool, int, float)) else str(value)
 
 
@@ -52,7 +54,7 @@ def _is_default(field: "Field[Any]", value: Any) -> bool:
 
 def _without_passwords(url: str) -> dict[str, str]:
     try:
-        given = parse_conninfo(url)
+        parameters = parse_conninfo(url)
     except ValueError:  # the source has a fault, too
         return {}
-    return {name: text for name, text in given.items() if "password" not in name}
+    return {name: text for name, text in parameters.items() if "password" not in name}

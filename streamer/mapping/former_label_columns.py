@@ -1,6 +1,6 @@
-"""The former names of labels of enums: which columns may still bring them. Pure.
+"""The columns in which former labels of enums may still arrive. Pure.
 
-See `streamer.decode.former_labels` for the reason why they come.
+See `streamer.decode.former_labels` for the reason.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,28 +9,28 @@ from streamer.mapping.definition import SourceDefinition
 from streamer.mapping.objects import DefinedType
 
 FormerColumns = Mapping[str, tuple[bool, Mapping[str, str]]]
-"""By column: whether it is an array, and the present names of labels by their former ones."""
+"""By column: whether it is an array, and the present names of labels by former names."""
 
 
 def follow_labels(
-    known: Mapping[str, Mapping[str, str]],
+    stored: Mapping[str, Mapping[str, str]],
     renamed: Mapping[int, Mapping[str, str]],
     types: Iterable[DefinedType],
 ) -> dict[str, dict[str, str]]:
     """Return the former labels after some were *renamed*, by the OIDs of their types.
 
-    *known*: those before. *types*: as they are now.
+    *stored*: the earlier former labels. *types*: the present types.
     """
-    labels = {oid: dict(its) for oid, its in known.items()}
+    labels = {oid: dict(names) for oid, names in stored.items()}
     for oid, changes in renamed.items():
-        its = labels.setdefault(str(oid), {})
-        for former, now in its.items():
-            its[former] = changes.get(now, now)
-        its.update(changes)
-    for each in types:
-        for _, label in each.labels:
-            labels.get(str(each.oid), {}).pop(label, None)
-    return {oid: its for oid, its in labels.items() if its}
+        names = labels.setdefault(str(oid), {})
+        for former, now in names.items():
+            names[former] = changes.get(now, now)
+        names.update(changes)
+    for kind in types:
+        for _, label in kind.labels:
+            labels.get(str(kind.oid), {}).pop(label, None)
+    return {oid: names for oid, names in labels.items() if names}
 
 
 def former_columns(
@@ -38,8 +38,8 @@ def former_columns(
 ) -> FormerColumns:
     """Return the columns of *definition* with the former labels of their types."""
     by_type = {}
-    for each in definition.types or ():
-        if its := labels.get(str(each.oid)):
-            by_type[each.quoted] = (False, its)
-            by_type[f"{each.quoted}[]"] = (True, its)
+    for kind in definition.types or ():
+        if names := labels.get(str(kind.oid)):
+            by_type[kind.quoted] = (False, names)
+            by_type[f"{kind.quoted}[]"] = (True, names)
     return {c.name: by_type[c.type] for c in definition.columns if c.type in by_type}

@@ -1,8 +1,8 @@
 """The functions that `filter` and `set` may call: an allow list.
 
-Each computes its value from its arguments alone. For no arguments does it read a table, a file or a
-large object, run SQL, wait, or change anything. A name stands for all functions of PostgreSQL with
-that name. A test compares the list with ``pg_proc`` of every version. Pure.
+Each function computes its value from its arguments alone. For no arguments does it read a table, a
+file or a large object, run SQL, wait, or change data. A name stands for all functions of PostgreSQL
+with that name. A test compares the list with ``pg_proc`` of every version. Pure.
 """
 
 from typing import Final
@@ -97,4 +97,4 @@ PINNED_STABLE: Final = frozenset(
         "to_timestamp",
     }
 )
-"""STABLE functions that depend on nothing but settings that are the same on every connection."""
+"""STABLE functions that depend only on settings that are the same on every connection."""

@@ -1,7 +1,7 @@
 """A source transaction that deletes more rows of a table than its rule allows, and the decision
-about it.
+about the transaction.
 
-The bookkeeping keeps it as JSON, from the pause of the table on. Pure.
+The bookkeeping stores the decision as JSON, from the pause of the table on. Pure.
 """
 
 import json
@@ -13,10 +13,11 @@ from streamer.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class MassDelete:
-    """What one source transaction removes from one table.
+    """The rows that a source transaction removes from a table.
 
     ``lsn``: the position of its commit record. ``commit_time``: at the source, in ISO 8601.
-    ``skips``: whether an operator wants its deletes left out; None while the table waits for that.
+    ``skips``: whether an operator wants its deletes left out; None while the table waits for a
+    decision.
     """
 
     xid: int
@@ -34,7 +35,7 @@ class MassDelete:
         return replace(self, skips=skips)
 
     def exceeds(self, limit: int | None) -> bool:
-        """Return whether it removes more than *limit* rows; None allows any number."""
+        """Return whether the transaction removes more than *limit* rows; None allows any number."""
         return limit is not None and (self.deleted_rows > limit or self.truncates > 0)
 
     def __str__(self) -> str:
@@ -57,5 +58,5 @@ class MassDelete:
 
     @classmethod
     def stored(cls, text: str | None) -> Self | None:
-        """Return the one of a column of the bookkeeping."""
+        """Return the mass delete from a column of the bookkeeping."""
         return None if text is None else cls.from_json(json.loads(text))

@@ -1,4 +1,4 @@
-"""Names of relations: as PostgreSQL stores them, as a configuration writes them, and as patterns.
+"""Names of relations: in PostgreSQL's form, in the form of a configuration, and as patterns.
 
 Pure.
 """
@@ -20,7 +20,7 @@ _STAR: Final = re.compile(r"\*")
 
 @dataclass(frozen=True, slots=True, order=True)
 class RelationName:
-    """A schema-qualified relation name, as PostgreSQL stores it."""
+    """A schema-qualified relation name, as PostgreSQL stores the name."""
 
     namespace: str
     name: str
@@ -30,7 +30,7 @@ class RelationName:
 
 
 def _written(part: str) -> str:
-    """Write one part of a name so that `parse_relation` reads it back."""
+    """Write a part of a name in the form that `parse_relation` reads."""
     if part and "." not in part and not part.startswith('"') and "*" not in part:
         return part
     return '"' + part.replace('"', '""') + '"'
@@ -66,14 +66,14 @@ class RelationPattern:
         return f"{self.written_namespace}.{self.written_name}"
 
 
-def _part_matches(wanted: str, name: str, is_pattern: bool) -> bool:
+def _part_matches(pattern: str, name: str, is_pattern: bool) -> bool:
     if not is_pattern:
-        return wanted == name
-    return re.fullmatch(".*".join(map(re.escape, wanted.split("*"))), name, re.DOTALL) is not None
+        return pattern == name
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
 
 
 def parse_target(text: str, default_namespace: str) -> RelationPattern:
-    """Read the ``target`` of a rule: as `parse_relation`, and a part without double quotes may hold
+    """Read the ``target`` of a rule like `parse_relation`; a part without double quotes may hold
     ``{database}``, ``{sid}``, ``{schema}`` and ``{table}``. Raises MappingError.
     """
     return parse_relation(text, default_namespace, special=PLACEHOLDER)
@@ -82,11 +82,11 @@ def parse_target(text: str, default_namespace: str) -> RelationPattern:
 def parse_relation(
     text: str, default_namespace: str, special: re.Pattern[str] = _STAR
 ) -> RelationPattern:
-    """Read ``table``, ``schema.table`` or either with ``*`` in it.
+    """Read ``table``, ``schema.table`` or a name with ``*``.
 
     A part with a dot or a literal ``*``, or with a double quote at its beginning, needs double
-    quotes, and doubled ones inside it. Raises MappingError for anything else. Half a quote is an
-    error, too: as a pattern it would silently match nothing.
+    quotes, and doubled double quotes inside. Raises MappingError for all other texts. Half a quote
+    is an error, too: as a pattern, it would silently match no table.
     """
     parts: list[tuple[str, bool]] = []
     position = 0
@@ -137,7 +137,7 @@ def can_be_stored(part: str) -> bool:
 
 
 def parse_name(text: str) -> RelationName:
-    """Read a name as `RelationName` prints it."""
+    """Read a name in the form of `RelationName`."""
     pattern = parse_relation(text, "public")
     return RelationName(pattern.namespace, pattern.name)
 
@@ -147,23 +147,23 @@ def ordered_renames(renames: Mapping[str, str]) -> list[tuple[str, str]]:
 
     An object of a circle has a temporary name on the way.
     """
-    left = dict(renames)
+    pending = dict(renames)
     steps = []
-    while left:
-        former = next((old for old, new in left.items() if new not in left), None)
+    while pending:
+        former = next((old for old, new in pending.items() if new not in pending), None)
         if former is None:
-            former, new = next(iter(left.items()))
-            aside = _aside(former, {*left, *renames.values()})
+            former, new = next(iter(pending.items()))
+            aside = _aside(former, {*pending, *renames.values()})
             steps.append((former, aside))
-            del left[former]
-            left[aside] = new
+            del pending[former]
+            pending[aside] = new
         else:
-            steps.append((former, left.pop(former)))
+            steps.append((former, pending.pop(former)))
     return steps
 
 
-def _aside(name: str, taken: Collection[str]) -> str:
+def _aside(name: str, used_names: Collection[str]) -> str:
     """Return a temporary name for the object *name*."""
     marks = (f"_moves{number}" for number in itertools.count(1))
     names = (name.encode()[: NAME_BYTES_MAX - len(m)].decode(errors="ignore") + m for m in marks)
-    return next(each for each in names if each not in taken)
+    return next(candidate for candidate in names if candidate not in used_names)

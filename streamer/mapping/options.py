@@ -54,7 +54,7 @@ class Create(enum.StrEnum):
 
 
 class Transport(enum.StrEnum):
-    """How the stream brings values."""
+    """How the stream sends values."""
 
     AUTO = "auto"
     TEXT = "text"
@@ -87,7 +87,7 @@ METADATA_TYPES: Final[AnyMapping[MetadataKind, str]] = MappingProxyType(
         MetadataKind.DELETED_AT: "timestamp with time zone",
     }
 )
-"""The types of these columns, as PostgreSQL names them."""
+"""The types of these columns, by PostgreSQL's names."""
 
 
 class DdlKind(enum.StrEnum):
@@ -150,14 +150,16 @@ ON_DDL_DEFAULT: Final[AnyMapping[DdlKind, OnDdl]] = MappingProxyType(
         OnDdl.STOP,
     )
 )
-"""These lose values, so an operator decides. An index or a constraint holds none."""
+"""These kinds lose values, so an operator decides. An index or a constraint holds no values."""
 
 
-def on_ddl_by_kind(given: OnDdl | AnyMapping[DdlKind, OnDdl]) -> AnyMapping[DdlKind, OnDdl]:
-    """Return the reaction to each kind: one word counts for all, and a missing kind is default."""
-    if isinstance(given, OnDdl):
-        return dict.fromkeys(DdlKind, given)
-    return {**ON_DDL_DEFAULT, **given}
+def on_ddl_by_kind(reactions: OnDdl | AnyMapping[DdlKind, OnDdl]) -> AnyMapping[DdlKind, OnDdl]:
+    """Return the reaction to each kind: a single word counts for all, and a missing kind is
+    default.
+    """
+    if isinstance(reactions, OnDdl):
+        return dict.fromkeys(DdlKind, reactions)
+    return {**ON_DDL_DEFAULT, **reactions}
 
 
 class OnMaxRetainedWal(enum.StrEnum):

@@ -1,12 +1,13 @@
-"""Partitions of a source's table, the difference between two states, and the rows of each.
+"""Partitions of a source's table, the difference between two states, and the rows of each
+partition.
 
-A partition has an OID for life. A state has the text of each bound and partition key, as
-``pg_get_expr`` and ``pg_get_partkeydef`` write them. Neither locks a table. That is why the
-condition for the rows of a partition is built here: ``pg_get_partition_constraintdef`` waits for
-sessions that lock the partition.
+A partition has an OID for life. A state has the text of each bound and partition key, in the form
+of ``pg_get_expr`` and ``pg_get_partkeydef``. Neither locks a table. Therefore this module builds
+the condition for the rows of a partition: ``pg_get_partition_constraintdef`` waits for sessions
+that lock the partition.
 
 A condition is true for a row exactly where PostgreSQL routes the row to the partition. Values are
-literals without a type, so they take that of the column. Hash partitions have no such condition:
+literals without a type, so the type of the column applies. Hash partitions have no such condition:
 the hash depends on the server. Pure.
 """
 
@@ -30,8 +31,8 @@ class UnclearPartitionError(Exception):
 class Partition:
     """A partition, or the partitioned table itself, whose ``bound`` is None.
 
-    ``parent``: its OID; `ROOT` for a partition of the table itself. ``key``: its partition key if
-    it has partitions of its own, as ``RANGE (a, lower(b))``.
+    ``parent``: the parent's OID; `ROOT` for a partition of the table itself. ``key``: the partition
+    key of a partition with further partitions, as ``RANGE (a, lower(b))``.
     """
 
     oid: int
@@ -48,8 +49,8 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """A partition that joined or left, or has another name. *tree*: the partitions after it joined,
-    before it left. *name*: the one that it gets.
+    """A partition that joined or left, or has a new name. *tree*: the partitions after a join, and
+    before a departure. *name*: the new name.
     """
 
     kind: DdlKind
@@ -64,36 +65,36 @@ class PartitionChange:
 
 
 def partition_difference(
-    before: Sequence[Partition], after: Sequence[Partition]
+    previous: Sequence[Partition], after: Sequence[Partition]
 ) -> list[PartitionChange]:
-    """Return the changes, in an order to make them in. The partitions of one go with it."""
-    former = {each.oid: each for each in before if each.bound is not None}
-    present = {each.oid: each for each in after if each.bound is not None}
-    gone = {o for o, each in former.items() if o not in present or _moved(each, present[o])}
-    come = {o for o in present if o not in former or o in gone}
+    """Return the changes, in a feasible order. The partitions of a partition go with it."""
+    former = {item.oid: item for item in previous if item.bound is not None}
+    present = {item.oid: item for item in after if item.bound is not None}
+    removed = {o for o, item in former.items() if o not in present or _moved(item, present[o])}
+    come = {o for o in present if o not in former or o in removed}
     changes = [
-        PartitionChange(DdlKind.DETACH_PARTITION, former[oid], tuple(before))
+        PartitionChange(DdlKind.DETACH_PARTITION, former[oid], tuple(previous))
         for oid in former
-        if oid in gone and former[oid].parent not in gone
+        if oid in removed and former[oid].parent not in removed
     ]
     staying = {
-        each.name: each for oid, each in former.items() if oid in present and oid not in gone
+        item.name: item for oid, item in former.items() if oid in present and oid not in removed
     }
-    names = {name: present[each.oid].name for name, each in staying.items()}
+    names = {name: present[item.oid].name for name, item in staying.items()}
     for old, name in ordered_renames({o: n for o, n in names.items() if o != n}):
         partition = staying.pop(old)
-        changes.append(PartitionChange(DdlKind.RENAME_TABLE, partition, tuple(before), name))
+        changes.append(PartitionChange(DdlKind.RENAME_TABLE, partition, tuple(previous), name))
         staying[name] = replace(partition, name=name)
     changes += [
-        PartitionChange(DdlKind.ATTACH_PARTITION, each, tuple(after))
-        for oid, each in present.items()
+        PartitionChange(DdlKind.ATTACH_PARTITION, item, tuple(after))
+        for oid, item in present.items()
         if oid in come
     ]
     return changes
 
 
-def _moved(before: Partition, after: Partition) -> bool:
-    return (before.parent, before.bound) != (after.parent, after.bound)
+def _moved(previous: Partition, after: Partition) -> bool:
+    return (previous.parent, previous.bound) != (after.parent, after.bound)
 
 
 # ---- partition keys ----------------------------------------------------------------------------
@@ -108,8 +109,8 @@ class PartitionKey:
 
     @classmethod
     def parse(cls, text: str) -> "PartitionKey":
-        strategy, _, rest = text.partition(" (")
-        return cls(strategy, tuple(map(KeyItem.parse, split_list(rest.removesuffix(")")))))
+        strategy, _, items = text.partition(" (")
+        return cls(strategy, tuple(map(KeyItem.parse, split_list(items.removesuffix(")")))))
 
 
 _COLUMN: Final = re.compile(r'([a-z_][a-z0-9_$]*|"(?:[^"]|"")+")(?= |$)')
@@ -125,11 +126,11 @@ class KeyItem:
 
     @classmethod
     def parse(cls, text: str) -> "KeyItem":
-        if found := _COLUMN.match(text):
-            name = found[1]
+        if column := _COLUMN.match(text):
+            name = column[1]
             if name.startswith('"'):
                 name = name[1:-1].replace('""', '"')
-            return cls(name, None, text[found.end() :])
+            return cls(name, None, text[column.end() :])
         depth = 0
         for position, char in outside_quotes(text):
             depth += (char == "(") - (char == ")")
@@ -139,7 +140,7 @@ class KeyItem:
 
 
 def outside_quotes(text: str) -> Iterable[tuple[int, str]]:
-    """Yield the characters that no quotes enclose, with their positions."""
+    """Yield the characters outside quotes, with their positions."""
     quote = ""
     for position, char in enumerate(text):
         if quote:
@@ -173,20 +174,20 @@ Render = Callable[[KeyItem], str]
 
 
 def rows_of(partition: Partition, tree: Sequence[Partition], render: Render) -> str:
-    """Return the condition for the rows of *partition*, which is one of *tree*.
+    """Return the condition for the rows of *partition*, which is in *tree*.
 
     Raises UnclearPartitionError, and the errors of *render*.
     """
-    by_oid = {each.oid: each for each in tree}
-    root = next((each for each in tree if each.bound is None), None)
+    by_oid = {member.oid: member for member in tree}
+    root = next((member for member in tree if member.bound is None), None)
     conditions = []
     inner: Partition | None = partition
     while inner is not None and inner.bound is not None:
         parent = root if inner.parent == ROOT else by_oid.get(inner.parent)
         if parent is None or parent.key is None:
             raise UnclearPartitionError(f'the partition key above "{inner.full_name}" is not known')
-        beside = (each for each in tree if each.parent == inner.parent and each is not root)
-        siblings = [each for each in beside if each.bound != inner.bound]
+        beside = (member for member in tree if member.parent == inner.parent and member is not root)
+        siblings = [member for member in beside if member.bound != inner.bound]
         conditions.append(_own_rows(inner, parent.key, siblings, render))
         inner = parent
     return " and ".join(reversed(conditions))
@@ -203,21 +204,21 @@ def _own_rows(
     columns = [render(item) for item in key.items]
     if partition.bound != _DEFAULT:
         return f"({_bound_rows(partition.bound or '', columns)})"
-    others = [f"({_bound_rows(each.bound or '', columns)})" for each in siblings]
-    return f"(({' or '.join(others)}) is not true)" if others else "true"
+    conditions = [f"({_bound_rows(sibling.bound or '', columns)})" for sibling in siblings]
+    return f"(({' or '.join(conditions)}) is not true)" if conditions else "true"
 
 
 def _bound_rows(bound: str, columns: Sequence[str]) -> str:
-    if found := _LIST.fullmatch(bound):
-        values = split_list(found[1])
-        named = ", ".join(_value(each) for each in values if each != "NULL")
+    if match := _LIST.fullmatch(bound):
+        values = split_list(match[1])
+        named = ", ".join(_value(value) for value in values if value != "NULL")
         parts = [f"{columns[0]} in ({named})"] if named else []
         parts += [f"{columns[0]} is null"] if "NULL" in values else []
         return " or ".join(parts)
-    if found := _RANGE.fullmatch(bound):
+    if match := _RANGE.fullmatch(bound):
         parts = [f"{column} is not null" for column in columns]
-        parts += _edge(columns, split_list(found[1]), ">=", {"MINVALUE": ">=", "MAXVALUE": ">"})
-        parts += _edge(columns, split_list(found[2]), "<", {"MINVALUE": "<", "MAXVALUE": "<="})
+        parts += _edge(columns, split_list(match[1]), ">=", {"MINVALUE": ">=", "MAXVALUE": ">"})
+        parts += _edge(columns, split_list(match[2]), "<", {"MINVALUE": "<", "MAXVALUE": "<="})
         return " and ".join(parts)
     raise UnclearPartitionError(f"its bound is unclear: {bound}")
 
@@ -225,7 +226,9 @@ def _bound_rows(bound: str, columns: Sequence[str]) -> str:
 def _edge(
     columns: Sequence[str], values: Sequence[str], operator: str, cut: dict[str, str]
 ) -> list[str]:
-    """Return the condition for one end of a range. *cut*: the operators where it ends early."""
+    """Return the condition for one end of a range. *cut*: the operators for an end with MINVALUE or
+    MAXVALUE.
+    """
     for count, value in enumerate(values):
         if value in _ENDS:
             if count == 0:
@@ -240,5 +243,5 @@ def _edge(
 
 
 def _value(text: str) -> str:
-    """Return a value as a literal without a type, which takes that of the column."""
+    """Return a value as a literal without a type, so that the type of the column applies."""
     return text if text.startswith(("'", "E'")) else quote_literal(text)

@@ -1,4 +1,4 @@
-"""The columns whose values in existing rows another `set` makes wrong. Pure."""
+"""The columns whose values in existing rows a changed `set` makes wrong. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from streamer.mapping.rules import RelationMapping
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """``columns``: those of the target. ``sources``: columns of the source that the target gets as
-    they are again, because no expression takes their place any more.
+    """``columns``: those of the target. ``sources``: columns of the source that the target stores
+    unchanged again, because no expression replaces them any more.
     """
 
     columns: tuple[str, ...]
@@ -19,26 +19,29 @@ class Recomputed:
 
 
 def recomputed(
-    before: str | None, mapping: RelationMapping, names: Sequence[str]
+    former: str | None, mapping: RelationMapping, names: Sequence[str]
 ) -> Recomputed | None:
-    """Return the columns that the rule of *mapping* computes otherwise than *before* says.
+    """Return the columns that the rule of *mapping* computes differently than *former* says.
 
-    *before*: `TableRule.expressions_mark` of the rule that filled the rows. *names*: the source's
-    columns. None if the filters differ: then other rows belong to the target. None if the hashes
-    differ, too: a hash is nothing that either server could compute.
+    *former*: `TableRule.expressions_mark` of the rule that filled the rows. *names*: the source's
+    columns. None if the filters differ: then different rows belong to the target. None if the
+    hashes differ, too: no server can compute a hash.
     """
-    old, new = _read(before), _read(mapping.rule.expressions_mark)
+    old, new = _read(former), _read(mapping.rule.expressions_mark)
     if old["filter"] != new["filter"] or old.get("hash") != new.get("hash"):
         return None
-    gone = old["set"].keys() - new["set"].keys()
+    removed = old["set"].keys() - new["set"].keys()
     plain = {
-        there: name for name in names if (there := mapping.target_column(name)) in gone and there
+        target: name
+        for name in names
+        if (target := mapping.target_column(name)) in removed and target
     }
     changed = [
         name
         for name, expression in new["set"].items()
-        # The stream takes a value that the source does not send from the target's column. While
-        # that holds the result of the old expression, every other expression may read it.
+        # For a value that the source does not send, the stream reads the target's column. While
+        # that column holds the result of the old expression, every further expression may read the
+        # result.
         if plain or old["set"].get(name) != expression
     ]
     return Recomputed((*changed, *plain), tuple(plain.values()))

@@ -1,6 +1,6 @@
-"""The options of a resync: the write mode, the rows that it brings, and the obstacles to ignore.
+"""The options of a resync: the write mode, the rows to copy, and the obstacles to ignore.
 
-The bookkeeping keeps them as JSON until the resync ends. Pure.
+The bookkeeping stores the options as JSON until the resync ends. Pure.
 """
 
 import enum
@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from streamer.mapping.options import TableType
 
 SKIP_CHANGES: Final = "--skip-changes"
-"""The option of `streamer resync` with which a copy passes over changes before its snapshot."""
+"""The option of `streamer resync` with which a copy skips changes before its snapshot."""
 
 
 def has_own_past(kind: TableType | str) -> bool:
@@ -28,9 +28,9 @@ class Mode(enum.StrEnum):
     """The write mode for rows of a clone."""
 
     RELOAD = "reload"
-    """All of them."""
+    """All rows."""
     DIFF = "diff"
-    """Those that differ."""
+    """Rows that differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class RowScope:
     """The rows to which a resync is limited: any condition or key may name a row.
 
     ``conditions``: SQL expressions over the source's columns, which `parse_expression` accepts.
-    ``found``: those that the copy itself has found; the bookkeeping does not store them.
+    ``found``: rows that the copy itself has found; the bookkeeping does not store these.
     """
 
     conditions: tuple[str, ...] = ()
@@ -82,11 +82,11 @@ class RowScope:
         """Whether a query of these rows reads the whole table."""
         return bool(self.conditions) or (self.found is not None and not self.found.by_index)
 
-    def union(self, other: "RowScope") -> "RowScope":
-        """Return the rows of either."""
+    def union(self, addition: "RowScope") -> "RowScope":
+        """Return the rows of either scope."""
         return RowScope(
-            tuple(dict.fromkeys(self.conditions + other.conditions)),
-            tuple(dict.fromkeys(self.keys + other.keys)),
+            tuple(dict.fromkeys(self.conditions + addition.conditions)),
+            tuple(dict.fromkeys(self.keys + addition.keys)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -102,9 +102,9 @@ class RowScope:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """``force``: leave out columns that the target lacks. ``scope``: bring only these rows.
-    ``columns``: bring only these columns, by the target's names, of the rows that it has.
-    ``skips_changes``: pass over changes before the snapshot, also where they are part of the rows.
+    """``force``: leave out columns that the target lacks. ``scope``: copy only these rows.
+    ``columns``: fill only these columns, by the target's names, of existing rows.
+    ``skips_changes``: skip changes before the snapshot, also where they are part of the rows.
     """
 
     mode: Mode = Mode.RELOAD
@@ -115,21 +115,21 @@ class Resync:
 
     @property
     def is_partial(self) -> bool:
-        """Whether it brings some rows or columns only, so that no change may be dropped."""
+        """Whether only some rows or columns are in scope, so that no change may be dropped."""
         return self.scope is not None or self.columns is not None
 
     @property
     def compares(self) -> bool:
-        """Whether rows that are equal stay untouched."""
+        """Whether equal rows stay untouched."""
         return self.mode is Mode.DIFF or self.is_partial
 
-    def union(self, other: "Resync") -> "Resync":
-        """Return a resync that does for both."""
-        force = self.force or other.force
-        if self.scope is not None and other.scope is not None:
-            return Resync(Mode.DIFF, force, self.scope.union(other.scope))
-        if self.columns is not None and other.columns is not None:
-            columns = tuple(dict.fromkeys(self.columns + other.columns))
+    def union(self, addition: "Resync") -> "Resync":
+        """Return a resync that fulfils both."""
+        force = self.force or addition.force
+        if self.scope is not None and addition.scope is not None:
+            return Resync(Mode.DIFF, force, self.scope.union(addition.scope))
+        if self.columns is not None and addition.columns is not None:
+            columns = tuple(dict.fromkeys(self.columns + addition.columns))
             return Resync(Mode.DIFF, force, columns=columns)
         return Resync(Mode.DIFF, force)
 

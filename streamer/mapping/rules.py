@@ -1,8 +1,8 @@
 """The mapping: which relations of which sources go to which relations of the target, and how.
 
-Immutable and pure. Static configuration and the admin store both produce a `Mapping`; nothing
-behind it knows which of the two it was. Rules name relations or patterns; `resolve` applies them to
-the relations that a source really has.
+Immutable and pure. Static configuration and the admin store both produce a `Mapping`; later layers
+do not know its origin. Rules name relations or patterns; `resolve` applies the rules to the
+relations that a source really has.
 """
 
 import hashlib
@@ -66,7 +66,7 @@ class ColumnHash:
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
-    """The rule for one relation, or for all relations that match a pattern."""
+    """The rule for a single relation, or for all relations that match a pattern."""
 
     pattern: RelationPattern
     target: RelationPattern | None = None
@@ -88,7 +88,7 @@ class TableRule:
     partitioned: bool = False
     """A created target has the partitions of the source's table."""
     verify_interval: float | None = None
-    """Seconds between two verifications; 0 for none, None for that of all tables."""
+    """Seconds between two verifications; 0 for none, None for the interval of all tables."""
     skip_truncate: bool = False
     metadata: tuple[tuple[MetadataKind, str], ...] = ()
     """Columns of the target with facts about the last change of a row."""
@@ -96,7 +96,7 @@ class TableRule:
     max_deleted_rows: int | None = None
     """A source transaction that deletes more rows, or truncates, waits for an operator."""
     priority: int = 0
-    """Tables with a higher one are copied first."""
+    """Tables with a higher priority are copied first."""
 
     @property
     def asks_for_definitions(self) -> bool:
@@ -105,14 +105,14 @@ class TableRule:
 
     @property
     def deleted_at(self) -> str | None:
-        """The column that marks deleted rows; None if the target deletes them."""
+        """The column that marks deleted rows; None if the target deletes these rows."""
         if self.on_delete is not OnDelete.MARK:
             return None
         return dict(self.metadata)[MetadataKind.DELETED_AT]
 
     @property
     def keeps_past(self) -> bool:
-        """Whether rows of the target show earlier changes, so that no copy makes up for a change.
+        """Whether rows of the target show earlier changes, so that no copy replaces a change.
 
         A clone without marks shows the present rows of the source alone.
         """
@@ -120,19 +120,19 @@ class TableRule:
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
-        own = () if self.filter is None else (self.filter,)
-        return (*own, *(expression for _, expression in self.set))
+        filters = () if self.filter is None else (self.filter,)
+        return (*filters, *(expression for _, expression in self.set))
 
     @property
     def named_expressions(self) -> tuple[tuple[str, Expression], ...]:
-        """The same with where they are: ``filter``, ``set email``."""
-        own = () if self.filter is None else (("filter", self.filter),)
-        return (*own, *((f"set {name}", expression) for name, expression in self.set))
+        """The expressions with their places: ``filter``, ``set email``."""
+        filters = () if self.filter is None else (("filter", self.filter),)
+        return (*filters, *((f"set {name}", expression) for name, expression in self.set))
 
     @property
     def expressions_mark(self) -> str | None:
-        """Text that is another one when `filter`, `set` or a hash key is: rows written before are
-        wrong.
+        """Changes when `filter`, `set` or a hash key changes; existing rows must then be copied
+        again.
         """
         if not self.expressions and not self.hashes:
             return None
@@ -140,13 +140,16 @@ class TableRule:
         values = {name: expression.text for name, expression in self.set}
         mark: dict[str, object] = {"filter": condition, "set": values}
         if self.hashes:
-            mark["hash"] = {each.target: [each.column, each.check] for each in self.hashes}
+            mark["hash"] = {
+                column_hash.target: [column_hash.column, column_hash.check]
+                for column_hash in self.hashes
+            }
         return json.dumps(mark, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RelationMapping:
-    """A source relation, where it goes and how: a rule applied to a relation that exists."""
+    """A source relation with its target: a rule applied to a relation that exists."""
 
     source: RelationName
     target: RelationName
@@ -157,13 +160,14 @@ class RelationMapping:
         return self.rule.type
 
     def target_column(self, column: str) -> str | None:
-        """Return the target's name for a source *column*; None if the target does not get it.
+        """Return the target's name for a source *column*; None if the target does not get the
+        column.
 
-        That is so when it is excluded, and when `columns` does not list it but gives its name to
-        another column. A hash gives its column a name, too.
+        The rule may exclude the column, or `columns` may give its name to a different column
+        without listing it. A hash gives its column a name, too.
         """
         rule = self.rule
-        hashed = {each.column: each.target for each in rule.hashes}
+        hashed = {column_hash.column: column_hash.target for column_hash in rule.hashes}
         if column in hashed:
             return hashed[column]
         if column in rule.exclude or column in hashed.values():
@@ -172,38 +176,38 @@ class RelationMapping:
         for source_column, target_column in listed:
             if source_column == column:
                 return target_column
-        return None if any(taken == column for _, taken in listed) else column
+        return None if any(listed_name == column for _, listed_name in listed) else column
 
     def own_column(
-        self, column: str, there: Collection[str] = (), *, key: Collection[str] = ()
+        self, column: str, existing: Collection[str] = (), *, key: Collection[str] = ()
     ) -> str | None:
         """Return the name of the column that the target has to have for a source's *column*.
 
-        None if `set` computes the value, or the column is optional. A column of *key* is not, and
-        no column is that the target has: *there*.
+        None if `set` computes the value, or the column is optional. Columns of *key*, and columns
+        that the target already has (*existing*), are never optional.
         """
         name = self.target_column(column)
         if name is None or self.has_expression(name):
             return None
-        is_left_out = self.is_optional(column) and column not in key and name not in there
+        is_left_out = self.is_optional(column) and column not in key and name not in existing
         return None if is_left_out else name
 
     def columns_from(self, names: frozenset[str]) -> list[str] | None:
         """Return the target's columns that need the source's columns *names*.
 
-        None if these decide which rows the target has.
+        None if *names* decide which rows the target has.
         """
         rule = self.rule
         if rule.filter is not None and not names.isdisjoint(rule.filter.names):
             return None
-        own = [there for name in names if (there := self.target_column(name)) is not None]
+        mapped = [target for name in names if (target := self.target_column(name)) is not None]
         computed = [name for name, value in rule.set if not names.isdisjoint(value.names)]
-        return sorted({*own, *computed})
+        return sorted({*mapped, *computed})
 
     def expression_inputs(self, names: Sequence[str]) -> list[str]:
         """Return those of the source's columns, *names*, that expressions use.
 
-        Raises MappingError for an expression that uses another.
+        Raises MappingError for an expression that uses a column outside *names*.
         """
         for place, expression in self.rule.named_expressions:
             if unknown := expression.unknown(names):
@@ -220,11 +224,18 @@ class RelationMapping:
         return any(name == target_column for name, _ in self.rule.set)
 
     def hash_of(self, target_column: str) -> ColumnHash | None:
-        """Return the hash that a column of the target gets."""
-        return next((each for each in self.rule.hashes if each.target == target_column), None)
+        """Return the hash for a column of the target."""
+        return next(
+            (
+                column_hash
+                for column_hash in self.rule.hashes
+                if column_hash.target == target_column
+            ),
+            None,
+        )
 
     def type_of(self, target_column: str, source_type: str) -> str:
-        """Return the type of a column of the target that the source has with *source_type*."""
+        """Return the type of a target column whose type at the source is *source_type*."""
         return source_type if self.hash_of(target_column) is None else "text"
 
     def is_computed(self, target_column: str) -> bool:
@@ -232,19 +243,19 @@ class RelationMapping:
         return self.has_expression(target_column) or self.hash_of(target_column) is not None
 
     def is_optional(self, column: str) -> bool:
-        """Whether *column* may be missing at the target: it is not among those `columns` lists.
+        """Whether *column* may be missing at the target, because `columns` does not list it.
 
-        A hashed column never is.
+        A hashed column may not.
         """
         columns = self.rule.columns
-        if columns is None or any(each.column == column for each in self.rule.hashes):
+        if columns is None or any(column_hash.column == column for column_hash in self.rule.hashes):
             return False
         return all(listed != column for listed, _ in columns)
 
 
 class SourceLabel(str):
-    """The name people give a source, ``database`` or ``database:sid``, which knows its two parts:
-    either may have a colon in it.
+    """The name of a source for people, ``database`` or ``database:sid``, with its two parts: either
+    may contain a colon.
     """
 
     database: str
@@ -270,7 +281,7 @@ N = TypeVar("N", bound=Named)
 
 
 def find_source(sources: Iterable[N], database: str, sid: str | None) -> N | None:
-    """Return the source with these two names. A label does not tell: ``a:b`` can be two sources."""
+    """Return the source with these two names. A label is ambiguous: ``a:b`` can be two sources."""
     for source in sources:
         if (source.database, source.sid) == (database, sid):
             return source
@@ -279,7 +290,7 @@ def find_source(sources: Iterable[N], database: str, sid: str | None) -> N | Non
 
 @dataclass(frozen=True, slots=True)
 class MappingFault:
-    """The fault in the configuration of one source: a variable or a password is missing."""
+    """The fault in the configuration of a source: a variable or a password is missing."""
 
     problem: str
     hint: str | None = None
@@ -287,7 +298,7 @@ class MappingFault:
 
 @dataclass(frozen=True, slots=True)
 class SourceMapping:
-    """One url: a source database and the rules for its relations."""
+    """A source database with its url, and the rules for its relations."""
 
     database: str
     sid: str | None
@@ -297,7 +308,7 @@ class SourceMapping:
     transport: Transport = Transport.AUTO
     forward_origins: bool = False
     failover: bool = False
-    """The slot is one that standbys synchronize."""
+    """Standbys synchronize the slot."""
     sequences: bool = False
     """Sequences of the target are kept ahead of its sequences."""
     ddl: DdlCapture = DdlCapture.OFF
@@ -306,15 +317,17 @@ class SourceMapping:
     heartbeat_interval: float | None = None
     """Seconds; None: as for all sources. 0: none."""
     priority: int = 0
-    """Sources with a higher one copy first."""
+    """Sources with a higher priority copy first."""
     max_retained_wal_bytes: int | None = None
     on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
     fault: MappingFault | None = None
-    """The source stays in the mapping, because streamer tears down a source that leaves it."""
+    """The source stays in the mapping, because streamer tears down a source that leaves the
+    mapping.
+    """
     url_place: str = field(default="", compare=False)
     """The setting that holds the url, and the environment variables in it."""
     written_url: str | None = field(default=None, compare=False)
-    """The text of the url, if it contains environment variables."""
+    """The text of the url, if the text contains environment variables."""
 
     @property
     def label(self) -> str:
@@ -328,7 +341,7 @@ class SourceMapping:
 
     @property
     def exact_names(self) -> dict[RelationName, TableRule]:
-        """The rules that name one table, by its name."""
+        """The rules that name a single table, by its name."""
         return {
             RelationName(rule.pattern.namespace, rule.pattern.name): rule
             for rule in self.rules
@@ -351,7 +364,7 @@ class SourceMapping:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """All sources, and where their tables go unless a rule says otherwise."""
+    """All sources, and the default target schema of their tables."""
 
     sources: tuple[SourceMapping, ...]
     target_namespace: str = "public"
@@ -375,11 +388,11 @@ def source_object_name(database: str, sid: str | None, suffix: str = "") -> str:
 def resolve(
     source: SourceMapping, relations: Iterable[RelationName], target_namespace: str
 ) -> list[RelationMapping]:
-    """Apply *source*'s rules to the *relations* it has; in order of name.
+    """Apply the rules of *source* to its *relations*; in order of name.
 
-    Raises MappingError if two patterns claim one relation, or if two relations share a target. It
-    also does if an exact rule names a missing relation, unless `on_table_dropped` lets it go. The
-    names of `former_names` do not count.
+    Raises MappingError if two patterns match the same relation, or if two relations share a target.
+    An exact rule for a missing relation is an error, too, unless `on_table_dropped` allows the
+    loss. The names of `former_names` do not count.
     """
     present = sorted(set(relations))
     missing = source.exact_names.keys() - set(present)
@@ -402,18 +415,18 @@ def resolve(
                 f'"{mapping.target}", in the schema of streamer\'s own bookkeeping',
                 hint="give it a `target` in another schema",
             )
-        other = by_target.setdefault(mapping.target, mapping.source)
-        if other != mapping.source:
-            raise same_target(source, [other, mapping.source], mapping.target)
+        first = by_target.setdefault(mapping.target, mapping.source)
+        if first != mapping.source:
+            raise same_target(source, [first, mapping.source], mapping.target)
     return mapped
 
 
 def former_names(
     source: SourceMapping, present: Iterable[RelationName], target_namespace: str
 ) -> set[RelationName]:
-    """Return the tables of exact rules that *source* lacks, and whose target a *present* one has.
+    """Return the tables of exact rules that *source* lacks, and whose target a *present* table has.
 
-    A session has renamed such a table, and other tenants may still have the former name.
+    A session has renamed such a table, and further tenants may still have the former name.
     """
     rules = find_rules(source, present := list(present))
     targets = {target_of(source, rule, name, target_namespace) for name, rule in rules.items()}
@@ -427,7 +440,7 @@ def former_names(
 def same_target(
     source: SourceMapping, names: Sequence[RelationName], target: RelationName
 ) -> MappingError:
-    """Say that tables of one source have one target."""
+    """Return the error for tables of a source with a common target."""
     listed = " and ".join(f'"{name}"' for name in names)
     return MappingError(
         f'tables {listed} of source "{source.label}" would both be written to '
@@ -439,14 +452,14 @@ def same_target(
 def find_rules(
     source: SourceMapping, relations: Iterable[RelationName]
 ) -> dict[RelationName, TableRule]:
-    """Return the rule of each relation that has one. Raises MappingError if two patterns match."""
+    """Return the rule of each relation with a rule. Raises MappingError if two patterns match."""
     exact = source.exact_names
-    found = {}
+    ruled = {}
     for relation in relations:
         rule = exact.get(relation) or _matching_pattern(source, relation)
         if rule is not None:
-            found[relation] = rule
-    return found
+            ruled[relation] = rule
+    return ruled
 
 
 def _matching_pattern(source: SourceMapping, relation: RelationName) -> TableRule | None:
@@ -465,8 +478,8 @@ def target_of(
 ) -> RelationName:
     """Return where *rule* writes *relation*.
 
-    ``*`` stands for the schema or the table of the relation, whichever part it is in. Raises
-    MappingError for ``{sid}`` of a source without one, and for a name that is too long.
+    ``*`` stands for the schema or the table of the relation, by its place. Raises MappingError for
+    ``{sid}`` of a source without a sid, and for a name that is too long.
     """
     target = rule.target
     if target is None:
@@ -503,26 +516,26 @@ def target_of(
 def _placeholders(target: RelationPattern) -> set[str]:
     """Return the placeholders in a target, ``*`` included."""
     return {
-        found
+        placeholder
         for part, is_pattern in (
             (target.namespace, target.namespace_is_pattern),
             (target.name, target.name_is_pattern),
         )
         if is_pattern
-        for found in PLACEHOLDER.findall(part)
+        for placeholder in PLACEHOLDER.findall(part)
     }
 
 
 def check_target(pattern: RelationPattern, target: RelationPattern) -> None:
     """Check that a rule for several tables has a target for each. Raises MappingError."""
-    found = _placeholders(target)
-    if "*" in found and not pattern.is_pattern:
+    placeholders = _placeholders(target)
+    if "*" in placeholders and not pattern.is_pattern:
         raise MappingError(
             f"target {target} has a * but the rule names one table", hint="write the name out"
         )
     has_table = target.name_is_pattern and "*" in PLACEHOLDER.findall(target.name)
-    has_table |= "{table}" in found
-    has_schema = "{schema}" in found or (
+    has_table |= "{table}" in placeholders
+    has_schema = "{schema}" in placeholders or (
         target.namespace_is_pattern and "*" in PLACEHOLDER.findall(target.namespace)
     )
     is_named = has_table if pattern.name_is_pattern else has_table or has_schema

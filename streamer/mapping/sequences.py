@@ -1,4 +1,4 @@
-"""Which sequence of the target follows which sequence of a source, and the value it is to have.
+"""The target sequence that follows a source sequence, and its value.
 
 A target sequence is kept ahead of its source's by a margin. A program that begins to write at the
 target therefore draws no value that the source has given to a row. Pure.
@@ -15,11 +15,11 @@ from streamer.mapping.rules import RelationMapping
 MARGIN_STEPS: Final = 1000
 """How many values ahead a target sequence is set, at least."""
 MARGIN_LOOKS: Final = 10
-"""So many looks ahead it is set at least, as fast as the source draws values."""
+"""The margin covers at least so many checks, at the rate at which the source draws values."""
 
 
 class Followed(Protocol):
-    """A sequence of a source, as far as its place at the target depends on it."""
+    """A sequence of a source, as far as its place at the target depends on the sequence."""
 
     @property
     def name(self) -> RelationName: ...
@@ -29,7 +29,9 @@ class Followed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SequencePlace:
-    """Where the target's sequence is found: by the column that owns it, or by its own name."""
+    """The place of the target's sequence: the column that owns the sequence, or the sequence's
+    name.
+    """
 
     name: RelationName
     column: str | None = None
@@ -41,7 +43,7 @@ class SequencePlace:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that the target's sequence can take, and the last one it has given."""
+    """The values that the target's sequence can give, and the last given value."""
 
     increment: int
     minimum: int
@@ -54,7 +56,7 @@ def place_of(
 ) -> SequencePlace | None:
     """Return the place of the counterpart of *sequence*.
 
-    None if the target does not get its table or column, or does not take over the rows unchanged.
+    None if the target lacks the sequence's table or column, or does not store the rows unchanged.
     """
     if sequence.owner is None:
         return SequencePlace(RelationName(target_namespace, sequence.name.name))
@@ -71,28 +73,28 @@ def place_of(
 def places(
     sequences: Iterable[Followed], mappings: Iterable[RelationMapping], target_namespace: str
 ) -> dict[RelationName, SequencePlace]:
-    """Return the places of those of *sequences* that have one, by the name of the sequence."""
+    """Return the places of *sequences*, without those that have no place, by sequence name."""
     by_source = {mapping.source: mapping for mapping in mappings}
-    found = {s.name: place_of(s, by_source, target_namespace) for s in sequences}
-    return {name: place for name, place in found.items() if place is not None}
+    by_name = {s.name: place_of(s, by_source, target_namespace) for s in sequences}
+    return {name: place for name, place in by_name.items() if place is not None}
 
 
-def value_ahead(value: int, increment: int, drawn_steps: int, there: Range) -> int | None:
-    """Return the value to set the target's sequence to, or None if it is far enough ahead.
+def value_ahead(value: int, increment: int, drawn_steps: int, target: Range) -> int | None:
+    """Return the value for the target's sequence, or None if the sequence is far enough ahead.
 
     *value* and *increment* are the source's; *drawn_steps*: the values that the source drew since
-    the last look. A sequence is moved when half of its margin is used up, so an idle or slow one
+    the last check. A sequence moves when half of its margin is used up, so an idle or slow sequence
     costs no write. Raises ValueError if the target's sequence cannot follow.
     """
-    if (increment > 0) != (there.increment > 0):
+    if (increment > 0) != (target.increment > 0):
         raise ValueError("its increment has the other sign")
-    if not there.minimum <= value <= there.maximum:
+    if not target.minimum <= value <= target.maximum:
         raise ValueError(f"the source is at {value}, which it cannot take")
     margin = increment * max(MARGIN_STEPS, MARGIN_LOOKS * drawn_steps)
-    wanted = min(max(value + margin, there.minimum), there.maximum)
-    last = there.last_value
-    if last is None or last == wanted:
-        return None if last == wanted else wanted
+    goal = min(max(value + margin, target.minimum), target.maximum)
+    last = target.last_value
+    if last is None or last == goal:
+        return None if last == goal else goal
     ahead = (last - value) * (1 if increment > 0 else -1)
-    is_enough = 2 * ahead >= abs(wanted - value)
-    return None if is_enough else wanted
+    is_enough = 2 * ahead >= abs(goal - value)
+    return None if is_enough else goal

@@ -1,5 +1,5 @@
-"""Whether sources would write the same rows of a target table: one judge for rules, `check` and
-`run`. Pure.
+"""Whether sources would write the same rows of a target table: the common judge of rules, `check`
+and `run`. Pure.
 
 Rows of several sources are told apart by the column ``sid`` of their table.
 """
@@ -26,7 +26,7 @@ def find_clashes(
     """Yield the sources that would write the same rows of *target*. Pure.
 
     *writers*: the label of each source, with the sid that the source writes there, if any.
-    *lacks_sid*: the table is there, and has no column for a sid.
+    *lacks_sid*: the table exists, and has no column for a sid.
     """
     by_sid: dict[str | None, set[str]] = defaultdict(set)
     for label, sid in writers:
