@@ -326,7 +326,7 @@ Record = Mapping[str, Any]
 class _Introspected(NamedTuple):
     """Replaces the statement of the driver's type introspection.
 
-    The driver prepares the user's statement again unless the replaced statement had a name.
+    Unless the replaced statement had a name, the driver prepares the user's statement again.
     """
 
     name: str = "none"
@@ -403,14 +403,12 @@ class TargetConnection:
         dsn, pid, raw = address.dsn, self.backend_pid, self._connection
         if not pooler.may_share(dsn, int(raw.get_server_pid()), pid):
             return
-        second = await _log_in(address, {})
+        peer = await _log_in(address, {})
         try:
-            if await pooler.shares_sessions(
-                dsn, pid, raw.fetchval, second.fetchval, second.execute
-            ):
+            if await pooler.shares_sessions(dsn, pid, raw.fetchval, peer.fetchval, peer.execute):
                 raise TargetRejectedError(f"target: {pooler.POOLED}", hint=pooler.HINT)
         finally:
-            second.terminate()
+            peer.terminate()
 
     async def prove(self, claim: Claim, *, again: bool = False) -> None:
         """Make sure that this session is on the server of *claim*.
@@ -440,16 +438,12 @@ class TargetConnection:
         transport = self._connection._transport
         return 0 if transport is None else int(transport.get_write_buffer_size())
 
-    def _set_socket_options(self, configured: dict[str, int]) -> None:
+    def _set_socket_options(self, stated: dict[str, int]) -> None:
         endpoint = self._connection._transport.get_extra_info("socket")
-        if (
-            endpoint is None
-            or endpoint.family == socket.AF_UNIX
-            or configured.get("keepalives") == 0
-        ):
+        if endpoint is None or endpoint.family == socket.AF_UNIX or stated.get("keepalives") == 0:
             return
         endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        values = session.KEEPALIVES | configured
+        values = session.KEEPALIVES | stated
         for option, name in (
             ("TCP_KEEPIDLE", "keepalives_idle"),
             ("TCP_KEEPINTVL", "keepalives_interval"),
@@ -611,8 +605,7 @@ class TargetConnection:
         copy = f"copy {quote_qualified(namespace, table)}{listed} from stdin ({options})"
         sql = self._take_before() + "; ".join(filter(None, [copy, then]))
         with translating(), self._watch.waiting():
-            # asyncpg's copy_to_table calls this method with a single statement, and skips further
-            # answers.
+            # asyncpg's copy_to_table calls this with one statement, and skips further answers.
             status: str = await self._connection._copy_in(sql, watched(), None)
         return _row_count(status)
 
@@ -629,8 +622,7 @@ class TargetConnection:
     def terminate(self) -> None:
         """Close at once, without a message to the server; a statement under way fails.
 
-        asyncpg's own method takes the transport from a COPY, which then fails with an unrelated
-        error.
+        asyncpg's own method takes the transport from a COPY, which then fails with another error.
         """
         self._is_lost = True
         transport = self._connection._transport
@@ -698,8 +690,7 @@ async def _connect_to_any(
     """Try each host for as long as `connect_timeout`, as libpq does.
 
     If all hosts fail, raise a transient error if any. A host that refuses the role may be the
-    standby of a server that is down. A refusal has priority only where the password may be
-    outdated.
+    standby of a lost server. A refusal has priority only where the password may be outdated.
     """
     refused: Exception | None = None
     passing: Exception | None = None
@@ -795,9 +786,7 @@ async def transaction(connection: TargetConnection) -> AsyncIterator[None]:
 
 
 async def may_replace_role(connection: TargetConnection) -> bool:
-    """Whether the role may set session_replication_role, tried in a transaction that is rolled
-    back.
-    """
+    """Whether the role may set session_replication_role, tried in a transaction and undone."""
     try:
         async with transaction(connection):
             await connection.execute("set local session_replication_role = replica")
