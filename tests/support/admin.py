@@ -41,7 +41,7 @@ def quick_hash(password: str) -> str:
 
 
 class FakeEngine:
-    """Records the mapping that it had to switch to."""
+    """Records the mappings that the service switched to."""
 
     def __init__(self) -> None:
         self.applied: list[Mapping] = []
@@ -61,7 +61,7 @@ class FakeEngine:
 
 
 class Admin:
-    """The API of one process."""
+    """The API of a process."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ async def admin(
 ) -> AsyncIterator[Admin]:
     """Open the API; with *sources* in static mode.
 
-    A call that blocks the event loop fails, if the API *is_alone* in it.
+    A call that blocks the event loop fails, if the API is the only user of the loop (*is_alone*).
     """
     config = directory / "config.yaml"
     database = "" if sources else f"mapping_database: {directory / 'mapping.sqlite'}"

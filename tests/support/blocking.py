@@ -1,4 +1,4 @@
-"""Calls of the program that block its event loop fail: files, sleeps and sockets."""
+"""Makes calls of the program that block the event loop fail: files, sleeps and sockets."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ import pytest
 from blockbuster import blockbuster_ctx
 
 RUNNING = ("admin", "apply", "progress", "runtime", "sync", "target")
-"""The parts whose tasks share the event loop. Commands have their process to themselves."""
+"""The parts whose tasks share the event loop. Commands run in separate processes."""
 MAY_BLOCK = (
-    # asyncpg reads the files that libpq would read, each time it connects.
+    # asyncpg reads the files that libpq would read, at each connect.
     (
         "asyncpg/connect_utils.py",
         {"_parse_connect_dsn_and_args", "_dot_postgresql_path", "_read_password_file"},
@@ -20,9 +20,9 @@ MAY_BLOCK = (
         {"__init__", "new_file", "append", "append_large", "_flush", "_write", "truncate", "read",
          "_read_bytes", "release", "replay", "close", "discard_open"},
     ),
-    # A journal's files of 64 MB go one at a time, when the target has all that is in them.
+    # A journal removes its files of 64 MB one by one, when the target has all their changes.
     ("streamer/source/journal/files.py", {"trim"}),
-    # The log shows a defect with its traceback, and reads the source for that.
+    # The log prints a defect with a traceback, and reads the source code for that.
     ("structlog/dev.py", {"__call__"}),
     # Small files that the process reads once, before it streams.
     ("streamer/migrations.py", {"read_migrations"}),
@@ -32,7 +32,7 @@ MAY_BLOCK = (
 
 @contextlib.contextmanager
 def never_blocking() -> Iterator[None]:
-    """Let a blocking call raise `BlockingError` if the program makes it on an event loop."""
+    """Make a blocking call raise `BlockingError` if the program blocks an event loop."""
     with blockbuster_ctx([f"streamer.{part}" for part in RUNNING]) as blockbuster:
         for function in blockbuster.functions.values():
             for file, functions in MAY_BLOCK:

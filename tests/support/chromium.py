@@ -18,7 +18,7 @@ _NAMES = (
 
 def launch(chromium: BrowserType) -> Browser:
     """Start the browser. Raises FileNotFoundError, with the command that installs it."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
+    path = next(filter(None, map(shutil.which, _NAMES)), None)
+    if path is None:
         raise FileNotFoundError(f"Chromium is not on this machine; run: {INSTALL}")
-    return chromium.launch(executable_path=found, args=["--no-sandbox"])
+    return chromium.launch(executable_path=path, args=["--no-sandbox"])

@@ -1,9 +1,9 @@
 """Settings that must not matter, in all combinations.
 
 ``make matrix`` runs whole suites with a few combinations that cover all pairs. A test marked
-``combinations`` runs with those few whenever it runs, and with all if TEST_COMBINATIONS is ``all``.
-Tests look into the environment
-(`tests.support.streamer`, `tests.support.postgres`), so anything can be run with any: see there.
+``combinations`` runs with those few in each run, and with all if TEST_COMBINATIONS is ``all``.
+Tests read the environment (`tests.support.streamer`, `tests.support.postgres`), so any test can run
+with any combination.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from tests.support.postgres import versions
 
 @dataclass(frozen=True)
 class Combination:
-    """One choice of everything."""
+    """A choice of all settings."""
 
     postgres: str
     workers: int
@@ -40,22 +40,22 @@ class Combination:
 
     @property
     def pairs(self) -> set[tuple[tuple[str, str], ...]]:
-        """Every two of its choices."""
+        """Every pair of choices."""
         return set(itertools.combinations(self.environment.items(), 2))
 
 
 def all_combinations() -> list[Combination]:
-    """Return every combination, with the servers that are here."""
+    """Return every combination, with the servers of this machine."""
     choices = itertools.product(sorted(versions()), (1, 8), (True, False), ("text", "binary"))
     return [Combination(*choice) for choice in choices]
 
 
 def covering(combinations: Sequence[Combination]) -> Iterator[Combination]:
-    """Yield as few of *combinations* as it takes to have every pair of choices among them."""
-    left = set().union(*(combination.pairs for combination in combinations))
-    while left:
-        best = max(combinations, key=lambda combination: len(combination.pairs & left))
-        left -= best.pairs
+    """Yield as few of *combinations* as necessary to cover every pair of choices."""
+    uncovered = set().union(*(combination.pairs for combination in combinations))
+    while uncovered:
+        best = max(combinations, key=lambda combination: len(combination.pairs & uncovered))
+        uncovered -= best.pairs
         yield best
 
 
@@ -69,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def combination(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the environment of a test marked ``combinations``; leave that of others alone."""
+    """Set the environment of a test marked ``combinations``."""
     chosen: Combination | None = getattr(request, "param", None)
     for name, value in chosen.environment.items() if chosen else ():
         monkeypatch.setenv(name, value)

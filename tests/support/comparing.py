@@ -1,4 +1,4 @@
-"""Comparisons in tests: in threads, or on a Spark session that tests of one process share."""
+"""Comparisons in tests: in threads, or on a Spark session that the tests of a process share."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -29,7 +29,7 @@ def spark_context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCon
     directory = tmp_path_factory.mktemp("spark")
     python = str(plain_python(directory / "python"))
     with pytest.MonkeyPatch.context() as environment:
-        # Only the driver's start reads them: programs of later tests have their own Python.
+        # Only the start of the driver reads these: programs of later tests use a normal Python.
         for name, value in {"PYSPARK_PYTHON": python, **LOCAL_ENVIRONMENT}.items():
             environment.setenv(name, value)
         spark = start_spark("local[*]", 2, {"spark.python.daemon.module": "pyspark.daemon"})
@@ -57,9 +57,9 @@ def comparing_in_threads(without_spark: None, monkeypatch: pytest.MonkeyPatch) -
 def compare(comparing_in_threads: None, monkeypatch: pytest.MonkeyPatch) -> Compare:
     """Return a function that compares the tables of a streamer in threads.
 
-    With *spark* that Spark compares. The result is by table, or by ``sid table`` for a source with
-    a sid. With *repairs* it is that of the comparison after the repair; *first* gets the one
-    before.
+    With *spark*, Spark compares. The result is by table, or by ``sid table`` for a source with a
+    sid. With *repairs*, the result is that of the comparison after the repair; *first* receives the
+    result of the first comparison.
     """
     context: SparkContext | None = None
 

@@ -19,7 +19,7 @@ def read_definition(database: Database, table: str) -> TableDefinition:
 
 
 def described(database: Database, table: str) -> dict[str, list[str]]:
-    """Return what PostgreSQL itself says of a table's indexes, constraints, columns, comments."""
+    """Return PostgreSQL's own definitions of a table's indexes, constraints, columns, comments."""
     oid = f"{quote_literal(table)}::regclass"
     queries = {
         "indexes": f"select pg_get_indexdef(indexrelid) || case when indisvalid then '' else ' INVALID' end from pg_index where indrelid = {oid}",
@@ -62,11 +62,11 @@ select c.reltype::regtype || ' ' || (
 
 def everything(database: Database, tables: list[str]) -> dict[str, list[str]]:
     """Return the definitions of tables of the schema public and of all types, but for comments."""
-    found = {}
+    definitions = {}
     for table in tables:
         for name, lines in described(database, quote_qualified("public", table)).items():
             if name != "comments":
-                found[f"{name} of {table}"] = lines
+                definitions[f"{name} of {table}"] = lines
     oids = ", ".join(
         f"{quote_literal(quote_qualified('public', table))}::regclass" for table in tables
     )
@@ -77,5 +77,5 @@ def everything(database: Database, tables: list[str]) -> dict[str, list[str]]:
             ("types", _TYPES),
         ):
             rows = connection.execute(sql.encode()).fetchall()
-            found[name] = sorted(str(text) for (text,) in rows)
-    return found
+            definitions[name] = sorted(str(text) for (text,) in rows)
+    return definitions

@@ -9,7 +9,7 @@ from typing import Final
 from tests.support.postgres import Database, versions
 
 Dump = dict[str, str]
-"""The statements that make each object, by its kind and name."""
+"""The statements that make each object, by kind and name."""
 
 NOT_CARRIED: Final = {
     *("FUNCTION", "PROCEDURE", "AGGREGATE", "VIEW", "MATERIALIZED VIEW", "TRIGGER", "RULE"),
@@ -24,7 +24,7 @@ _ENTRY: Final = re.compile(
 _LEFT_OUT: Final = re.compile(r"\n+ALTER TABLE \S+ CLUSTER ON \S+;")
 _SETTING: Final = re.compile(r"^SET .*;\n", re.MULTILINE)
 _LEAF: Final = re.compile(r"ATTACH PARTITION (\S+) ")
-# PostgreSQL 18 prints the name of a NOT NULL that is not the one it would choose today.
+# PostgreSQL 18 prints the name of a NOT NULL that differs from the default name of today.
 _NOT_NULL: Final = re.compile(r"CONSTRAINT \S+ NOT NULL")
 
 
@@ -59,7 +59,7 @@ def dump(database: Database, schemas: Iterable[str] = ("public",)) -> Dump:
 
 
 def without_partitions(objects: Dump) -> Dump:
-    """Return the objects as the target has them if it has no partitions."""
+    """Return the objects as in a target without partitions."""
     leaves = {match[1] for text in objects.values() for match in _LEAF.finditer(text)}
     of_leaf = re.compile(rf" ({'|'.join(map(re.escape, leaves)) or '$^'})[\s;]")
     return {
@@ -89,8 +89,8 @@ def _without_names_of_keys(objects: Dump) -> Dump:
 
 
 def of_tenants(source: Dump, target: Dump) -> Sides:
-    """`sid` leads all keys. NOT NULL and defaults of one tenant do not bind the others."""
-    wanted = {}
+    """`sid` leads all keys. NOT NULL and defaults of a tenant do not bind the remaining tenants."""
+    expected = {}
     for name, text in without_partitions(source).items():
         keyed = re.sub(
             r"(PRIMARY KEY|FOREIGN KEY|UNIQUE|REFERENCES \S+?|BY) ?\(", r"\g<0>sid, ", text
@@ -99,45 +99,45 @@ def of_tenants(source: Dump, target: Dump) -> Sides:
         keyed = re.sub(r"(EXCLUDE USING \w+ \()", r"\1sid WITH =, ", keyed)
         if name.startswith("TABLE "):
             keyed = "\n".join(sorted([*_columns(text), "sid text"]))
-        wanted[name] = keyed
+        expected[name] = keyed
     tables = {
         name: "\n".join(_columns(text)) for name, text in target.items() if name[:6] == "TABLE "
     }
-    found = without_partitions(target) | tables
-    return _without_names_of_keys(wanted), _without_names_of_keys(found)
+    actual = without_partitions(target) | tables
+    return _without_names_of_keys(expected), _without_names_of_keys(actual)
 
 
 def of_history(source: Dump, target: Dump) -> Sides:
     """Versions outlive their rows: columns and labels stay, no column is NOT NULL, no index unique.
 
-    Only streamer writes them, so no column has a default or a sequence.
+    Only streamer writes versions, so no column has a default or a sequence.
     """
-    wanted, found = without_partitions(source), {}
-    for name, text in list(wanted.items()):
+    expected, actual = without_partitions(source), {}
+    for name, text in list(expected.items()):
         if name.startswith(("FK CONSTRAINT ", "DEFAULT ", "SEQUENCE ")):
-            del wanted[name]
+            del expected[name]
         elif name.startswith("TABLE ") or _ENUM in text:
-            wanted[name] = "\n".join(_parts(text))
+            expected[name] = "\n".join(_parts(text))
         elif key := _KEY.search(text):
             table, constraint, columns = key[1], key[2], key[4]
             if key[3] == "PRIMARY KEY":
-                wanted[name] = text.replace(f"({columns})", f"({columns}, kvsz_id)")
+                expected[name] = text.replace(f"({columns})", f"({columns}, kvsz_id)")
                 continue
-            del wanted[name]
+            del expected[name]
             method = re.match(r"EXCLUDE USING (\w+)", key[3])
             columns = re.sub(r" WITH [^,]+", "", columns)
-            wanted[f"INDEX {table.partition('.')[0]}.{constraint}"] = (
+            expected[f"INDEX {table.partition('.')[0]}.{constraint}"] = (
                 f"CREATE INDEX {constraint} ON {table} USING {method[1] if method else 'btree'} ({columns});"
             )
         else:
-            wanted[name] = text.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
+            expected[name] = text.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
     for name, text in target.items():
         if name.startswith("TABLE ") or _ENUM in text:
-            kept = set(wanted.get(name, "").splitlines())
-            found[name] = "\n".join(line for line in _parts(text) if line in kept)
+            expected_lines = set(expected.get(name, "").splitlines())
+            actual[name] = "\n".join(line for line in _parts(text) if line in expected_lines)
         elif "kvsz_id_seq" not in name and "WHERE (kvsz_end = " not in text:
-            found[name] = text.replace("ALTER TABLE ONLY", "ALTER TABLE")
-    return _without_names_of_keys(wanted), _without_names_of_keys(found)
+            actual[name] = text.replace("ALTER TABLE ONLY", "ALTER TABLE")
+    return _without_names_of_keys(expected), _without_names_of_keys(actual)
 
 
 _KEY: Final = re.compile(
@@ -163,11 +163,13 @@ def _parts(text: str) -> list[str]:
     )
 
 
-def difference(wanted: Dump, found: Dump) -> str:
-    """Return the differences of two dumps for a reader, or nothing."""
+def difference(expected: Dump, actual: Dump) -> str:
+    """Return the differences of two dumps for a reader; empty without differences."""
     lines = []
-    for name in sorted(wanted.keys() | found.keys()):
-        here, there = (set_of.get(name, "").splitlines() for set_of in (wanted, found))
-        if here != there:
-            lines += [name, *difflib.unified_diff(here, there, lineterm="", n=0)]
+    for name in sorted(expected.keys() | actual.keys()):
+        expected_lines, actual_lines = (
+            set_of.get(name, "").splitlines() for set_of in (expected, actual)
+        )
+        if expected_lines != actual_lines:
+            lines += [name, *difflib.unified_diff(expected_lines, actual_lines, lineterm="", n=0)]
     return "\n".join(lines)

@@ -40,62 +40,64 @@ def assert_equal(
     world: World, sources: dict[str | None, Database], target: Database, process: Process
 ) -> None:
     """Wait for the end of the stream and of all definitions, and compare both sides."""
-    with contextlib.suppress(AssertionError):  # the obstacles say more
+    with contextlib.suppress(AssertionError):  # the obstacles reveal more
         caught_up(process, CATCH_UP_SECONDS)
 
     def find_unlike() -> list[str]:
-        found = []
+        differences = []
         for sid, db in sources.items():
             unlike = difference(*world.sides(dump(db, world.schemas), dump(target, world.schemas)))
-            found += [f"pg_dump {sid or ''}:\n{unlike}"] if unlike else []
-        return found
+            differences += [f"pg_dump {sid or ''}:\n{unlike}"] if unlike else []
+        return differences
 
     def find() -> list[str]:
-        left = _obstacles(world, process.config, target)
+        problems = _obstacles(world, process.config, target)
         for sid, db in sources.items():
-            left += _unequal_rows(world, sid, db, target)
+            problems += _unequal_rows(world, sid, db, target)
         # pg_dump fails if an index or a constraint goes while it reads.
-        return left or find_unlike()
+        return problems or find_unlike()
 
-    left = find()
+    remaining = find()
     for _ in polls(CATCH_UP_SECONDS, every=0.5):
-        if not (left := find()):
+        if not (remaining := find()):
             break
-    assert not left, "\n".join(left)
+    assert not remaining, "\n".join(remaining)
     compared = command(process.config, "compare", "--definitions", "--json")
     tables = json.loads(compared.stdout)["tables"]
     assert all(table["equal"] for table in tables), compared.stdout
-    lacks = [each for table in tables for each in table["definitions"]["differences"]]
-    assert {each["kind"] for each in lacks} <= set(world.failed), lacks
+    lacks = [lack for table in tables for lack in table["definitions"]["differences"]]
+    assert {lack["kind"] for lack in lacks} <= set(world.failed), lacks
     assert (compared.returncode == 0) == (not lacks), compared.stderr
 
 
 def _obstacles(world: World, config: Path, target: Database) -> list[str]:
     tables = [table for source in status(config) for table in source["tables"]]
-    left = [f"{t['source']} {t['state']} {t['error']}" for t in tables if t["state"] != "ready"]
+    busy = [f"{t['source']} {t['state']} {t['error']}" for t in tables if t["state"] != "ready"]
     unmade = (
         "select kind, name, state, reason from streamer.definition where state <> 'made'"
         f" and not (state = 'unmade' and kind = any (array{list(world.unmade)}::text[]))"
         f" and not (state = 'failed' and kind = any (array{list(world.failed)}::text[]))"
     )
     waiting = "select query from streamer.ddl where state = 'waiting'"
-    return left + [str(row) for sql in (unmade, waiting) for row in target.execute(sql)]
+    return busy + [str(row) for sql in (unmade, waiting) for row in target.execute(sql)]
 
 
 def _unequal_rows(world: World, sid: str | None, source: Database, target: Database) -> list[str]:
-    """Return some rows of each table that only one side has."""
+    """Return some rows of each table that exist on a single side."""
     of_sid = f" and sid = '{sid}'" if sid else ""
     unequal = []
     for table, columns in source.execute(_TABLES.format(schemas=list(world.schemas))):
         rows = f"select row({columns})::text from {table} where true"
         try:
-            here = Counter(map(str, source.execute(rows)))
-            there = Counter(map(str, target.execute(f"{rows} and {world.current}{of_sid}")))
+            source_rows = Counter(map(str, source.execute(rows)))
+            target_rows = Counter(map(str, target.execute(f"{rows} and {world.current}{of_sid}")))
         except psycopg.Error as exc:
             unequal.append(f"{table}: {exc}")
             continue
-        if here != there:
-            unequal.append(f"{table}: {sorted(here - there)[:3]} {sorted(there - here)[:3]}")
+        if source_rows != target_rows:
+            unequal.append(
+                f"{table}: {sorted(source_rows - target_rows)[:3]} {sorted(target_rows - source_rows)[:3]}"
+            )
     return unequal
 
 

@@ -1,9 +1,9 @@
-"""Processes of the program without its imports: a server imports them once, and forks.
+"""Processes of the program without the imports: a server imports the modules once, and forks.
 
 The imports of `streamer run` take more than a second of CPU, some hundred times in a run of the
-suite. A forked process is an ordinary process: it has its own session, environment and standard
-streams, dies by a signal and exits with a code. It is not a child of the tests, so a keeper between
-it and the server writes its exit code into a file.
+suite. A forked process is an ordinary process: with its own session, environment and standard
+streams, ended by a signal, and with an exit code. The tests are not its parent, so a keeper between
+the process and the server writes the exit code into a file.
 
 Requests are lines of JSON on standard input, answers lines of JSON on standard output.
 """
@@ -34,8 +34,8 @@ POLL_SECONDS = 0.01
 class ForkedProcess:
     """The part of `subprocess.Popen` that tests use.
 
-    *program*: a module to run like ``python -m``, or ``module:function`` to call under its
-    command's name, as the script does that pip installs.
+    *program*: a module to run like ``python -m``, or ``module:function`` to call under the name of
+    a command, as in the script that pip installs.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ForkedProcess:
         raise subprocess.TimeoutExpired(str(self.pid), timeout)
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for its end, but no longer than *seconds*."""
+        """Wait for the end of the process, but no longer than *seconds*."""
         return any(self.poll() is not None for _ in polls(seconds, every=POLL_SECONDS))
 
     def kill(self) -> None:
@@ -81,12 +81,12 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # the keeper is about to say so
+            with contextlib.suppress(ProcessLookupError):  # the keeper is about to report the end
                 os.kill(self.pid, number)
 
 
 class _Server:
-    """The process that forks, started when it is first wanted."""
+    """The process that forks, started at the first use."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -124,7 +124,7 @@ _server = _Server()
 
 
 def _serve() -> dict[str, Any] | None:
-    """Fork for every request; return it in each process that is to fulfil it, None at the end."""
+    """Fork for every request; return the request in each forked process, None at the end."""
     while line := sys.stdin.readline():
         request: dict[str, Any] = json.loads(line)
         reading, writing = os.pipe()
@@ -152,7 +152,7 @@ def _serve() -> dict[str, Any] | None:
 
 
 def _end_keepers(*_: object) -> None:
-    """Wait for the keepers that have ended, so that their CPU counts as this process's."""
+    """Wait for the keepers that have ended, so that their CPU counts for this process."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -166,7 +166,7 @@ def _release_streams() -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Be the process that *request* asks for, up to running its program."""
+    """Become the process of *request*, up to the start of its program."""
     os.setsid()
     for number, name in ((0, os.devnull), (1, request["stdout"]), (2, request["stderr"])):
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -179,7 +179,7 @@ def _become(request: dict[str, Any]) -> None:
     time.tzset()
     from streamer import failpoints
 
-    # The server may have been started by a test that arms some for itself.
+    # A test that arms failpoints for itself may have started the server.
     failpoints._armed = failpoints._parse(os.environ.get(failpoints.VARIABLE, ""))
     sys.argv = [request["program"].partition(".")[0], *request["arguments"]]
 
@@ -193,16 +193,16 @@ def _import_program() -> None:
     from streamer.cli.main import app
 
     load()
-    # Typer makes fifty commands in 30 ms. What depends on the environment it adds later.
+    # Typer makes fifty commands in 30 ms, and adds later what depends on the environment.
     group = typer.main.get_group(app)
-    setattr(typer.main, "get_group", lambda _: group)  # noqa: B010  # it is a function
+    setattr(typer.main, "get_group", lambda _: group)  # noqa: B010  # a function in place of a method
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGCHLD, _end_keepers)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import_program()
-    # Without this every process traverses all imported objects at its end: 0.3 s of CPU.
+    # Without this, every process traverses all imported objects at its end: 0.3 s of CPU.
     gc.collect()
     gc.freeze()
     if (request := _serve()) is not None:

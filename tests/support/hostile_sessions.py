@@ -1,9 +1,9 @@
 """Sessions of an application whose settings must not matter to captured definitions.
 
 The functions of the capture run in such sessions. A module marked ``hostile_sessions`` runs each
-test under one of them, chosen by the test's name, or under all if TEST_COMBINATIONS is ``all``. The
-databases of source and target get the settings, so every session of a test begins with them, and
-streamer's own, too.
+test under a set of settings that the test's name chooses, or under all sets if TEST_COMBINATIONS is
+``all``. The databases of source and target get the settings, so every session of a test begins with
+them, streamer's sessions included.
 """
 
 import os

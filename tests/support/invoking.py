@@ -9,6 +9,6 @@ from streamer.observability import logs
 
 
 def invoke(*arguments: str, stdin: str = "", environment: dict[str, str] | None = None) -> Result:
-    """Run ``streamer`` with *arguments*, and without its log, which would outlive the command."""
+    """Run ``streamer`` with *arguments*, and without the log, which would outlive the command."""
     with mock.patch.object(logs, "configure"):
         return CliRunner().invoke(app, list(arguments), input=stdin, env=environment)

@@ -9,12 +9,12 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
-    """Fail the test that left something, and take that away."""
+    """Fail a test that leaves a patch or a log handler, and remove both."""
     yield
     active: list[object] = mock._patch._active_patches  # type: ignore[attr-defined]
     patched = list(active)
     mock.patch.stopall()
-    # pytest's own handlers have types of their own.
+    # pytest's own handlers have their own types.
     handlers = [
         handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler
     ]

@@ -1,7 +1,7 @@
-"""The work of `streamer.sync.spark.job --serve`, in threads instead of Spark: it starts at once.
+"""The work of `streamer.sync.spark.job --serve`, in threads instead of Spark, without its start.
 
-Everything else of a copy is real: the launcher, a separate process, jobs, events, retried tasks.
-The process is a fork of its parent, because its imports would take 0.2 s of CPU.
+The rest of a copy is real: the launcher, a separate process, jobs, events, retried tasks. The
+process is a fork of its parent, because the imports would take 0.2 s of CPU.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def _run_task(path: str, parts: list[dict[str, Any]], ends: CopyEnds) -> list[di
 def _run_job(path: str) -> None:
     try:
         result = _find_result(path, json.loads(Path(path).read_text(encoding="utf-8")))
-    except Exception as exc:  # noqa: BLE001  # reported to the process that started this one
+    except Exception as exc:  # noqa: BLE001  # reported to the parent process
         emit("failed", job=path, error=f"{type(exc).__name__}: {exc}".splitlines()[0])
     else:
         emit("finished", job=path, result=result)
@@ -60,7 +60,7 @@ def main() -> None:
         command, _, path = line.strip().partition(" ")
         if command == "run":
             threading.Thread(target=_run_job, args=(path,), daemon=True).start()
-        else:  # a thread cannot be interrupted; its tasks are not tried again
+        else:  # a thread cannot be interrupted; its tasks do not run again
             _cancelled.add(path)
     os._exit(0)
 
@@ -69,7 +69,7 @@ async def start(*_: str, env: dict[str, str], **options: Any) -> asyncio.subproc
     """Start the process, in place of `asyncio.create_subprocess_exec`."""
 
     def serve() -> None:
-        """Work in the forked process, and never go on to its program."""
+        """Work in the forked process, and never return to its program."""
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

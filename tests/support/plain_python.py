@@ -1,4 +1,4 @@
-"""A Python as another machine of a cluster has: with pyspark and psycopg, and without streamer."""
+"""A Python as on a machine of a cluster: with pyspark and psycopg, and without streamer."""
 
 import sys
 from pathlib import Path

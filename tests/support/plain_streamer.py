@@ -1,6 +1,6 @@
 """`python -m streamer` without Spark: see `tests.support.plain_copies`.
 
-Small tables have their indexes put off as large ones do.
+Copies of small tables defer indexes, as copies of large tables do.
 """
 
 from streamer.cli.main import main
@@ -11,7 +11,7 @@ from tests.support import plain_copies
 
 if __name__ == "__main__":
     setattr(launcher, "create_subprocess_exec", plain_copies.start)  # noqa: B010
-    setattr(launcher, "find_obstacle", lambda: None)  # noqa: B010  # it asks Java for its version
+    setattr(launcher, "find_obstacle", lambda: None)  # noqa: B010  # the real function asks Java for its version
     setattr(parent, "PROGRAM", "tests.support.plain_streamer")  # noqa: B010
     setattr(plan_copies, "DEFER_BYTES_MIN", 0)  # noqa: B010
     main()

@@ -1,4 +1,4 @@
-"""A pooler as pgbouncer is one: clients share sessions of the server, each for one transaction."""
+"""A pooler like pgbouncer: clients share sessions of the server, each for a transaction."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ _CANCEL = 80877102
 
 @dataclass
 class Backend:
-    """A session of the server. ``greeting``: the messages behind its authentication."""
+    """A session of the server. ``greeting``: the messages after authentication."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -28,7 +28,7 @@ async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 @dataclass
 class Pooler:
-    """Clients have a session for each transaction, or *per_client* for all their life."""
+    """Clients have a session for each transaction, or *per_client* for their whole life."""
 
     host: str
     port: int

@@ -1,7 +1,7 @@
 """Where the time of the suite goes: ``make test ARGS='-p tests.support.profile'``.
 
-The plugin adds up the time and the CPU of each test, its fixtures included, and prints a table by
-kind and one by file. CPU counts all processes that descend from a process of pytest: servers, Spark
+The plugin adds up the time and the CPU of each test, fixtures included, and prints a table by kind
+and a table by file. CPU counts all processes that descend from a process of pytest: servers, Spark
 and the program. On Linux only.
 """
 
@@ -20,7 +20,7 @@ _COLUMNS: Final = ("tests' process", "programs", "PostgreSQL", "Spark", "browser
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A process whose parent ends becomes our child, and stays visible as a zombie after its end.
+    # A process whose parent ends becomes a child of pytest, and stays visible as a zombie.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -35,14 +35,14 @@ def _kind(name: str) -> str:
 def _cpu_seconds() -> dict[str, float]:
     """Return the CPU of this process and its descendants since their start.
 
-    The time of a process that has ended is part of its parent's.
+    The time of a process that has ended is part of its parent's time.
     """
-    own = psutil.Process()
-    times = own.cpu_times()
+    process = psutil.Process()
+    times = process.cpu_times()
     spent = defaultdict(float)
     spent["tests' process"] = times.user + times.system
     spent["programs"] = times.children_user + times.children_system
-    for child in own.children(recursive=True):
+    for child in process.children(recursive=True):
         try:
             times = child.cpu_times()
             spent[_kind(child.name())] += (
@@ -74,7 +74,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 class _Sum:
-    """The tests of one kind, file or name."""
+    """The tests of a kind, file or name."""
 
     def __init__(self) -> None:
         self.tests = 0
@@ -92,8 +92,8 @@ class _Sum:
                         self.cpu[name] += seconds
 
     def row(self, name: str) -> str:
-        each = (self.seconds, sum(self.cpu.values()), *self.cpu.values())
-        cells = " | ".join(f"{seconds:.1f}" for seconds in each)
+        figures = (self.seconds, sum(self.cpu.values()), *self.cpu.values())
+        cells = " | ".join(f"{seconds:.1f}" for seconds in figures)
         return f"| {name} | {self.tests} | {cells} |"
 
 

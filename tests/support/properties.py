@@ -11,7 +11,7 @@ settings.register_profile(
     "streamer",
     max_examples=EXAMPLES,
     stateful_step_count=30,
-    # Other work on the machine is no failure.
+    # A deadline would fail tests on a busy machine.
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,  # a failure says how to replay it

@@ -1,8 +1,8 @@
-"""The prose of the project: its sentences, and the ones that break the house rule.
+"""The prose of the project: its sentences, and the sentences that break the house rule.
 
 Prose is every text that a person reads: comments, docstrings, messages, help, pages of the
 documentation and of the admin server. CONTRIBUTING.md has the rule. To list the sentences of a
-folder that break it::
+folder that break the rule::
 
     python -m tests.support.prose streamer/source docs/guides
 """
@@ -44,8 +44,8 @@ class Sentence:
 
     @property
     def passives(self) -> int:
-        """How many passives name no actor."""
-        return sum(1 for found in PASSIVE.finditer(self.text) if _is_passive(found, self.text))
+        """The number of passives without an actor."""
+        return sum(1 for match in PASSIVE.finditer(self.text) if _is_passive(match, self.text))
 
     def __str__(self) -> str:
         return f"{self.path.relative_to(ROOT)}:{self.line}: {self.text}"
@@ -78,13 +78,13 @@ STATES: Final = re.compile(
     r"|supposed",
     re.IGNORECASE,
 )
-"""Participles of a state, as in "the lane is held": a sentence with one hides no actor."""
+"""Participles of a state, as in "the lane is held": such a sentence hides no actor."""
 
 
-def _is_passive(found: re.Match[str], text: str) -> bool:
-    """Whether *found* hides an actor: it is no state, and no "by" follows in its clause."""
-    clause = re.split(r"[,;:.!?()]", text[found.end() :], maxsplit=1)[0]
-    return not STATES.fullmatch(found[1]) and not re.search(r"\bby\b", clause)
+def _is_passive(match: re.Match[str], text: str) -> bool:
+    """Whether *match* hides an actor: the participle names no state, and no "by" follows."""
+    clause = re.split(r"[,;:.!?()]", text[match.end() :], maxsplit=1)[0]
+    return not STATES.fullmatch(match[1]) and not re.search(r"\bby\b", clause)
 
 
 # ---- sentences -----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
 @cache
 def nodes(path: Path) -> list[ast.AST]:
-    """Return the nodes of a file's tree, which comes first. Several tests look at each of them."""
+    """Return the nodes of a file's tree, the root first. Several tests read all nodes."""
     return list(ast.walk(ast.parse(path.read_bytes())))
 
 
@@ -134,7 +134,7 @@ def nodes(path: Path) -> list[ast.AST]:
 
 
 def _of_comments(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Sentence]:
-    """Yield the sentences of comment *lines*; lines that follow each other are one text."""
+    """Yield the sentences of comment *lines*; adjacent lines are a single text."""
     block: list[str] = []
     first = last = 0
     for number, line in [*lines, (-1, "")]:
@@ -149,7 +149,7 @@ def _of_comments(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Sente
 
 
 def _docstring(text: str) -> str:
-    """Return *text* with blank lines for its examples: paragraphs that are indented after "::"."""
+    """Return *text* with blank lines in place of examples: indented paragraphs after "::"."""
     lines, is_example = [], False
     for line in text.splitlines():
         if is_example and line.strip() and not line.startswith("        "):
@@ -178,7 +178,7 @@ def _is_spoken(text: str) -> bool:
 
 
 def _string(node: ast.expr) -> str | None:
-    """Return the text of a string in the code, with "X" for each value in it."""
+    """Return the text of a string in the code, with "X" in place of each value."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
@@ -188,11 +188,11 @@ def _string(node: ast.expr) -> str | None:
 
 def _of_python(path: Path, text: str, *, with_strings: bool) -> Iterator[Sentence]:
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    found = [t for t in tokens if t.type == tokenize.COMMENT and not _MARK.match(t.string)]
-    spoken = [(t.start[0], re.sub(r"^#:? ?", "", t.string), t.line.lstrip()[0]) for t in found]
+    comments = [t for t in tokens if t.type == tokenize.COMMENT and not _MARK.match(t.string)]
+    spoken = [(t.start[0], re.sub(r"^#:? ?", "", t.string), t.line.lstrip()[0]) for t in comments]
     yield from _of_comments(path, [(n, line) for n, line, first in spoken if first == "#"])
     for number, line, first in spoken:
-        if first != "#":  # behind code, so it is a text of its own
+        if first != "#":  # behind code, so a separate text
             yield from _sentences(path, number, line)
     seen: set[int] = set()
     for node in nodes(path):
@@ -238,22 +238,22 @@ def _of_marked(mark: str) -> Callable[[Path, str], Iterator[Sentence]]:
 
     def read(path: Path, text: str) -> Iterator[Sentence]:
         lines = enumerate(text.splitlines(), start=1)
-        found = [(n, m) for n, line in lines if (m := comment.search(line))]
-        yield from _of_comments(path, [(n, m[1]) for n, m in found if m[1] is not None])
-        for number, behind_code in found:
+        matches = [(n, m) for n, line in lines if (m := comment.search(line))]
+        yield from _of_comments(path, [(n, m[1]) for n, m in matches if m[1] is not None])
+        for number, behind_code in matches:
             yield from _sentences(path, number, behind_code[2] or "")
 
     return read
 
 
 def _of_template(path: Path, text: str) -> Iterator[Sentence]:
-    """Yield the sentences of a page's template: its text and its comments, no markup."""
+    """Yield the sentences of a page's template: text and comments, no markup."""
     text = re.sub(r"\{#-?(.*?)-?#\}", r"<p>\1<p>", text, flags=re.DOTALL)
     text = re.sub(r"\{\{.*?\}\}", "X", text, flags=re.DOTALL)
     text = re.sub(r"</?(?:code|b|em|strong|a|span|kbd)\b[^>]*>", "", text)
-    kept = re.split(r"(<[^>]*>|\{%.*?%\})", text, flags=re.DOTALL)
+    parts = re.split(r"(<[^>]*>|\{%.*?%\})", text, flags=re.DOTALL)
     line = 1
-    for number, part in enumerate(kept):
+    for number, part in enumerate(parts):
         if number % 2 == 0:
             for offset, paragraph in _paragraphs(part):
                 yield from _sentences(path, line + offset, paragraph)
@@ -277,7 +277,7 @@ READERS: Final[dict[str, Callable[[Path, str], Iterator[Sentence]]]] = {
 
 
 def prose(path: Path) -> list[Sentence]:
-    """Return the sentences of a file; none if it holds no prose."""
+    """Return the sentences of a file; empty for a file without prose."""
     text = path.read_text(encoding="utf-8")
     read = READERS.get(path.suffix or path.name)
     if read is None:
@@ -288,14 +288,14 @@ def prose(path: Path) -> list[Sentence]:
 
 
 def files(*tops: str) -> list[Path]:
-    """Return the files with prose in *tops*: files, or folders with all in them."""
-    found: list[Path] = []
+    """Return the files with prose in *tops*: files, or folders with all their files."""
+    paths: list[Path] = []
     for top in tops:
         path = ROOT / top
-        found += [path] if path.is_file() else sorted(path.rglob("*"))
+        paths += [path] if path.is_file() else sorted(path.rglob("*"))
     return [
         path
-        for path in found
+        for path in paths
         if path.is_file() and (path.suffix or path.name) in READERS and path.name != "progress.md"
     ]
 
@@ -315,12 +315,12 @@ FILES: Final = (
 
 @cache
 def rooms() -> dict[str, list[Path]]:
-    """Return the files of each room: a folder with all in it, or the files on top."""
-    found: dict[str, list[Path]] = {}
+    """Return the files of each room: a folder with all its files, or the files on top."""
+    by_room: dict[str, list[Path]] = {}
     for path in files(*TOPS, *FILES):
         parts = path.relative_to(ROOT).parts[:-1]
-        found.setdefault("/".join(parts[:2]) or ".", []).append(path)
-    return found
+        by_room.setdefault("/".join(parts[:2]) or ".", []).append(path)
+    return by_room
 
 
 @cache
@@ -338,8 +338,8 @@ def per_thousand_words(count: int, sentences: Iterable[Sentence]) -> float:
 def main() -> None:
     """List the sentences that break the rule in the files that the command line names."""
     for path in files(*sys.argv[1:]):
-        found = prose(path)
-        for sentence in found:
+        sentences = prose(path)
+        for sentence in sentences:
             faults = [
                 *(["long"] if sentence.is_long else []),
                 *(["actor"] if sentence.hidden_actors else []),

@@ -1,8 +1,8 @@
 """A network between the program and a server that can be cut, delayed, throttled and blackholed.
 
-A `Proxy` listens on a port of its own and passes bytes on to a server, wherever that listens by
-then. It runs an event loop in a thread, so synchronous and asynchronous tests use it alike; its
-controls return when they have taken effect.
+A `Proxy` listens on its own port and passes bytes on to a server, at the present address of the
+server. The proxy runs an event loop in a thread, so synchronous and asynchronous tests use the same
+interface. A control returns when it has taken effect.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Way(enum.Enum):
 
 
 class _Pair:
-    """One connection of the program, and ours to the server for it."""
+    """A connection of the program, and the proxy's connection to the server."""
 
     def __init__(self, program: asyncio.StreamWriter) -> None:
         self.program = program
@@ -130,7 +130,7 @@ class Proxy:
         self._do(lambda: self._close_all(reset=reset))
 
     def cut_some(self, random: Random) -> None:
-        """End a random share of the connections; the others stay."""
+        """End a random share of the connections."""
 
         def cut() -> None:
             for pair in sorted(self._pairs, key=id):
@@ -140,11 +140,11 @@ class Proxy:
         self._do(cut)
 
     def move_to(self, server: Listening) -> None:
-        """Pass new connections on to another server; the present ones stay where they are."""
+        """Pass new connections on to a different server; present connections stay where they are."""
         self._do(lambda: setattr(self, "_server", server))
 
     def cut_after(self, size: int, way: Way) -> None:
-        """End all connections when *size* more bytes have passed in one direction."""
+        """End all connections when *size* more bytes have passed in a direction."""
         self._do(lambda: self._cut_after.update({way: size}))
 
     def lose_answers(self, to: bytes = b"commit\0", times: int = 1) -> None:
@@ -159,7 +159,7 @@ class Proxy:
         self._do(set_up)
 
     def leave(self) -> None:
-        """Be as a server that has stopped: end all connections, and take no new ones."""
+        """Act as a stopped server: end all connections, and accept no new connections."""
 
         def leave() -> None:
             self._is_away = True
@@ -168,11 +168,11 @@ class Proxy:
         self._do(leave)
 
     def blackhole(self) -> None:
-        """Pass nothing on, not even the end of a connection; go on taking new ones."""
+        """Pass no bytes on, not even the end of a connection; go on accepting connections."""
         self._do(self._passes.clear)
 
     def move(self, server: Listening) -> None:
-        """Pass new connections on to another server; those there are stay where they are."""
+        """Pass new connections on to a different server; present connections stay where they are."""
 
         def move() -> None:
             self._server = server
@@ -180,7 +180,7 @@ class Proxy:
         self._do(move)
 
     def swallow(self) -> None:
-        """Pass on nothing more of the connections there are now, not even their end."""
+        """Pass on no further bytes of the present connections, not even their end."""
 
         def swallow() -> None:
             for pair in self._pairs:
@@ -189,15 +189,15 @@ class Proxy:
         self._do(swallow)
 
     def delay(self, seconds: float, *ways: Way) -> None:
-        """Let everything in the given directions (both, if none are) take *seconds* longer."""
+        """Delay all bytes in the given directions (both by default) by *seconds*."""
         self._do(lambda: self._delay.update(dict.fromkeys(ways or Way, seconds)))
 
     def throttle(self, bytes_per_second: float | None) -> None:
-        """Pass no more than that on, for each connection and direction."""
+        """Limit the bytes per second, for each connection and direction."""
         self._do(lambda: setattr(self, "_bytes_per_second", bytes_per_second))
 
     def heal(self) -> None:
-        """Be a good network again, and pass on the data that a blackhole has kept."""
+        """Act as a good network again, and pass on the data that a blackhole has kept."""
 
         def heal() -> None:
             self._delay = {Way.OUT: 0.0, Way.BACK: 0.0}
@@ -237,7 +237,7 @@ class Proxy:
                 pair.pumps = [asyncio.create_task(self._pump(pair, *way)) for way in ways]
                 await asyncio.wait(pair.pumps, return_when=asyncio.FIRST_COMPLETED)
         except OSError:
-            pass  # the server is down: the program hears of it now
+            pass  # the server is down, which the program notices now
         finally:
             pair.close(reset=False)
             self._pairs.discard(pair)
@@ -260,12 +260,12 @@ class Proxy:
                     self.answers_lost += 1
                     pair.close(reset=True)
                     return
-                if (left := self._cut_after.get(way)) is not None:
-                    self._cut_after[way] = left - len(data)
-                    data = data[:left]
+                if (remaining := self._cut_after.get(way)) is not None:
+                    self._cut_after[way] = remaining - len(data)
+                    data = data[:remaining]
                 writer.write(data)
                 await writer.drain()
-                if left is not None and len(data) == left:
+                if remaining is not None and len(data) == remaining:
                     self._close_all(reset=False)
                     return
             await self._passes.wait()

@@ -59,7 +59,7 @@ def _calls(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def read_followed() -> dict[str, list[str]]:
-    """Return the tests with a marker ``follows``, by the places that it names.
+    """Return the tests with a marker ``follows``, by the places that the marker names.
 
     A block of a runbook counts only in a module that uses the text of the block.
     """
@@ -92,8 +92,8 @@ async def remedy_of(
 ) -> Remedy:
     """Wait until the error of *table* has *words*, and return its remedy.
 
-    *table*: a name with its schema; None for the error of the source. *sid*: that of the source, if
-    there is more than one.
+    *table*: a name with its schema; None for the error of the source. *sid*: the sid of the source,
+    if several sources exist.
     """
     remedies: list[Remedy | None] = []
 
@@ -111,7 +111,7 @@ async def remedy_of(
 
 
 class Operator:
-    """Runs the steps of remedies as they are printed, beside a file with the name FILE."""
+    """Runs the steps of remedies as printed, beside a file with the name FILE."""
 
     def __init__(self, config: Path, source: Database, target: Database) -> None:
         self._config = config
@@ -120,9 +120,10 @@ class Operator:
     async def follow(
         self, remedy: Remedy, *, choose: int | None = None, table: str | None = None
     ) -> str:
-        """Run all steps of *remedy*, or the one with the number *choose*; return their output.
+        """Run all steps of *remedy*, or only the step with the number *choose*; return their
+        output.
 
-        *table*: the object of the statements to run of those that `check` prints.
+        *table*: the object whose statements to run, of the statements that `check` prints.
         """
         steps = remedy.steps if choose is None else remedy.steps[choose : choose + 1]
         assert steps, remedy
@@ -159,8 +160,8 @@ class Operator:
         """Run the statements that `check` prints for *table*."""
         result = await asyncio.to_thread(command, self._config, "check", "--json")
         findings = json.loads(result.stdout)["findings"]
-        findings = [each for each in findings if each["object"] == table]
-        fixes = [(each["at"], sql) for each in findings for sql in each["sql"]]
+        findings = [finding for finding in findings if finding["object"] == table]
+        fixes = [(finding["at"], sql) for finding in findings for sql in finding["sql"]]
         assert fixes, result.stdout
         for side, sql in fixes:
             self._databases[side].execute(sql)

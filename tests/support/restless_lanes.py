@@ -1,7 +1,7 @@
-"""`python -m streamer`, with lanes that get a connection of their own for one window at a time.
+"""`python -m streamer`, with lanes that get a separate connection for a window at a time.
 
-Every lane for which another one waits moves, so lanes move all the time. Connections without work
-end at once.
+Every lane that delays a second lane moves, so lanes move all the time. Connections without work end
+at once.
 """
 
 import math
@@ -12,7 +12,7 @@ from streamer.cli.main import main
 
 
 def unsettle(set_constant: Callable[[object, str, object], None] = setattr) -> None:
-    """Let all lanes count as hot for others, and as cool for themselves."""
+    """Make every lane hot for its neighbours, and cool for itself."""
     set_constant(slow_lanes, "LONG_SECONDS_MIN", 0)
     set_constant(slow_lanes, "LONG_TIMES", 0)
     set_constant(slow_lanes, "WINDOWS", 1)

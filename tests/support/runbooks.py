@@ -30,10 +30,10 @@ def read_blocks() -> dict[str, str]:
 def block(place: str, names: Mapping[str, str] = NO_NAMES) -> str:
     """Return the text of a block with *names*."""
     text = read_blocks()[f"runbooks:{place}"]
-    for name, own in names.items():
+    for name, replacement in names.items():
         parts = re.split(rf"(?<!\w){re.escape(name)}(?!\w)", text)
         assert len(parts) > 1, f"{place} does not name {name}"
-        text = own.join(parts)
+        text = replacement.join(parts)
     return text
 
 

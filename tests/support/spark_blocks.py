@@ -1,7 +1,7 @@
 """A stranger at Spark's ports: speaks the block transfer protocol over a plain socket.
 
-The frames are those of Spark's `network-common`: an eight byte length that counts itself, a type,
-and the message. `OpenBlocks` in an RPC request names blocks; `ChunkFetchRequest` fetches them.
+The frames follow Spark's `network-common`: an eight byte length that includes itself, a type, and
+the message. `OpenBlocks` in an RPC request names blocks; `ChunkFetchRequest` fetches them.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def _read(connection: socket.socket, count: int) -> bytes:
 
 
 def _answer(connection: socket.socket) -> tuple[int, bytes]:
-    """Read a frame. A server with another protocol sends other data: ConnectionError."""
+    """Read a frame. Raises ConnectionError for a server with a different protocol."""
     (length,) = struct.unpack(">q", _read(connection, 8))
     if not 9 <= length <= 1 << 26:
         raise ConnectionError("not Spark's protocol")
@@ -45,9 +45,9 @@ def _answer(connection: socket.socket) -> tuple[int, bytes]:
 
 
 def _fetch(address: tuple[str, int], block: str) -> bytes | None:
-    """Return the content of a block; None if the server has none of that name.
+    """Return the content of a block; None if the server has no block of that name.
 
-    Raises OSError if it refuses, or does not speak the protocol.
+    Raises OSError if the server refuses, or does not speak the protocol.
     """
     request = bytes([_OPEN_BLOCKS]) + _text("app") + _text("driver")
     request += struct.pack(">i", 1) + _text(block)
@@ -63,12 +63,12 @@ def _fetch(address: tuple[str, int], block: str) -> bytes | None:
 
 
 def broadcast_blocks(address: tuple[str, int], count: int = 4) -> bytes:
-    """Return all of the first broadcasts that the server at *address* gives away."""
-    found = b""
+    """Return the content of the first broadcasts that the server at *address* gives away."""
+    content = b""
     with contextlib.suppress(OSError):
         for number in range(count):
-            found += _fetch(address, f"broadcast_{number}_piece0") or b""
-    return found
+            content += _fetch(address, f"broadcast_{number}_piece0") or b""
+    return content
 
 
 def listening(processes: Iterable[psutil.Process]) -> Iterator[tuple[str, int]]:

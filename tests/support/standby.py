@@ -10,7 +10,7 @@ from tests.support.waiting import eventually
 
 
 class Standby(Server):
-    """A physical standby of *primary*: made from its base backup, streaming from it."""
+    """A physical standby of *primary*, made from a base backup, with streaming replication."""
 
     def __init__(
         self, primary: Server, directory: Path, major: str = "18", slot: str = "standby"
@@ -32,18 +32,18 @@ class Standby(Server):
             self.configure(sync_replication_slots="on")
 
     def wait(self) -> None:
-        """Wait until the standby has replayed everything that the primary has written."""
+        """Wait until the standby has replayed all WAL that the primary has written."""
         (row,) = self.primary.execute("select pg_current_wal_lsn()::text")
         replayed = f"select pg_last_wal_replay_lsn() >= '{row[0]}'"
         eventually(lambda: self.execute(replayed)[0][0], what="the standby replays")
 
     def cut(self) -> None:
-        """End the replication from the primary: its later writes are missing here."""
+        """End the replication from the primary: later writes are missing on the standby."""
         self.wait()
-        # The same connection, to no server: an empty string would keep the WAL receiver waiting.
+        # A dead address: an empty string would keep the WAL receiver waiting.
         self._receive_from("host=127.0.0.1 port=1")
-        gone = "select not exists (select from pg_stat_wal_receiver where status = 'streaming')"
-        eventually(lambda: self.execute(gone)[0][0], what="the WAL receiver ends")
+        ended = "select not exists (select from pg_stat_wal_receiver where status = 'streaming')"
+        eventually(lambda: self.execute(ended)[0][0], what="the WAL receiver ends")
         eventually(
             lambda: (
                 not self.primary.execute(
@@ -54,7 +54,7 @@ class Standby(Server):
         )
 
     def follow(self, primary: Server) -> None:
-        """Go on with the changes of another primary, over a slot of its own."""
+        """Follow a new primary, over a slot there."""
         primary.execute(f"select pg_create_physical_replication_slot('{self.slot}')")
         self.primary = primary
         self._receive_from(primary.url())
@@ -66,8 +66,9 @@ class Standby(Server):
     def has_slot(self, slot: str) -> bool:
         """Wake the worker that synchronizes slots; return whether it keeps *slot* for a failover.
 
-        The standby makes the slot once the primary's has passed its own restart position. For that
-        the primary's slot must advance past a record of running transactions.
+        The standby makes the slot once the primary's slot has passed the restart position of the
+        standby's slot. For that the primary's slot must advance past a record of running
+        transactions.
         """
         self.execute("select pg_reload_conf()")
         return bool(

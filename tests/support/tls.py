@@ -1,7 +1,8 @@
-"""Servers that speak TLS, and certificates for them.
+"""Servers that speak TLS, and certificates for these servers.
 
-A machine's own PostgreSQL usually has OpenSSL, the embedded ones have not. Where no server has it,
-a process of ours ends TLS in front of an embedded one, which clients cannot tell apart.
+A machine's own PostgreSQL usually has OpenSSL, the embedded servers have not. Without a server with
+OpenSSL, a process of the tests ends TLS in front of an embedded server; clients notice no
+difference.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from streamer.commands.embedded import Server
 from tests.support.postgres import running, versions
 
 _REQUEST_BYTES = 8
-"""Of SSLRequest: its length, and its code."""
+"""The size of SSLRequest: length and code."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Authority:
         self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, *, days: int = 10, address: str = "127.0.0.1") -> Certificate:
-        """Return a certificate for *name* that ends in *days*, or ended if they are negative."""
+        """Return a certificate for *name* that ends in *days*; negative days: expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
@@ -121,7 +122,7 @@ class TlsServer:
 
 
 class _Front(TlsServer):
-    """Ends TLS in front of a server that does not speak it."""
+    """Ends TLS in front of a server without TLS."""
 
     def __init__(self, server: Server, clients: Authority) -> None:
         super().__init__(server, clients)
