@@ -1,17 +1,18 @@
 """Partitions that join a published table with existing rows.
 
-ATTACH PARTITION moves no row, so decoding does not show the existing rows. Their xmin and cmin do:
-they are older than the transaction or command that wrote the partition's row in pg_inherits. The
-check reads the first pages, which hold the oldest rows. A table that one transaction created,
-filled and attached shows nothing else. A larger table from an earlier transaction counts as filled,
-because the application may have deleted or changed its first rows. The pg_attribute row of the
-system column ctid dates a table: PostgreSQL writes it with the table and never again.
+ATTACH PARTITION moves no row, so decoding does not show the existing rows. The xmin and cmin of a
+row do: such a row is older than the transaction or command that wrote the partition's row in
+pg_inherits. The check reads the first pages, which hold the oldest rows. A table that one
+transaction created, filled and attached shows no further sign. A larger table from an earlier
+transaction counts as filled, because the application may have deleted or changed its first rows.
+The pg_attribute row of the system column ctid dates a table: PostgreSQL writes it with the table
+and never again.
 
-A row of a subtransaction has a later xmin than its transaction, as one has that came after the
-partition. The transaction's subtransactions share its command ids, so a lower cmin tells that the
-row is older. A row of a later transaction can have a lower one, too. So this counts where rows can
-have come before: in a partition that ATTACH made one, not CREATE TABLE. ATTACH writes the
-pg_attribute rows of all columns with the row in pg_inherits. CREATE TABLE writes them before.
+A row of a subtransaction has a later xmin than the transaction, like a row written after the
+attachment. Subtransactions share the command ids of the transaction, so a lower cmin tells that the
+row is older. A row of a later transaction can have a lower cmin, too. So cmin counts only where
+rows can be older: in a table that ATTACH, not CREATE TABLE, made a partition. ATTACH writes the
+pg_attribute rows of all columns with the row in pg_inherits. CREATE TABLE writes the columns first.
 """
 
 from collections import defaultdict
@@ -31,7 +32,7 @@ PAGES_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A partition that has rows of its own."""
+    """A leaf partition, which stores rows."""
 
     oid: int
     name: RelationName
@@ -47,7 +48,7 @@ class Leaf:
 
     @property
     def attached_by(self) -> str:
-        """The transactions that attached it and its ancestors; after a DETACH there are others."""
+        """The transactions that attached the leaf and its ancestors; a new ATTACH changes them."""
         return ",".join(xid for xid, _, _ in self.joins)
 
 
@@ -94,7 +95,7 @@ select exists (
     pg_catalog.to_regclass({{name}})::oid = {{oid}}::oid as is_it
 """
 
-# It opens the partition, so a lock on that makes it wait.
+# The query opens the partition, so it waits for a lock on the partition.
 _PAGES_SQL: Final = """
 select coalesce(pg_catalog.pg_relation_size({oid}::oid), 0)
          / pg_catalog.current_setting('block_size')::int8 as pages
@@ -105,8 +106,8 @@ _PATIENCE_SQL: Final = "set local lock_timeout = '100ms'"
 async def read_leaves(
     connection: Connection, names: Iterable[RelationName]
 ) -> dict[RelationName, list[Leaf]]:
-    """Return the partitions of those of *names* that are partitioned tables, as the transaction of
-    *connection* sees them. A table without any is there, too: the first one may come with rows.
+    """Return the partitions of the partitioned tables among *names*, as the transaction of
+    *connection* sees them. Include tables without partitions: the first partition may bring rows.
     """
     wanted = list(names)
     if not wanted:
@@ -135,8 +136,8 @@ async def read_leaves(
 
 
 async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
-    """Return how large a partition is; None if it is locked. It has no pages once it is gone."""
-    # One message, hence one transaction: others use the connection between two.
+    """Return the number of pages of a partition: 0 if it was dropped, None if it is locked."""
+    # One message, hence one transaction: other tasks use the connection between two messages.
     sql = f"{_PATIENCE_SQL}; {_PAGES_SQL.format(oid=int(leaf.oid))}"
     try:
         cursor = await connection.execute(sql.encode())
@@ -164,7 +165,7 @@ async def brought_rows(connection: Connection, leaf: Leaf) -> bool | None:
         for xid, command, attached in leaf.joins
     )
     relation = quote_qualified(leaf.name.namespace, leaf.name.name)
-    # One message, hence one transaction: others use the connection between two.
+    # One message, hence one transaction: other tasks use the connection between two messages.
     old_rows = _OLD_ROWS_SQL.format(
         relation=relation, joins=joins, name=quote_literal(relation), oid=int(leaf.oid)
     )

@@ -1,8 +1,8 @@
-"""Finds the columns of text that a source orders by their bytes, as no library can change it.
+"""Finds the text columns that a source orders by bytes, an order that no library update changes.
 
-Their collation is C or POSIX, or of PostgreSQL 17's builtin provider. That orders by code point,
-which is the order of the bytes in UTF-8. It may be the collation of the column or of the database.
-In other encodings the bytes are not those that the source sends.
+The collation of such a column, or of its database, is C or POSIX, or of PostgreSQL 17's builtin
+provider. The provider orders by code point, which is the order of the bytes in UTF-8. In a
+different encoding the source sends converted bytes.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ where a.attrelid = any (%s::oid[]) and a.attnum > 0 and not a.attisdropped
 
 
 async def read_bytewise(connection: Connection, oids: Sequence[int]) -> dict[int, frozenset[str]]:
-    """Return the names of these columns, by the OIDs of their tables."""
+    """Return the names of columns ordered by bytes, by the OIDs of tables."""
     found: dict[int, set[str]] = {oid: set() for oid in oids}
     for row in await fetch_all(connection, _BYTEWISE_SQL, list(oids)):
         found[row["relid"]].add(row["name"])

@@ -3,8 +3,8 @@
 The functions run inside commands of the application, and so in its sessions. Three rules make that
 safe. The functions pin all settings that change a text or a plan. They send facts with positive
 evidence: catalog rows that this transaction wrote, and objects that PostgreSQL lists as dropped.
-They do little: a function in front, small enough to be compiled at once, finds out whether a
-command concerns a table that streamer publishes. For another table, it sends one small message.
+They do little: a function in front, small enough to be compiled at once, checks whether a command
+concerns a table that streamer publishes. If not, the function sends one small message.
 `streamer.source.capture_state` has the functions that describe a table. Pure.
 """
 
@@ -41,7 +41,7 @@ _PLANS: Final = {
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     "max_parallel_workers_per_gather": "0",
-    # A plan stays while catalogs grow, even within one transaction: it has to use their indexes.
+    # A plan stays while catalogs grow, even within one transaction: it must use indexes.
     "enable_nestloop": "on",
     "enable_indexscan": "on",
     "enable_seqscan": "off",
@@ -56,7 +56,7 @@ _OTHERS: Final = {
     "escape_string_warning": "off",
     "lock_timeout": f"{PATIENCE_MS}ms",
 }
-# The client has an encoding of its own, and the functions convert messages. The server's language
+# The client chooses the encoding, and the functions convert messages. The server's language
 # changes no text here, and the functions read no time.
 _NOT_PINNED: Final = frozenset(
     {
@@ -89,8 +89,8 @@ _PATH: Final = "set search_path = pg_catalog, pg_temp"
 
 
 # The text that the client sent may hold other statements, with values or passwords. It may also
-# call the function that runs the command. The context then shows the command, unless the function
-# is one of language SQL. The word USING stays: it tells that a command may have computed values.
+# call the function that runs the command. The context then shows the command, unless the language
+# of the function is SQL. The word USING stays: a command with USING may compute values.
 _RAN_SQL: Final = r"""
 case when pg_catalog.length(query) <= {query_max} and query !~ ';\s*\S'
           and query ~* ('^\s*' || pg_catalog.replace(tg_tag, ' ', '\s+') || '\y') then query
@@ -111,7 +111,8 @@ _OF_SCHEMA_SQL: Final = """
                          where m.pnpubid = p.oid and m.pnnspid = {namespace})"""
 
 _CONCERNED: Final = "d.schema_name is distinct from 'pg_temp'"
-# A row that the session's snapshot does not show belongs to a table that others have made since.
+# A row that the session's snapshot does not show belongs to a table that another session created
+# later.
 _TABLES_SQL: Final = """
 select pg_catalog.array_agg(distinct r.oid order by r.oid) into tables
   from (select case d.classid when 'pg_catalog.pg_class'::regclass
@@ -128,8 +129,8 @@ select pg_catalog.array_agg(distinct r.oid order by r.oid) into tables
            and {concerned}) r
  where r.oid <> 0;
 """
-# A command that changes a type concerns the tables with a column of it, or of a type that has it as
-# a part. Each of them depends on the type.
+# A command that changes a type concerns the tables with a column of that type, or of a type that
+# contains the changed type. Each such table depends on the type.
 _TABLES_OF_TYPES_SQL: Final = """
 with recursive changed (oid) as (
     select case d.classid
@@ -159,20 +160,21 @@ select pg_catalog.array_agg(distinct r.oid order by r.oid),
  where u.oid >= {user_oids};
 """
 
-# Decoding orders the changes of subtransactions by position, and that of a message is its end,
-# where the next record begins (logicalmsg_decode in decode.c). The empty message keeps the two
-# apart.
+# Decoding orders the changes of subtransactions by position. The position of a message is its end,
+# where the next record begins (logicalmsg_decode in decode.c). The empty message separates both
+# positions.
 _EMIT_MESSAGE_SQL: Final = """
             perform pg_catalog.pg_logical_emit_message(true, {prefix}, content);
             perform pg_catalog.pg_logical_emit_message(true, '', '');
 """
-# Decoding reads the row from the WAL, so it can go at once. The publication publishes inserts only.
+# Decoding reads the row from the WAL, so the function deletes the row at once. The publication
+# publishes inserts only.
 _EMIT_ROW_SQL: Final = """
             insert into {schema}.message values (content) returning ctid into place;
             delete from {schema}.message where ctid = place;
 """
 # The owner of the table may have added a trigger, a check or an index, which may fail. Under the
-# lock, the table stays as streamer made it, and so its rows fail no command.
+# lock, the table stays as streamer created it, so an insert fails no command.
 _LOCK_MESSAGES_SQL: Final = """
     if {content} is not null then
         begin
@@ -194,11 +196,11 @@ _LOCK_MESSAGES_SQL: Final = """
 """
 
 # A streamed message carries the xid of the whole transaction (pgoutput_message in pgoutput.c). So
-# it names the subtransaction that wrote it; else a rollback to a savepoint would not take it back.
-# A row of an unlogged table tells its number. No block with an EXCEPTION clause writes: each would
-# have a number of its own, and a backend keeps 64 of them in shared memory. Such a block takes the
-# lock. Nothing can take the table away after that, so that the row can fail only as the rows of the
-# command itself can.
+# the message names its subtransaction; otherwise a rollback to a savepoint would not revoke the
+# message. A row of an unlogged table tells the xid. No block with an EXCEPTION clause writes: each
+# block would use a further xid, and a backend keeps 64 of these in shared memory. Such a block
+# takes the lock. No session can drop the table after that, so the insert can fail only as the rows
+# of the command can.
 _LOCK_SQL: Final = "lock table {schema}.{place} in row exclusive mode;"
 _BEGIN_SQL: Final = """
 insert into {schema}.{place} default values returning xmin into last_xid;
@@ -206,9 +208,10 @@ insert into {schema}.{place} default values returning xmin into last_xid;
         first_xid := (top_txid % 4294967296)::text::xid;
 """
 # Most commands of an application are about temporary objects, or tables that streamer does not
-# publish. The first command of a session pays for each expression and query here. A row has the
-# table of an object, or NULL where the long way has to look. That is so for other objects and for
-# partitions. With an old snapshot, too: the publication may have got the table since.
+# publish. The first command of a session pays for each expression and query here. A row names the
+# table of an object, or NULL if the full query must find the table. NULL stands for objects without
+# a direct table, for partitions, and for any object under an old snapshot: the table may have
+# joined the publication later.
 _TRIGGER_SQL: Final = """
 create or replace function {schema}.{name}() returns event_trigger
 language plpgsql security definer {light_pins} as $function$
@@ -258,9 +261,10 @@ case when {_READS_PRESENT} then (
 """
 _HINT_SQL: Final = "place := pg_catalog.pg_logical_emit_message(true, {prefix}, {hint});"
 
-# The first turn finds out whether a table is published, and the second one describes the tables.
-# *published* is the table of the command if it is known and published. The settings and the rights
-# are those of the function in front, which an assignment calls: PERFORM would add to the context.
+# The first turn checks whether a table is published, and the second turn describes the tables.
+# *published* is the table of the command if it is known and published. An assignment calls the
+# function, because PERFORM would add to the context. The function in front sets the settings and
+# rights.
 _FOLLOW_SQL: Final = """
 create or replace function {schema}.follow(tg_tag text, published oid) returns bool
 language plpgsql as $function$
@@ -451,9 +455,9 @@ begin
 end
 $function$
 """
-# ALTER COLUMN TYPE … USING may leave the type as it was, and compute all values. Then PostgreSQL
-# rewrites the table with reason 4 (AT_REWRITE_COLUMN_REWRITE in event_trigger.h). It also writes
-# the row of pg_attribute anew, which tells the column.
+# ALTER COLUMN TYPE … USING may keep the type and compute all values. Then PostgreSQL rewrites the
+# table with reason 4 (AT_REWRITE_COLUMN_REWRITE in event_trigger.h). PostgreSQL also updates the
+# row of pg_attribute, which tells the column.
 _REWRITE_SQL: Final = """
 create or replace function {schema}.rewritten() returns event_trigger
 language plpgsql security definer {path} as $function$
@@ -473,7 +477,7 @@ $function$
 
 _OF_TABLES: Final = ("ALTER TABLE", "CREATE TABLE", "CREATE TABLE AS", "SELECT INTO")
 _OF_INDEXES: Final = ("CREATE INDEX", "ALTER INDEX")
-# CREATE SCHEMA may make several tables, and partitions beside others.
+# CREATE SCHEMA may create several tables and partitions.
 _OF_OTHERS: Final = (
     "CREATE SCHEMA",
     "CREATE SEQUENCE",
@@ -491,7 +495,8 @@ def schema_of(source: SourceMapping) -> str:
 def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
     """Return the statements that create the capture; each may run again.
 
-    *role* is streamer's. It owns the published table, so that it can add it to its publication.
+    *role* is streamer's. As owner of the published table, the role can add the table to a
+    publication.
     """
     schema, to_role = quote_identifier(schema_of(source)), f"to {quote_identifier(role)}"
     setting = quote_literal(f"{schema_of(source)}.rewritten")
@@ -510,7 +515,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
         emit, lock_messages = _EMIT_ROW_SQL.format(schema=schema), _LOCK_MESSAGES_SQL
         statements += [
             f"create table if not exists {table} (content bytea not null)",
-            # Any publication may then publish its deletes.
+            # Any publication may then publish deletes.
             f"alter table {table} replica identity full",
             f"alter table {table} owner {to_role}",
         ]
@@ -559,7 +564,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
             create.strip(),
             f"drop event trigger if exists {trigger}",
             f"create event trigger {trigger} on {event}{when} execute function {schema}.{name}()",
-            # Also for a session that sets session_replication_role, as one that fills tables does.
+            # Also for a session that sets session_replication_role, as tools that load tables do.
             f"alter event trigger {trigger} enable always",
         ]
     statements.append(f"comment on schema {schema} is {quote_literal(mark_of(statements))}")

@@ -1,7 +1,7 @@
 """SQL that describes the tables of a command at a source, inside the session of the application.
 
-A catalog row is the transaction's own if its ``xmin`` is in progress and the row is visible. So
-the snapshot of the transaction may be old, and transactions of other sessions may be open. Pure.
+This transaction wrote a catalog row if the row is visible and its ``xmin`` is in progress. So the
+snapshot of the transaction may be old, and further transactions may be open. Pure.
 """
 
 from typing import Final
@@ -21,9 +21,9 @@ _PROOFS_MIN: Final = 18_00_00
 
 
 def _own(xmin: str) -> str:
-    """Return the condition that this transaction has written a visible row.
+    """Return the condition that this transaction wrote a visible row.
 
-    The range leaves out old numbers, which count on from the other end: txid_status refuses those.
+    The range excludes xids from before a wraparound, which txid_status refuses.
     """
     age = f"pg_catalog.age({xmin})"
     return (
@@ -33,8 +33,8 @@ def _own(xmin: str) -> str:
     )
 
 
-# Only own columns have a text of their default. Deparsing one locks the table, and this session has
-# locked that of each row that it wrote.
+# Only columns of this transaction get the text of a default. Deparsing a default locks the table,
+# and this session already locks the table of each row that it wrote.
 _STATE_SQL: Final = """
 create or replace function {schema}.state(
     of_table oid, first_xid xid, last_xid xid, top_txid int8, is_rewritten bool, words text,
@@ -199,9 +199,9 @@ $function$
 """
 
 
-# The texts that have the command for sure, in which its columns occur; null if none has. A name may
-# be written with escapes, and messages of the context may be in another language. The context names
-# functions of language SQL without their text. One that the transaction has replaced may still run.
+# The texts that certainly contain the command and so its columns; null if no text does. A name may
+# be written with escapes, and the context may be in any language. The context names functions of
+# language SQL without their text. A function that the transaction replaced may still run.
 _WORDS_SQL: Final = r"""
 (select case when pg_catalog.length(query) <= {query_max} and t.words ~ '\yalter\y'
                   and t.words !~ 'u&"'

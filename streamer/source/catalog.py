@@ -85,7 +85,7 @@ class SourceServer:
 
     @property
     def place(self) -> Place:
-        """Where every other connection to this source must lead."""
+        """The place where every connection to this source must lead."""
         return self.system_identifier, self.timeline, self.started
 
 
@@ -128,12 +128,12 @@ class SourceRelation:
 
     @property
     def replica_identity(self) -> str:
-        """pg_class.relreplident of the table itself, regardless of its partitions."""
+        """pg_class.relreplident of the table, regardless of the partitions."""
         return self.identity.root.kind
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of its replica identity; empty without a usable one, and where it is FULL."""
+        """The columns of the replica identity; empty if the identity is FULL or not usable."""
         return self.identity.root.key
 
     @property
@@ -142,7 +142,7 @@ class SourceRelation:
 
     @property
     def has_usable_identity(self) -> bool:
-        """Whether UPDATE and DELETE can be published without making them fail at the source."""
+        """Whether publishing UPDATE and DELETE makes no statement fail at the source."""
         return self.identity.is_usable
 
     @property
@@ -208,7 +208,7 @@ from pg_catalog.pg_control_system() c
 async def check_same_database(
     source: SourceMapping, connection: Connection, known: KnownPlace
 ) -> None:
-    """Refuse another database of the same server, for a command. Raises SourceDatabaseError.
+    """Refuse a different database of the same server, for a command. Raises SourceDatabaseError.
 
     Without the privilege to read the system identifier, the process that streams decides alone.
     """
@@ -240,7 +240,7 @@ async def _read_server(connection: Connection, identity_sql: str) -> SourceServe
 
 
 # Relations with storage. The queries read catalog tables and avoid functions such as pg_table_size
-# and pg_partition_tree, which lock the tables: one locked table would delay all others.
+# and pg_partition_tree, which lock the tables: one locked table would delay all tables.
 _LEAVES_SQL: Final = """
 with recursive tree (oid, relkind) as (
     select c.oid, c.relkind
@@ -346,7 +346,7 @@ async def read_relations(
     """Read the definitions of *names*; leave out missing relations.
 
     A new session plans and fills its caches for each catalog that a statement names. So statements
-    about partitions and types of one's own run only for tables that have them.
+    about partitions and user-defined types run only where a table uses these.
     """
     identities = {
         identity.root.oid: identity
@@ -410,10 +410,10 @@ async def read_flush_lsn(connection: Connection) -> Lsn:
 
 
 async def flush_wal(connection: Connection) -> Lsn:
-    """Flush everything committed so far; return its end.
+    """Flush all transactions committed so far; return the end of the WAL.
 
     A commit with ``synchronous_commit = off`` reaches the disk, and so our stream, a little later.
-    The flush of one of our empty transactions takes it along. A standby has only flushed WAL.
+    The flush of an empty transaction includes all earlier commits. A standby has only flushed WAL.
     """
     if not is_standby(connection):
         try:
@@ -434,9 +434,9 @@ async def _await_wal_writer(connection: Connection) -> None:
 
 
 def check_same_history(server: SourceServer, system_identifier: str | None, seen_lsn: Lsn) -> None:
-    """Refuse a source that is not the one we streamed from, or that went back in time.
+    """Refuse a source with a different system identifier, or that went back in time.
 
-    *seen_lsn*: the furthest position of that source which the target has stored.
+    *seen_lsn*: the furthest position of the source which the target has stored.
     """
     if system_identifier is not None and server.system_identifier != system_identifier:
         raise SourceDivergedError(

@@ -1,6 +1,6 @@
 """The clock of a source's server, measured against that of this process.
 
-A commit time is a time of its server, which may be an hour off. The age of a commit needs the
+A commit time comes from the server's clock, which may be an hour off. The age of a commit needs the
 difference of the clocks. Steps of this machine's clock change no age: `time.monotonic` measures.
 
 Pure.
@@ -20,7 +20,7 @@ class SourceClock:
         self._ahead_seconds: float | None = None
 
     def measured(self, server_seconds: float, began: float, ended: float) -> None:
-        """The server's clock was at *server_seconds* at some moment between the other two."""
+        """The server's clock showed *server_seconds* between the moments *began* and *ended*."""
         self._ahead_seconds = server_seconds - (began + ended) / 2
 
     def moment_of(self, commit_time: int) -> float | None:

@@ -1,9 +1,9 @@
 """Column lists of our publications, with which excluded columns never leave the source.
 
-A table has one if its rule says `column_list: true`. From PostgreSQL 15 on, pgoutput then omits
-the other columns from the RELATION message and from every row. A column that joins the table later
-is not in the list, and its changes lack it. The guard notices that, extends the list and has the
-table copied again.
+A table has a list if its rule says `column_list: true`. From PostgreSQL 15 on, pgoutput then omits
+unlisted columns from the RELATION message and from every row. A column that joins the table later
+is not in the list, so changes lack the column. The guard then extends the list and requests a new
+copy of the table.
 
 Pure.
 """
@@ -90,7 +90,7 @@ def _obstacle(
     publications: Collection["Publication"],
     version: int,
 ) -> str | None:
-    """Return the reason why a publication cannot have this list; None if it can."""
+    """Return the reason why a publication cannot use this list, or None."""
     if version < LISTS_SINCE:
         return "column lists need PostgreSQL 15 or newer"
     if not sent:
@@ -111,7 +111,7 @@ def unlisted(
     publications: Iterable["Publication"],
     lists: ColumnLists,
 ) -> frozenset[str] | None:
-    """Return the needed columns that a publication's list lacks; None if it is the wanted list.
+    """Return the needed columns that a publication's list lacks; None if the lists are equal.
 
     An empty result means that the list sends more than the mapping wants.
     """

@@ -108,7 +108,7 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
 
 
 def _translate_without_sqlstate(error: psycopg.Error, message: str) -> StreamerError:
-    # libpq reports a failed connection attempt without SQLSTATE; its text is all there is.
+    # libpq reports a failed connection attempt without SQLSTATE, only with a text.
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         hint = connect_hint(str(error))
         kind = SourceRejectedError if is_refused(str(error)) else SourceConnectionError
@@ -138,12 +138,12 @@ _first_hosts: Final[dict[Secret, tuple[str, str]]] = {}
 
 
 def put_host_first(source: SourceMapping, host: tuple[str, str]) -> None:
-    """Have later connections to *source* try one host and port of its url before the others."""
+    """Make later connections to *source* try one host and port of its url first."""
     _first_hosts[source.url] = host
 
 
 def conninfo(source: SourceMapping, **parameters: str) -> str:
-    """Return *source*'s connection string, our defaults below and *parameters* above its own.
+    """Return *source*'s connection string with our defaults, which *parameters* override.
 
     Raises SourceConfigurationError.
     """
@@ -236,7 +236,7 @@ async def connect(
                 raise
             if not forget_password(source.url):
                 raise _password_error(source, first_line(exc)) from exc
-            # The kept output of the command can be one that was revoked before its time.
+            # The cached password of the command may have been revoked early.
             try:
                 connection = await _log_in(source, parameters)
             except psycopg.OperationalError as again:
@@ -288,7 +288,7 @@ async def _is_pooled(
 async def connection(
     source: SourceMapping, *, replication: bool = False, at: Mapping[str, str] = ANYWHERE
 ) -> AsyncIterator[Connection]:
-    """Connect for the length of a block, and translate errors inside it."""
+    """Connect for the length of a block, and translate the block's errors."""
     connected = await connect(source, replication=replication, at=at)
     try:
         with translating(source.label):
@@ -298,7 +298,7 @@ async def connection(
 
 
 def is_standby(connection: Connection) -> bool:
-    """Return whether the server is a standby now. Servers before PostgreSQL 14 do not report it."""
+    """Return whether the server is a standby now; False before PostgreSQL 14."""
     return connection.info.parameter_status("in_hot_standby") == "on"
 
 
@@ -317,7 +317,7 @@ def has_any_text(connection: Connection) -> bool:
 
 
 async def as_stored(connection: Connection, command: str) -> bytes:
-    """Return *command* in the encoding of the server, which reads it so after `pass_bytes`."""
+    """Return *command* in the encoding of the server, as `pass_bytes` requires."""
     if command.isascii():
         return command.encode()
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
@@ -329,17 +329,18 @@ async def as_stored(connection: Connection, command: str) -> bytes:
 
 
 async def pass_bytes(connection: Connection) -> None:
-    """Let the server send its stored text unchanged, unless that is UTF-8.
+    """Make the server send stored text unchanged, unless the text is UTF-8.
 
-    For any other client encoding it would validate or convert the text. One character without an
-    equivalent would then end the stream of all tables. Text in results is bytes from here on.
+    For any client encoding but SQL_ASCII the server would validate or convert the text. One
+    character without an equivalent would then end the stream of all tables. Text in results is
+    bytes from here on.
     """
     if connection.info.parameter_status("server_encoding") != "UTF8":
         await connection.execute("set client_encoding to 'SQL_ASCII'")
 
 
 async def fetch_all(connection: Connection, sql: Any, *parameters: Any) -> list[DictRow]:
-    """Run a query and return its rows as dictionaries."""
+    """Run a query and return the rows as dictionaries."""
     cursor = await connection.execute(sql, parameters or None)
     return await cursor.fetchall()
 

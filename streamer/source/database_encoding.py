@@ -7,11 +7,11 @@ from streamer.decode.text_conversion import TextConversion, character_ranges
 from streamer.source.connection import Connection, fetch_one
 
 PASSED: Final = ("UTF8", "SQL_ASCII")
-"""Encodings whose text needs no conversion, or that say nothing about their text."""
+"""Encodings whose text needs no conversion, or that do not define the text."""
 
-# A block returns nothing, so it leaves its result in a setting. The list of characters is ours and
-# holds hexadecimal digits only. PL/pgSQL copies a whole array that changes under a handler of
-# exceptions, so the array grows outside of it.
+# A DO block returns no value, so the result is stored in a setting. The list of characters is ours
+# and holds hexadecimal digits only. PL/pgSQL copies a whole array that changes under an exception
+# handler, so the array grows outside of the handler.
 _CONVERT_SQL: Final = """
 do $streamer$
 declare
@@ -37,7 +37,7 @@ _RESULT_SQL: Final = "select current_setting('streamer.characters') as character
 
 
 async def read_conversion(connection: Connection) -> TextConversion | None:
-    """Return the conversion of the source's text to UTF-8; None if streamer passes its bytes on."""
+    """Return the conversion of the source's text to UTF-8; None if streamer passes the bytes on."""
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     if encoding in PASSED:
         return None

@@ -1,17 +1,18 @@
 """Captures changes of definitions at a source.
 
-An event trigger runs after each command that changes a definition. Its function writes the state of
-every affected table into the WAL, between the changes before and behind the command. The state
-names the parts that the transaction has changed. Another function writes the objects that a command
-has dropped. These are transactional logical messages, so they roll back with their transaction
-(PostgreSQL documentation, "pg_logical_emit_message"). On PostgreSQL 12 and 13, which do not send
-these, they are rows of a published table (`streamer.decode.table_messages`). A function turns its
-errors into warnings: it never makes a command of the application fail.
+An event trigger runs after each command that changes a definition. The trigger's function writes
+the state of every affected table into the WAL, between the changes before and behind the command.
+The state names the parts that the transaction has changed. A second function writes the objects
+that a command dropped. The functions emit transactional logical messages, which roll back with the
+transaction (PostgreSQL documentation, "pg_logical_emit_message"). PostgreSQL 12 and 13 do not send
+such messages; there the functions insert rows into a published table
+(`streamer.decode.table_messages`). A function turns errors into warnings: no command of the
+application fails.
 
-Everything is in one schema with the name of the slot. Every role may write logical messages. So
-those of the capture have a token in front, which only its functions and streamer's role can read.
-Only a superuser may create event triggers. Another role leaves that to an administrator, to whom
-`streamer check` prints the statements.
+All objects are in one schema with the name of the slot. Every role may write logical messages. So
+each message of the capture begins with a token, which only the functions and streamer's role can
+read. Only a superuser may create event triggers. For any other role, `streamer check` prints the
+statements for an administrator.
 """
 
 import json
@@ -58,9 +59,9 @@ log = structlog.get_logger()
 class Capture:
     """The state of the capture at a source.
 
-    ``is_current``: the objects are those of this version. ``may_create``: the role may make them.
-    ``token``: None if the role may not read it, or nothing is there. ``is_taken``: another program
-    has a schema of that name.
+    ``is_current``: the objects are of this version. ``may_create``: the role may create the
+    objects. ``token``: None if the role may not read the token, or without a capture. ``is_taken``:
+    the schema of that name belongs to a different program.
     """
 
     is_there: bool
@@ -81,12 +82,12 @@ def message_table(source: SourceMapping) -> RelationName:
 
 
 def drop_sql(source: SourceMapping) -> list[str]:
-    """Return the statements that remove the capture; event triggers go with their functions."""
+    """Return the statements that remove the capture; event triggers go with the functions."""
     return [f"drop schema if exists {quote_identifier(schema_of(source))} cascade"]
 
 
-# The owner of a schema may write its comment, and have objects in it. An event trigger runs for
-# each role that changes a definition, so that owner has to be above them all, or be streamer.
+# The owner of a schema may write the comment and create objects there. An event trigger runs for
+# each role that changes a definition, so the owner must be a superuser or streamer's role.
 _READ_SQL: Final = f"""
 select coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '') as mark,
        exists (select from pg_catalog.pg_roles r
@@ -111,7 +112,7 @@ from pg_catalog.pg_roles where rolname = current_user
 
 
 async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
-    """Read whether the capture is there."""
+    """Read the state of the capture."""
     schema = schema_of(source)
     role = await fetch_one(plain, _ROLE_SQL)
     # A standby has the roles of its primary, where streamer creates the capture.
@@ -141,9 +142,9 @@ async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
 
 
 async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None:
-    """Create the capture where the role may; return its token, or None if it is not there.
+    """Create the capture where the role may; return the token, or None without a capture.
 
-    Without it, streamer judges definitions by RELATION messages, as with `ddl: off`.
+    Without a capture, streamer judges definitions by RELATION messages, as with `ddl: off`.
     """
     capture = await read_capture(plain, source)
     if capture.is_current:
@@ -212,11 +213,11 @@ async def send_baseline(
     source: SourceMapping,
     known: Mapping[RelationName, SourceDefinition | None],
 ) -> None:
-    """Have the stream bring the present definitions of some tables, each at its place.
+    """Send the present definitions of some tables through the stream, each at its position.
 
-    A lock keeps the definition from changing until the message is committed. A table that stays
-    locked is left for the next start. *known*: the definitions that the target has, or None. The
-    source has dropped the parts of these that it lacks by now, and may have others.
+    A lock keeps the definition from changing until the message is committed. The next start sends a
+    table that stays locked. *stored*: the definitions that the target has, or None. Parts of a
+    stored definition that are missing now were dropped at the source; further parts may be new.
     """
     schema = quote_identifier(schema_of(source))
     uses_rows = uses_table(source, plain.info.server_version)
@@ -251,7 +252,7 @@ async def read_present(
 ) -> DefinitionMessage:
     """Return the message that a command on table *name* would send now.
 
-    Its defaults have a text, for which it locks the table. Raises SyncError if there is none.
+    Reading the text of defaults locks the table. Raises SyncError without a message.
     """
     describe = f"{quote_identifier(schema_of(source))}.describe"
     table = quote_qualified(name.namespace, name.name)
@@ -266,7 +267,7 @@ async def read_present(
 
 
 async def drop_capture(plain: Connection, source: SourceMapping) -> None:
-    """Remove the capture, if it is there and ours. Raises psycopg.Error without the right to."""
+    """Remove our capture, if present. Raises psycopg.Error without the privilege."""
     if (await read_capture(plain, source)).is_there:
         async with writable(source, plain) as writing:
             for statement in drop_sql(source):

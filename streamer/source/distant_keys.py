@@ -1,7 +1,7 @@
 """Finds keys whose neighbours are in distant pages, such as random UUIDs.
 
-Reading a range of such a key touches as many pages as it has rows. So many ranges read a large
-table many times, and reading by pages takes its place.
+Reading a range of such a key touches a page for each row. So many ranges read a large table many
+times, and streamer reads by pages instead.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""A source's verdict on a rule's expressions: valid or not, and the types of their values."""
+"""A source's verdict on a rule's expressions: valid or not, and the types of the values."""
 
 from typing import Any
 
@@ -29,10 +29,10 @@ async def read_expressions(plain: Connection, mapping: RelationMapping) -> Expre
 async def describe_expressions(
     plain: Connection, mapping: RelationMapping, relation: SourceRelation
 ) -> ExpressionFacts:
-    """Let the source check the expressions of *mapping*. Raises MappingError for one that it
-    rejects.
+    """Make the source check the expressions of *mapping*. Raises MappingError for a rejected
+    expression.
 
-    The types of their values are missing if the role may not read the table.
+    The types of the values are missing if the role may not read the table.
     """
     sent = [column.name for column in relation.columns if not column.generated]
     inputs = mapping.expression_inputs(sent)
@@ -84,7 +84,7 @@ async def _read(
     *,
     is_condition: bool,
 ) -> int | None:
-    """Have the source parse one expression; return the type of its value."""
+    """Make the source parse an expression; return the type of the value."""
     quoted = quote_qualified(relation.name.namespace, relation.name.name)
     only = "" if relation.is_partitioned else "only "
     sql = f"select ({expression}) from {only}{quoted} limit 0"

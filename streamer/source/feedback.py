@@ -1,9 +1,9 @@
 """Feedback to a source: status updates at intervals, and answers to its keepalives.
 
 A walsender ends a connection that was silent for ``wal_sender_timeout``, and requests a reply at
-half of that time. Status updates go out at least three times as often. One of them requests a reply
-when the source has sent nothing for a few seconds. Without a reply, screens show the source as
-silent after `SILENT_SECONDS`. The stream ends much later, because a network may recover.
+half of that time. Status updates go out at least three times as often. If the source was silent for
+a few seconds, the update requests a reply. Without a reply, screens show the source as silent after
+`SILENT_SECONDS`. The stream ends much later, because a network may recover.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from streamer.lsn import Lsn
 from streamer.source.stream import Burst, ChangeStream
 from streamer.waiting import wait_for_event
 
-# A healthy source sends at least every one and a half intervals. Screens show a silent source
-# `SILENT_SECONDS` after its last message; with the page's own waits that stays below 12 s.
+# A healthy source sends at least every 1.5 intervals. Screens show a silent source `SILENT_SECONDS`
+# after the last message; with the page's waits that stays below 12 s.
 STATUS_SECONDS_MAX: Final = 3.0
 SILENT_SECONDS: Final = 6.0
 SILENCE_SECONDS_MIN: Final = 60.0
@@ -26,7 +26,7 @@ SILENCE_SECONDS_MIN: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FeedbackTimes:
-    """The intervals of one source."""
+    """The intervals of a source."""
 
     label: str
     interval: float
@@ -57,7 +57,7 @@ class FeedbackTimes:
 
 
 class Feedback:
-    """The status updates of one stream.
+    """The status updates of a stream.
 
     *positions* returns the durable position that the source may discard WAL up to, and the position
     up to which changes are visible. *is_reading* returns whether the reader takes messages now.
@@ -81,7 +81,7 @@ class Feedback:
         self._stream.send_status(durable_lsn, visible_lsn, request_reply=request_reply)
 
     def answer(self, burst: Burst) -> bool:
-        """Answer the keepalive of *burst* if it requests a reply; return whether it does."""
+        """Answer the keepalive of *burst* if a reply was requested; return whether it was."""
         if burst.wal_end_lsn is None or not burst.reply_requested:
             return False
         self.send()

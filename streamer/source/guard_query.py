@@ -1,6 +1,6 @@
-"""One look of a source's guard: slot, end of WAL, and a digest of everything it compares.
+"""The periodic check of a source's guard: slot, end of WAL, and a digest of the catalogs.
 
-A process with 200 sources has 100 looks a second, so each is one statement.
+A process with 200 sources checks 100 times a second, so each check is a single statement.
 """
 
 import time
@@ -33,10 +33,11 @@ select pg_catalog.md5(
 
 @dataclass(frozen=True, slots=True)
 class GuardFacts:
-    """What one look of a guard sees.
+    """The result of a guard's check.
 
     ``digest`` changes with the identities of the tables or with our publications. ``flush_lsn``:
-    the end of the WAL that the source has flushed. ``clock_seconds``: the time of its clock.
+    the end of the WAL that the source has flushed. ``clock_seconds``: the time of the source's
+    clock.
     """
 
     slot: Slot | None

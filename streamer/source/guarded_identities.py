@@ -1,7 +1,7 @@
 """Reads the replica identities of tables and leaves, which the guard of a source compares.
 
-It reads only catalogs, and calls no function that opens the table itself. So a lock on a user's
-table cannot delay it.
+The query reads only catalogs, and calls no function that opens the table. So a lock on a user's
+table cannot delay the query.
 """
 
 from collections import defaultdict

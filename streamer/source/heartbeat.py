@@ -1,4 +1,4 @@
-"""Committing a heartbeat: an empty transaction with a logical message that other readers ignore."""
+"""Committing a heartbeat: an empty transaction with a logical message of streamer's."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ async def heartbeat_obstacle(plain: Connection) -> str | None:
 
 
 async def emit_heartbeat(plain: Connection, label: str) -> Lsn:
-    """Commit a heartbeat; return where its message lies in the WAL. Raises SourceError."""
+    """Commit a heartbeat; return the position of the message in the WAL. Raises SourceError."""
     with translating(label):
         row = await fetch_one(plain, COMMIT_SQL)
     return Lsn.parse(row["lsn"])

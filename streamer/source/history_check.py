@@ -1,12 +1,12 @@
-"""Recognising a source's history by one of its transactions.
+"""Recognising a source's history by a transaction.
 
-After a crash a slot falls back a little, because the server saves its position at checkpoints only.
+After a crash a slot falls back a little, because the server saves the position at checkpoints only.
 The source then sends transactions again that the target has. A source that was restored to an
-earlier time can look the same, once it has written past its old position. System identifier and WAL
-position do not show the difference, but the source sends another history. So streamer remembers the
-newest acknowledged transaction. If a stream begins before it, the transaction must come again, with
-its xid and commit time. The catalogs of a transaction's own time decide whether a stream contains
-it, so the answer never changes.
+earlier time can look the same, once it has written past the old position. System identifier and WAL
+position do not show the difference, but the source sends a different history. So streamer remembers
+the newest acknowledged transaction, the landmark. If a stream begins before the landmark, the
+source must send that transaction again, with the same xid and commit time. The catalogs at the time
+of a transaction decide whether a stream contains the transaction, so the answer never changes.
 
 Pure.
 """
@@ -23,8 +23,8 @@ KEPT_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Landmark:
-    """A transaction: where its commit record ends, its xid, its commit time (microseconds, as
-    pgoutput gives it).
+    """A transaction: the end of the commit record, the xid, and the commit time of pgoutput (in
+    microseconds).
     """
 
     end_lsn: Lsn
@@ -55,10 +55,10 @@ class Landmark:
 
 
 class HistoryCheck:
-    """Looks for the transaction that has to come again, and keeps those that may be next.
+    """Checks that the landmark comes again, and keeps transactions as later landmarks.
 
-    With many transactions in flight, this keeps some of them only. A position behind one that was
-    left out would have too old a landmark, so `position_through` returns the position of the
+    With many transactions in flight, the check keeps only some. The landmark of a position behind
+    an omitted transaction would be too old, so `position_through` returns the position of the
     landmark instead.
     """
 
@@ -79,8 +79,9 @@ class HistoryCheck:
     def saw_transaction(self, landmark: Landmark, *, has_changes: bool = True) -> bool:
         """Return False if the stream has passed the expected transaction without delivering it.
 
-        Without *has_changes* it is never the expected one: the source may leave it out another
-        time. (`pgoutput` streams a large transaction before it knows that the rest is empty.)
+        A transaction without changes (*has_changes*) is never the expected transaction: the source
+        may omit it next time. (`pgoutput` streams a large transaction before it knows that the rest
+        is empty.)
         """
         expected = self._expected
         if expected is not None and landmark.end_lsn >= expected.end_lsn:
@@ -101,7 +102,7 @@ class HistoryCheck:
     def saw_transactions(self, first: Landmark, last: Landmark) -> None:
         """Keep the first and the last of consecutive transactions with changes.
 
-        Only a check that is settled may leave out those between them.
+        Only a check that is settled may omit the transactions in between.
         """
         assert self.is_settled
         self._kept.append(first)

@@ -1,7 +1,7 @@
-"""Connections to sources that stay open for a moment, for the next question.
+"""Connections to sources that stay open for a moment, for the next query.
 
-To connect costs both sides several times as much as most questions do. A table that streamer meets
-first raises three or four of them in a row.
+A connection costs both sides several times as much as most queries. A new table needs three or four
+queries in a row.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ class _Kept:
     """In `time.monotonic`'s terms."""
 
     def is_usable(self) -> bool:
-        """Whether its time is not over, and the server has not ended it."""
+        """Whether the time of the connection is not over, and the server has not ended it."""
         if self.connection.closed or time.monotonic() >= self.closes_at:
             return False
         poll = select.poll()
         poll.register(self.connection.fileno(), select.POLLIN)
-        return not poll.poll(0)  # an idle server says nothing but its end
+        return not poll.poll(0)  # an idle server sends only the end of the session
 
 
 async def _reset(connection: Connection) -> bool:
-    """Undo the setting that users of a connection change; return whether it can serve others."""
+    """Reset the setting that users of a connection change; return whether that succeeded."""
     try:
         await set_lock_timeout(connection, 0)
     except psycopg.Error:
@@ -48,11 +48,10 @@ async def _reset(connection: Connection) -> bool:
 
 
 class KeptConnections:
-    """Keeps at most one idle connection to each source, *seconds* after its beginning at the
-    longest.
+    """Keeps at most one idle connection to each source, until *seconds* after the login.
 
-    An address may lead to another server by then, so no connection lives long. One task at a time
-    uses a connection; another task has another one.
+    An address may lead to a different server later, so no connection lives long. One task at a time
+    uses a connection; concurrent tasks use separate connections.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -83,7 +82,7 @@ class KeptConnections:
     async def _keep(self, url: Secret, kept: _Kept) -> None:
         is_reset = url not in self._idle and await _reset(kept.connection)
         seconds = kept.closes_at - time.monotonic()
-        # Another task may have put its connection there during the reset.
+        # A concurrent task may have stored a connection during the reset.
         if not is_reset or seconds <= 0 or url in self._idle:
             await kept.connection.close()
             return

@@ -1,8 +1,8 @@
 """The libpq that psycopg uses, for calling it without psycopg in between.
 
 psycopg documents the address of a connection (`pgconn_ptr`), and names no way to the library. The
-wheel psycopg_binary has a copy of its own, so the process may hold several. Calling another one
-with psycopg's connection would be wrong, so this module wants exactly one in the process.
+wheel psycopg_binary bundles a copy, so the process may load several. A call of the wrong copy with
+psycopg's connection is undefined, so this module requires exactly one copy in the process.
 """
 
 import ctypes

@@ -1,9 +1,9 @@
 """The owner of the slot and the publications at a source.
 
 The names of a slot and its publications come from the configuration. An installation with a copy of
-the configuration finds the objects of the first one under its own names. So each installation
-writes its id into a comment on its publications. streamer accepts a slot without such a comment as
-one that an administrator created, if no client has read from it.
+the configuration would use the objects of the first installation. So each installation writes an id
+into a comment on the publications. streamer accepts a slot without such a comment if no client has
+read from the slot: an administrator created the slot.
 """
 
 from collections.abc import Iterable
@@ -78,10 +78,10 @@ def _reader(row: dict[str, object]) -> str:
 
 
 def obstacle(found: Found, source: SourceMapping, installation: str, *, is_known: bool) -> str:
-    """Return why slot and publications are not ours to use, or an empty string. Pure.
+    """Return why streamer may not use slot and publications, or an empty string. Pure.
 
-    *is_known*: the target has a position of this slot, so a comparison shows whether another
-    session moved it.
+    *is_known*: the target has a position of this slot, so a comparison shows whether a client moved
+    the slot.
     """
     others = [other for other in found.installations if other != installation]
     if others:
@@ -107,9 +107,9 @@ def unproven_rows(
     *,
     is_known: bool,
 ) -> SourceTakenError | None:
-    """Return why the slot's position proves nothing about *declared*, tables with `initial: none`.
+    """Return why the slot's position is no proof for *declared*, tables with `initial: none`.
 
-    Another target has read from the slot, so this one lacks the changes from before. Pure.
+    A second target has read from the slot, so this target lacks earlier changes. Pure.
     """
     others = [other for other in found.installations if other != installation]
     is_own = installation in found.installations and found.is_used is None
@@ -131,7 +131,7 @@ def unproven_rows(
 
 
 def check_owner(found: Found, source: SourceMapping, installation: str, *, is_known: bool) -> None:
-    """Refuse objects that another installation may use. Raises SourceTakenError. Pure."""
+    """Refuse objects that a second installation may use. Raises SourceTakenError. Pure."""
     if problem := obstacle(found, source, installation, is_known=is_known):
         raise SourceTakenError(
             f'source "{source.label}": {problem}',
@@ -140,7 +140,7 @@ def check_owner(found: Found, source: SourceMapping, installation: str, *, is_kn
 
 
 def take_over_hint(source: SourceMapping) -> Remedy:
-    """Return the remedy for slot and publications of another installation."""
+    """Return the remedy for slot and publications of a second installation."""
     return Remedy.of(
         "give this `database` of the configuration another name or, if no other installation "
         "needs slot and publications, run once: ",
@@ -164,4 +164,4 @@ async def mark_publications(
             async with writable(source, connection) as writing:
                 await writing.execute(sql.encode())
         except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.InsufficientPrivilege):
-            return  # a standby whose url does not name its primary
+            return  # a standby whose url does not name the primary

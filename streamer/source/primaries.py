@@ -1,7 +1,8 @@
-"""The primaries among the hosts of a source's url: after a failover, the old one may run again.
+"""The primaries among the hosts of a source's url: after a failover, the old primary may run again.
 
-The newest branch of the source's history wins. Each attempt chooses, and its connections try that
-host first. Otherwise a session could reach an old primary because the url names it first.
+The host with the newest branch of the source's history wins. Each attempt chooses a host, and all
+connections try that host first. Otherwise a session could reach an old primary that the url names
+first.
 """
 
 import asyncio
@@ -52,10 +53,10 @@ def host_name(host: str, port: str) -> str:
 
 
 async def read_primaries(source: SourceMapping) -> list[Primary]:
-    """Look at all hosts of the url side by side; return those that accept writes.
+    """Check all hosts of the url in parallel; return the hosts that accept writes.
 
-    A url with one host, or that asks for standbys, has none. A host that does not answer is none.
-    Raises SourceConfigurationError.
+    Return no host for a url with one host or a url that requests standbys, and omit hosts that do
+    not answer. Raises SourceConfigurationError.
     """
     require_configured(source)
     url = source.url.reveal()
@@ -110,9 +111,10 @@ async def prefer_newest(source: SourceMapping, known: KnownPlace) -> list[Primar
 
 
 def require_successor(source: SourceMapping, server: SourceServer, known: KnownPlace) -> None:
-    """Refuse a server whose timeline is older than the known one. Raises SourceOldPrimaryError.
+    """Refuse a server whose timeline is older than the known timeline. Raises
+    SourceOldPrimaryError.
 
-    A timeline has a higher number than those that it descends from.
+    A timeline has a higher number than every ancestor.
     """
     if known.branch is None or known.system_identifier != server.system_identifier:
         return
@@ -132,9 +134,9 @@ def require_successor(source: SourceMapping, server: SourceServer, known: KnownP
 async def require_server_of_run(
     source: SourceMapping, plain: Connection, known: KnownPlace
 ) -> None:
-    """Refuse a server that is not the one from which `run` streams. Raises SourceElsewhereError.
+    """Refuse any server but the server from which `run` streams. Raises SourceElsewhereError.
 
-    A role that may not read the system identifier learns nothing.
+    Without the privilege to read the system identifier, the function refuses no server.
     """
     if known.system_identifier is None or known.branch is None:
         return

@@ -3,7 +3,7 @@
 Publications, comments, logical messages and event triggers reach a standby by replication only, so
 a session at the primary has to make them. streamer finds the primary among the hosts of the url:
 ``host=standby,primary target_session_attrs=standby`` leads to the standby, and the same hosts with
-``target_session_attrs=primary`` lead to its primary.
+``target_session_attrs=primary`` lead to the primary.
 
 PostgreSQL documentation, "Connection Strings" (Specifying Multiple Hosts) and "Hot Standby".
 """
@@ -65,8 +65,8 @@ async def connection_to_primary(
 ) -> AsyncIterator[Connection]:
     """Connect to the primary of the standby behind *plain*, for the length of a block.
 
-    Errors inside the block stay those of the driver. Raises SourceConnectionError, also if a host
-    of the url belongs to another cluster.
+    The block receives errors of the driver. Raises SourceConnectionError, also if a host of the url
+    belongs to a different cluster.
     """
     primary = await connect(source, at=AT_PRIMARY)
     try:
@@ -85,7 +85,7 @@ async def connection_to_primary(
 
 @asynccontextmanager
 async def writable(source: SourceMapping, plain: Connection) -> AsyncIterator[Connection]:
-    """Return a session that may write at the source: *plain*, or one at the primary of a standby.
+    """Return a session that may write at the source: *plain*, or a session at a standby's primary.
 
     At the end of the block, the standby has replayed these writes. If the url does not name the
     primary, the server refuses them with ``ReadOnlySqlTransaction``. Raises SourceConnectionError.
@@ -115,9 +115,10 @@ async def _await_replay(source: SourceMapping, plain: Connection, lsn: Lsn) -> N
 
 
 async def flush_source(source: SourceMapping, plain: Connection) -> Lsn:
-    """Return the end of everything committed at the source; for a standby, at its primary.
+    """Return the end of the WAL of all transactions committed at the source, for a standby at the
+    primary.
 
-    If the url does not name the primary, it is the end of the WAL that the standby has.
+    If the url does not name the primary, return the end of the standby's WAL.
     """
     if is_standby(plain) and names_several_hosts(source):
         with translating(source.label):
@@ -127,9 +128,9 @@ async def flush_source(source: SourceMapping, plain: Connection) -> Lsn:
 
 
 class RunningTransactions:
-    """Asks for the records of running transactions for which a new slot on a standby waits.
+    """Requests the records of running transactions for which a new slot on a standby waits.
 
-    Only the primary writes them: every 15 seconds if there was a change, or when a session calls
+    Only the primary writes such records: every 15 seconds after a change, or when a session calls
     ``pg_log_standby_snapshot()``. PostgreSQL documentation, "Logical Decoding Concepts".
     """
 
@@ -147,7 +148,7 @@ class RunningTransactions:
         await self._stack.aclose()
 
     async def ask(self, plain: Connection) -> str:
-        """Have the primary write such a record; return what the slot waits for, or nothing.
+        """Make the primary write such a record; return what the slot waits for, or an empty text.
 
         *plain*: a session at the standby.
         """

@@ -1,13 +1,13 @@
-"""Our publications on a source, the judgement of them, and the SQL that makes them.
+"""Our publications on a source: reading, judging and changing the publications.
 
-Each source has two. One publishes everything; the other publishes INSERT and TRUNCATE of relations
-without a usable replica identity. In the first, such relations would make the application's own
-UPDATE and DELETE fail. streamer creates both at once, even while empty: a publication that is
-younger than the slot's confirmed position makes decoding fail (``publication … does not exist``,
-before PostgreSQL 18).
+Each source has two. The first publishes all operations; the second publishes INSERT and TRUNCATE of
+relations without a usable replica identity. In the first, such relations would make the
+application's UPDATE and DELETE fail. streamer creates both at once, even while empty: a publication
+that is younger than the slot's confirmed position makes decoding fail (``publication … does not
+exist``, before PostgreSQL 18).
 
-From PostgreSQL 15 on a publication can filter rows, so that less travels. streamer lets it where
-that cannot hurt: see `publishable_filters`.
+From PostgreSQL 15 on a publication can filter rows, so that less data travels. streamer publishes
+the filters that cannot fail: see `publishable_filters`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -52,11 +52,11 @@ _NO_FILTERS: Final[Filters] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A table that a publication names. ``mark``: the oid of its row in pg_publication_rel."""
+    """A table that a publication names. ``mark``: the oid of the row in pg_publication_rel."""
 
     mark: str
     is_filtered: bool = False
-    """A row filter keeps some rows back."""
+    """A row filter excludes some rows."""
     columns: frozenset[str] | None = None
     """Its column list; None if it sends all columns."""
     relid: int | None = None
@@ -66,7 +66,7 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class PublishedSchema:
     """A schema whose tables a publication has. ``moves``: the transactions that last put tables
-    there, by the tables' OIDs; a table that leaves and comes back has another one.
+    there, by the tables' OIDs; a table that leaves and returns gets a new transaction.
     """
 
     mark: str
@@ -75,7 +75,7 @@ class PublishedSchema:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication as it is. ``mark`` changes with every ALTER PUBLICATION … SET."""
+    """A publication in the catalogs. ``mark`` changes with every ALTER PUBLICATION … SET."""
 
     name: str
     mark: str
@@ -90,20 +90,20 @@ class Publication:
     members: Mapping[RelationName, Member] = field(default_factory=dict)
 
     def has(self, relation: RelationName) -> bool:
-        """Whether it publishes *relation*, which is neither unlogged nor a partition."""
+        """Whether *relation*, which is neither unlogged nor a partition, is published."""
         return (
             self.has_all_tables or relation in self.members or relation.namespace in self.namespaces
         )
 
     def mark_of(self, identity: RelationIdentity) -> str | None:
-        """Return the publication's fingerprint of a relation; it changes with every break in
-        publishing it.
+        """Return the publication's fingerprint of a relation, which changes with every interruption
+        of its membership.
         """
         if (member := self.members.get(identity.name)) is not None:
             return f"{self.mark}/{member.mark}"
         if identity.is_unlogged or not self.has(identity.name):
             return None
-        # Members by name would not show that another table has the name now.
+        # Members by name would not show that a different table has the name now.
         oid = identity.root.oid
         if (namespace := self.namespaces.get(identity.name.namespace)) is None:
             return f"{self.mark}/all/{oid}"
@@ -117,11 +117,10 @@ class Publication:
 def membership_fingerprint(
     publications: Iterable[Publication], identity: RelationIdentity | None
 ) -> str | None:
-    """Return a fingerprint of a relation's membership in publications; None without one.
+    """Return a fingerprint of a relation's membership in publications; None if it is in none.
 
-    It changes if a session drops and re-creates the membership. The relation may have missed
-    changes in between: from PostgreSQL 18 on the server logs a warning and continues without them.
-    Pure.
+    The fingerprint changes if a session drops and re-creates the membership. The stream may lack
+    changes from in between: from PostgreSQL 18 on the server only logs a warning. Pure.
     """
     if identity is None:
         return None
@@ -130,7 +129,7 @@ def membership_fingerprint(
 
 
 def interrupted_error(table: RelationName) -> UnpublishedError:
-    """Say that the membership of a table has another fingerprint than before."""
+    """Return the error for a table whose membership has a new fingerprint."""
     return UnpublishedError(
         f'table "{table}" was not published all the time: a session changed its publication, or '
         "dropped and re-created it"
@@ -158,11 +157,11 @@ def unlogged_error(identity: RelationIdentity) -> UnpublishedError | None:
 
 @dataclass(frozen=True, slots=True)
 class PublicationFault:
-    """The reason why a publication, or one table in it, would omit changes."""
+    """The reason why a publication would omit changes of all tables, or of one table."""
 
     publication: str
     relation: RelationName | None
-    """None: all of them."""
+    """None: all tables."""
     problem: str
     sql: tuple[str, ...]
     only_partitioned: bool = False
@@ -193,10 +192,10 @@ def publication_faults(
     version: int,
     lists: ColumnLists = NO_LISTS,
 ) -> list[PublicationFault]:
-    """Judge our publications as they are, for `run` and `check` alike. Pure.
+    """Judge our publications, for `run` and `check` alike. Pure.
 
-    *filtered*: relations with a `filter` in our mapping, whose row filter comes from it.
-    *lists*: the wanted column lists.
+    *filtered*: relations with a `filter` in our mapping, which sets the row filter. *lists*: the
+    wanted column lists.
     """
     present = list(identities)
     faults: list[PublicationFault] = []
@@ -284,7 +283,7 @@ select p.oid::text || '.' || p.xmin::text as mark, pg_catalog.to_jsonb(p) as pub
        {namespaces} as namespaces
 from pg_catalog.pg_publication p where p.pubname = any (%s) order by p.pubname
 """
-# SET SCHEMA writes the row of pg_depend that ties a table to its schema, and nothing else does.
+# Only SET SCHEMA writes the row of pg_depend that ties a table to its schema.
 _NAMESPACES_SQL: Final = """
 array(select pg_catalog.jsonb_build_array(n.nspname, r.oid::text, (
                select pg_catalog.jsonb_object_agg(d.objid::text, d.xmin::text)
@@ -297,7 +296,7 @@ array(select pg_catalog.jsonb_build_array(n.nspname, r.oid::text, (
 
 
 def publications_sql(version: int) -> str:
-    """Return the query for publications by their names. Pure."""
+    """Return the query for publications by name. Pure."""
     namespaces = _NAMESPACES_SQL if version >= SCHEMAS_SINCE else "'{}'::jsonb[]"
     return _PUBLICATIONS_SQL.format(namespaces=namespaces)
 
@@ -305,7 +304,7 @@ def publications_sql(version: int) -> str:
 async def read_publications(
     connection: Connection, source: SourceMapping, version: int
 ) -> dict[str, Publication]:
-    """Read those of our two publications that exist, by name; the one with everything first."""
+    """Read our existing publications, by name; the publication of all operations first."""
     names = [source.publication, source.publication_inserts]
     rows = await fetch_all(connection, publications_sql(version), names)
     return {row["publication"]["pubname"]: _publication(row) for row in rows}
@@ -346,8 +345,8 @@ def publishable_filters(
     """Return the filters that the publication may apply. Pure.
 
     The application's UPDATE or DELETE fails if the filter has columns beyond the replica identity.
-    A filter that fails on a row stops the decoding of all tables. Partitions have replica
-    identities of their own.
+    A filter that fails on a row stops the decoding of all tables. Each partition has a separate
+    replica identity.
     """
     by_name = {identity.name: identity for identity in identities}
     filters = {}
@@ -356,7 +355,7 @@ def publishable_filters(
         if version < FILTERS_SINCE or condition is None or identity is None:
             continue
         used = frozenset(condition.names).intersection(identity.columns)
-        is_safe = identity.covers(used) or not identity.is_usable  # then it publishes only inserts
+        is_safe = identity.covers(used) or not identity.is_usable  # then only inserts are published
         if condition.is_plain and is_safe and not identity.is_partitioned:
             filters[mapping.source] = condition.text
     return filters
@@ -381,7 +380,7 @@ class PublicationChanges:
 
 @dataclass(frozen=True, slots=True)
 class WantedMembers:
-    """The tables that our publications are to have, and the freedom to change them."""
+    """The tables that our publications are to have, and the changes that are allowed."""
 
     identities: Sequence[RelationIdentity] = ()
     mappings: Sequence[RelationMapping] = ()
@@ -438,8 +437,8 @@ def publication_changes(
             if table not in tables | {message_table(source)}
             and (table in mapped or f"{publication.mark}/{member.mark}" not in wanted.kept)
         }
-        # Its updates would fail at the source. Two publications with different lists of a table
-        # make decoding fail.
+        # Updates of such a table would fail at the source. Two publications with different lists of
+        # a table make decoding fail.
         harmed = strangers & mapped
         if name != source.publication:
             harmed &= lists.columns.keys() | lists.refused.keys()
@@ -497,8 +496,7 @@ def _create_sql(
 def _members(
     tables: Iterable[RelationName], filters: Filters = _NO_FILTERS, lists: ColumnLists = NO_LISTS
 ) -> str:
-    # ONLY: children by inheritance are tables of their own here. Partitions come along all the
-    # same.
+    # ONLY: children by inheritance are separate tables here. Partitions follow in any case.
     return ", ".join(
         f"only {quote_qualified(t.namespace, t.name)}"
         + (f" ({quote_columns(sorted(lists.columns[t]))})" if t in lists.columns else "")
@@ -513,12 +511,12 @@ def _members(
 async def ensure_publications(
     connection: Connection, source: SourceMapping, wanted: WantedMembers, version: int
 ) -> dict[RelationName, SourceRejectedError]:
-    """Make our publications have the members *wanted*; existing publications that fit stay.
+    """Give our publications the members *wanted*; existing publications that fit stay.
 
-    One transaction makes all changes, so a relation that moves between publications misses nothing.
-    It publishes filters where that is safe and the server accepts them. Returns errors for the
-    relations that the role may not publish. Members that the mapping lacks stay if the role may not
-    remove them. Raises SourceRejectedError if it may not create a publication,
+    One transaction makes all changes, so no change of a relation that moves between publications is
+    lost. Filters are published where that is safe and the server accepts the filter. Returns errors
+    for the relations that the role may not publish. Members that the mapping lacks stay if the role
+    may not remove them. Raises SourceRejectedError if the role may not create a publication,
     SourceContentionError if another session changes the definition of a table.
     """
     existing = await read_publications(connection, source, version)
@@ -559,7 +557,7 @@ async def _ensure_needed(
     existing: dict[str, Publication],
     version: int,
 ) -> dict[RelationName, SourceRejectedError]:
-    """Run the permitted statements, relation by relation; return the others as errors."""
+    """Run the permitted statements, relation by relation; return the rest as errors."""
     wanted = wanted.as_they_are()
     changes = publication_changes(source, wanted, existing, version)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
@@ -589,7 +587,7 @@ async def _ensure_needed(
 
 _FORBIDDEN: Final = (
     psycopg.errors.InsufficientPrivilege,
-    psycopg.errors.ReadOnlySqlTransaction,  # a standby, and the url does not name its primary
+    psycopg.errors.ReadOnlySqlTransaction,  # a standby, and the url does not name the primary
 )
 
 

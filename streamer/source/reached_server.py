@@ -1,13 +1,13 @@
 """The server and the timeline that a session of a source reached.
 
 A url with several hosts, or a name that moved, can lead two sessions to two servers. Spark ships
-this module to its executors, so it imports nothing. Pure.
+this module to executors, so the module imports only the standard library. Pure.
 """
 
 from typing import Final
 
 STARTED_SQL: Final = "(extract(epoch from pg_catalog.pg_postmaster_start_time()) * 1000000)::int8"
-"""When the server was started. It tells a standby from its primary, and from other standbys."""
+"""The start time of the server, which differs between a primary and each standby."""
 
 TIMELINE_SQL: Final = """case when pg_catalog.pg_is_in_recovery()
     then (select timeline_id from pg_catalog.pg_control_checkpoint())
@@ -29,7 +29,7 @@ Place = tuple[str, int, int]
 
 
 def place_of(system_identifier: str, segment: str | None, started: int, expected: Place) -> Place:
-    """Return the place that a row of `PLACE_SQL` names. A standby does not tell its timeline."""
+    """Return the place that a row of `PLACE_SQL` names. A standby does not tell the timeline."""
     timeline = expected[1] if segment is None else int(segment[:8], 16)
     return system_identifier, timeline, started if expected[2] else 0
 

@@ -1,10 +1,10 @@
-"""The one judgement of the changes that may be published of a relation, from its replica identity.
+"""Decides which changes of a relation may be published, from the replica identity.
 
-PostgreSQL asks the table that gets a change for its replica identity. For a partitioned table that
+PostgreSQL reads the replica identity of the table that gets a change. For a partitioned table that
 is the partition, and a partition does not inherit REPLICA IDENTITY. The stream, however, names the
 root and the root's key. So updates and deletes of a partitioned table can be published only while
-every leaf logs the old rows that the root announces. Otherwise the application's own statement
-fails, or the stream brings a key without meaning.
+every leaf logs the old rows that the root announces. Otherwise the application's statement fails,
+or the stream sends a key without meaning.
 
 Pure.
 """
@@ -23,7 +23,7 @@ FULL: Final = "full"
 @dataclass(frozen=True, slots=True)
 class TableIdentity:
     """The part of the old row that one table logs. ``kind`` is pg_class.relreplident; ``key`` names
-    the columns of the index that it chooses, if that index is valid.
+    the columns of the identity's index, if that index is valid.
     """
 
     oid: int
@@ -41,7 +41,7 @@ class TableIdentity:
 
     @property
     def obstacle(self) -> str | None:
-        """Why neither UPDATE nor DELETE of this table can be published; None if they can."""
+        """Why neither UPDATE nor DELETE of this table can be published, or None."""
         if self.kind == "f":
             if not self.refuses_full:
                 return None
@@ -63,7 +63,7 @@ class TableIdentity:
 
     @property
     def published(self) -> str:
-        """``full``, ``key`` with the names of its columns, or ``none``."""
+        """``full``, ``key`` with the names of the columns, or ``none``."""
         if self.obstacle is not None:
             return NONE
         return FULL if self.kind == "f" else key_identity(self.key)
@@ -76,7 +76,7 @@ def key_identity(columns: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RelationIdentity:
-    """A mapped relation with its leaves: the tables that have its rows, if it is partitioned."""
+    """A mapped relation with its leaves: the tables with the rows of a partitioned relation."""
 
     root: TableIdentity
     leaves: tuple[TableIdentity, ...]
@@ -103,7 +103,7 @@ class RelationIdentity:
 
     @property
     def unlogged_leaves(self) -> tuple[TableIdentity, ...]:
-        """The leaves that write no WAL, so that the stream brings nothing of them."""
+        """The leaves that write no WAL, so that the stream lacks all changes of these leaves."""
         return tuple(leaf for leaf in self.leaves if leaf.is_unlogged)
 
     @property
@@ -124,7 +124,7 @@ class RelationIdentity:
 
     @property
     def obstacle(self) -> str | None:
-        """Why only inserts may be published; None if everything may."""
+        """Why only inserts may be published; None if all changes may."""
         if (own := self.root.obstacle) is not None:
             return own
         if not (differing := self.differing):
@@ -138,5 +138,5 @@ class RelationIdentity:
         )
 
     def covers(self, columns: frozenset[str]) -> bool:
-        """Whether the old rows have these *columns*, so that a row filter may use them."""
+        """Whether old rows contain *columns*, as a row filter requires."""
         return self.published == FULL or (self.is_usable and columns <= set(self.root.key))

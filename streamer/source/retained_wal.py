@@ -34,7 +34,7 @@ class Retained:
 
 
 async def read_retained(connection: Connection, source: SourceMapping) -> Retained | None:
-    """Measure it; None if there is no slot, or one that keeps nothing any more."""
+    """Measure the retained WAL; None without a slot, or if the slot is invalidated."""
     rows = await fetch_all(connection, _SQL, sync_slot_prefix(source.slot), source.slot)
     if not rows or rows[0]["restart_lsn"] is None or rows[0]["confirmed_flush_lsn"] is None:
         return None

@@ -1,15 +1,15 @@
 """Tables whose rows a session rewrote by ALTER TABLE, which no change in the stream shows.
 
 SET UNLOGGED, changes and SET LOGGED leave rows that the stream lacks. So may ALTER COLUMN TYPE with
-USING and the former type. VACUUM FULL, CLUSTER and TRUNCATE give a table another file, too. Two
-signs tell ALTER TABLE from these:
+USING and the former type. VACUUM FULL, CLUSTER and TRUNCATE give a table a new file, too. Two signs
+tell ALTER TABLE from these:
 
-- It gives the table another TOAST table; the others exchange only the files of both.
-- It writes all rows anew, and then the row in pg_class, in one transaction. VACUUM FULL and CLUSTER
-  keep the transactions of rows, and a session inserts rows after its TRUNCATE. The check reads the
-  first pages.
+- ALTER TABLE creates a new TOAST table; these commands exchange only the files of both tables.
+- ALTER TABLE writes all rows, and then the row in pg_class, in one transaction. VACUUM FULL and
+  CLUSTER keep the transactions of rows, and a session inserts rows after a TRUNCATE. The check reads
+  the first pages.
 
-ALTER TABLE with other columns is no such sign: the stream brings the new ones. A cast to another
+A new definition of columns is no such sign: the stream sends new columns. A cast to a different
 type may change values, see `Storage.has_other_columns`.
 """
 
@@ -40,7 +40,7 @@ pg_catalog.jsonb_build_array(c.reltoastrelid::int8, c.relfilenode::int8, (
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """``toast``: the OID of a table's TOAST table, or 0. ``columns``: a digest of their types."""
+    """``toast``: the OID of a table's TOAST table, or 0. ``columns``: a digest of the types."""
 
     toast: int
     file: int
@@ -67,17 +67,17 @@ class Storage:
         return self.file == _LOST
 
     def has_other_columns(self, before: "Storage") -> bool:
-        """Whether the file and the columns are others than *before*."""
+        """Whether both the file and the columns differ from *former*."""
         return not before.is_lost and self.file != before.file and self.columns != before.columns
 
     def has_new_toast(self, before: "Storage") -> bool:
-        """Whether both have a TOAST table, but another one."""
+        """Whether the table had a different TOAST table in *former*."""
         return bool(self.toast and before.toast) and self.toast != before.toast
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """A table with rows of its own, or such a partition."""
+    """A table or a partition that stores rows."""
 
     oid: int
     name: RelationName
@@ -109,7 +109,7 @@ join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where t.relkind = 'r'
 """
 
-# The command that writes rows anew has no higher number than the one that then writes pg_class. A
+# The command that rewrites rows has no higher id than the command that then writes pg_class. A
 # TRUNCATE gives new files to the indexes before an INSERT of its transaction; ALTER TABLE does so
 # after its rows.
 _SIGN_SQL: Final = f"""
@@ -156,8 +156,8 @@ async def read_stored_tables(
 async def is_rewritten(
     connection: Connection, table: StoredTable, before: Storage, *, captures: bool
 ) -> bool | None:
-    """Return whether ALTER TABLE rewrote a table since *before* and left its columns as they were.
-    Return None if the table is locked, renamed or gone.
+    """Return whether ALTER TABLE rewrote a table since *former* without a change of columns. Return
+    None if the table is locked, renamed or gone.
 
     *captures*: the source's capture reports rewrites of columns. PostgreSQL writes the rows of such
     columns in pg_attribute with the rewrite. The rows of a table tell which rewrite was the last.
@@ -173,7 +173,7 @@ async def is_rewritten(
         return False
     relation = quote_qualified(table.name.namespace, table.name.name)
     sign = _SIGN_SQL.format(relation=relation, name=quote_literal(relation), oid=int(table.oid))
-    # One message, hence one transaction: others use the connection between two.
+    # One message, hence one transaction: other tasks use the connection between two messages.
     try:
         cursor = await connection.execute(f"{_PATIENCE_SQL}; {sign}".encode())
         cursor.nextset()

@@ -1,8 +1,8 @@
 """A script of ``streamer execute`` at the source: the transaction that carries or runs it.
 
 A lock on the script's id keeps two commands apart. The command stores the number of the transaction
-before it commits, so a later command learns the outcome from the source itself. PostgreSQL
-documentation, "Transaction ID and Snapshot Information Functions".
+before it commits, so a later command reads the outcome from the source. PostgreSQL documentation,
+"Transaction ID and Snapshot Information Functions".
 """
 
 import json
@@ -30,7 +30,7 @@ select xid from pg_catalog.unnest(%s::int8[]) as xid
 where case when pg_catalog.txid_visible_in_snapshot(xid, pg_catalog.txid_current_snapshot())
       then pg_catalog.txid_status(xid) is distinct from 'aborted' end
 """
-# Counted for each leaf of a partitioned table; the stream knows its root.
+# Counted for each leaf of a partitioned table; the stream names the root.
 _CHANGED_SQL: Final = """
 select distinct n.nspname as namespace, c.relname as name
 from pg_catalog.pg_stat_xact_user_tables s
@@ -48,7 +48,7 @@ ScriptOrigin = tuple[str | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
-    """How a script's transaction is made up. ``emits``: the target has to run it as well."""
+    """The contents of a script's transaction. ``emits``: the target must run the script, too."""
 
     script_id: str
     script: str | None
@@ -56,7 +56,7 @@ class ScriptRun:
 
 
 async def begin_script(plain: Connection, script_id: str) -> None:
-    """Open the transaction of a script, after any other of the same id has ended."""
+    """Open the transaction of a script, after any earlier transaction of the same id."""
     await plain.execute("begin")
     await fetch_all(plain, _LOCK_SQL, f"streamer execute {script_id}")
 
@@ -78,7 +78,7 @@ async def read_origin(plain: Connection) -> ScriptOrigin:
 async def has_committed(plain: Connection, xid: int) -> bool:
     """Return whether the source has committed transaction *xid*, which is no longer running.
 
-    Raises ScriptError if the source has forgotten it.
+    Raises ScriptError if the source has forgotten the transaction.
     """
     row = await fetch_one(plain, "select pg_catalog.txid_status(%s::int8) as status", xid)
     if row["status"] is None:
@@ -98,7 +98,7 @@ async def seen_by(snapshot: str, source: SourceMapping, xids: list[int]) -> set[
     """Return those of *xids* that committed before an exported *snapshot*.
 
     A slot's stream has exactly the transactions that its snapshot does not see. A transaction whose
-    outcome the source has forgotten counts as committed, so that it is reported.
+    outcome the source has forgotten counts as committed and is reported.
     """
     async with connection(source) as plain:
         await plain.execute("begin isolation level repeatable read read only")

@@ -1,6 +1,6 @@
-"""Sequences of a source, and the values they have reached.
+"""Sequences of a source, and their current values.
 
-Logical replication does not send sequences, so streamer reads them. PostgreSQL documentation,
+Logical replication does not send sequences, so streamer reads the values. PostgreSQL documentation,
 "pg_sequence" and "Sequence Manipulation Functions"; ``pg_sequence_last_value`` (sequence.c) returns
 null until the sequence is used for the first time.
 """
@@ -19,10 +19,10 @@ from streamer.source.connection import Connection, fetch_all, fetch_one
 class SourceSequence:
     """A sequence of a source.
 
-    ``owner``: the table and the column that it belongs to, as an identity or a serial; None for a
-    sequence on its own. ``last_value``: None before its first use, and where the role may not read
-    it. ``grants``: the SQL that lets the role read it, if it may not. ``options``: its definition,
-    as CREATE SEQUENCE takes it.
+    ``owner``: the table and the column of an identity or a serial; None for a free sequence.
+    ``last_value``: None before the first use, and without the privilege to read. ``grants``: the
+    SQL that grants that privilege, if missing. ``options``: the definition in the syntax of CREATE
+    SEQUENCE.
     """
 
     name: RelationName
@@ -70,7 +70,7 @@ def create_sql(sequence: SourceSequence, name: RelationName) -> str:
 async def read_exact(
     plain: Connection, names: Iterable[RelationName]
 ) -> dict[RelationName, tuple[int, bool]]:
-    """Return the value of each sequence, and whether it was given already. Raises psycopg.Error."""
+    """Return the value of each sequence, and whether it was used. Raises psycopg.Error."""
     values = {}
     for name in names:
         table = quote_qualified(name.namespace, name.name)
@@ -82,7 +82,7 @@ async def read_exact(
 async def read_sequences(plain: Connection) -> list[SourceSequence]:
     """Read every sequence of the database, in order of name.
 
-    Raises psycopg.Error; LockNotAvailable while a session changes the definition of one.
+    Raises psycopg.Error; LockNotAvailable while a session changes the definition of a sequence.
     """
     sequences = []
     for row in await fetch_all(plain, _SEQUENCES_SQL):

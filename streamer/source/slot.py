@@ -1,5 +1,4 @@
-"""Replication slots: creating, inspecting and dropping them, and the snapshot that a new one
-exports.
+"""Creating, inspecting and dropping replication slots, and the snapshot that a new slot exports.
 
 PostgreSQL documentation, "Streaming Replication Protocol", CREATE_REPLICATION_SLOT; view
 pg_replication_slots.
@@ -42,7 +41,7 @@ WAIT_SECONDS: Final = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A replication slot as the source shows it. Lsns are None where the slot has none."""
+    """A replication slot in the source's catalogs. Missing LSNs are None."""
 
     name: str
     plugin: str | None
@@ -86,7 +85,7 @@ class Slot:
         )
 
     def is_elsewhere(self, database: str) -> bool:
-        """Whether this may be a slot of streamer, for another database of the server."""
+        """Whether this may be a slot of streamer for a different database of the server."""
         return self.plugin == "pgoutput" and self.database not in (None, database)
 
     def is_foreign(self, database: str) -> bool:
@@ -94,7 +93,7 @@ class Slot:
         return self.misfit(database) is not None
 
     def misfit(self, database: str) -> "Misfit | None":
-        """Return the attribute by which this slot cannot be one of streamer's, with what helps."""
+        """Return the attribute that excludes that this is streamer's slot, with a remedy."""
         rename = (
             "; if another program needs that slot, give this `database` of the configuration "
             "another name instead"
@@ -158,8 +157,8 @@ async def read_slot(connection: Connection, name: str) -> Slot | None:
 
 
 async def read_visible_lsn(connection: Connection, slot: Slot) -> Lsn | None:
-    """Return the consumer's `replay_lsn`, or None if no consumer streams from *slot*. It can be
-    ahead of ``confirmed_flush_lsn``.
+    """Return the consumer's `replay_lsn`, or None if no consumer streams from *slot*. The position
+    can be ahead of ``confirmed_flush_lsn``.
     """
     rows = await fetch_all(
         connection,
@@ -182,7 +181,7 @@ _INVALIDATIONS: Final = {
 
 
 def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
-    """Return where streaming from *slot* resumes; refuse a slot that lost something.
+    """Return where streaming from *slot* resumes; refuse a slot that lost changes.
 
     Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError.
     """
@@ -208,7 +207,7 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
 def require_own(slot: Slot | None, source: SourceMapping, server: SourceServer) -> None:
     """Refuse a slot that the standby behind *server* synchronizes from its primary. Pure.
 
-    PostgreSQL lets no client read it before the standby is promoted. Raises SourceStandbyError.
+    No client may read such a slot before the standby is promoted. Raises SourceStandbyError.
     """
     if slot is not None and slot.is_synced and server.in_recovery:
         raise SourceStandbyError(
@@ -240,7 +239,7 @@ where a.pid = %s and a.usename = current_user
 
 
 def ahead_of_target(name: str, confirmed_lsn: Lsn, acknowledged_lsn: Lsn) -> str | None:
-    """Return the problem of a slot that has discarded changes the target lacks; None if not so.
+    """Return the problem of a slot that has discarded changes which the target lacks, or None.
 
     The target stores each position before the source receives it. For a slot created beforehand,
     the target has no position yet. Pure.
@@ -254,7 +253,7 @@ def ahead_of_target(name: str, confirmed_lsn: Lsn, acknowledged_lsn: Lsn) -> str
 
 
 def drop_slot_sql(name: str) -> str:
-    """Return the statement that drops a slot, and does nothing if it is gone. Pure."""
+    """Return the statement that drops a slot, and accepts a missing slot. Pure."""
     return (
         "select pg_catalog.pg_drop_replication_slot(slot_name) "
         f"from pg_catalog.pg_replication_slots where slot_name = {quote_literal(name)}"
@@ -262,8 +261,8 @@ def drop_slot_sql(name: str) -> str:
 
 
 def drop_own_slot_sql(name: str) -> str:
-    """Return the same for a session in the database of the source; another program's slot of that
-    name stays. Pure.
+    """Return the statement that drops streamer's slot in the database of the session; another
+    program's slot of that name stays. Pure.
     """
     return (
         f"{drop_slot_sql(name)} and plugin = 'pgoutput'"
@@ -272,8 +271,8 @@ def drop_own_slot_sql(name: str) -> str:
 
 
 async def drop_slot(connection: Connection, name: str) -> None:
-    """Drop a slot in the database of *connection*, the one of the source. A slot that is gone is
-    fine, because a crashed run may have left none. So is that of another program.
+    """Drop streamer's slot in the source's database, to which *connection* leads. Accept a missing
+    slot, which a crashed run may have dropped, and a slot of another program.
 
     Wait a moment for a slot whose walsender is still ending. Raises SlotInUseError.
     """
@@ -294,8 +293,8 @@ async def drop_slot(connection: Connection, name: str) -> None:
 async def end_former_reader(connection: Connection, name: str) -> None:
     """End the session of another process that still streams from the slot.
 
-    The caller has the source's lock, so that process has lost the right to the slot. If it is
-    frozen or cut off, its walsender would keep the slot until `wal_sender_timeout`.
+    The caller has the source's lock, so that process has lost the right to the slot. If the process
+    is frozen or disconnected, the walsender would keep the slot until `wal_sender_timeout`.
     """
     deadline = asyncio.get_running_loop().time() + FORMER_SECONDS
     while (slot := await read_slot(connection, name)) and slot.active_pid is not None:
@@ -316,10 +315,10 @@ def sync_slot_name(slot: str) -> str:
 
 
 class ExportedSnapshot:
-    """A snapshot of the source that other sessions can import, for as long as this object is open.
+    """A snapshot of the source that sessions can import while this object is open.
 
-    It lives until the next command of the connection that exported it, so this object owns that
-    connection and does nothing with it.
+    The snapshot lives until the next command of the exporting connection, so this object owns that
+    connection and sends no command.
     """
 
     def __init__(
@@ -339,15 +338,15 @@ class ExportedSnapshot:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the connection still stands, and with it the snapshot."""
+        """Whether the connection, and so the snapshot, still exists."""
         try:
-            self._connection.pgconn.consume_input()  # nothing comes but the end
+            self._connection.pgconn.consume_input()  # the server sends only the end of the session
         except psycopg.OperationalError:
             return False
         return not self._connection.closed and not self._connection.broken
 
     async def close(self) -> None:
-        """Give the snapshot up; a temporary slot goes with it."""
+        """Release the snapshot; the server then drops a temporary slot."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -373,12 +372,12 @@ async def create_slot(
 ) -> ExportedSnapshot:
     """Create a logical slot and export the snapshot of its consistent point.
 
-    PostgreSQL waits for every transaction that runs at the source now. So the snapshot has
-    everything before the consistent point, and the slot everything after it. On a standby it waits
+    PostgreSQL waits for every transaction that runs at the source now. So the snapshot has all
+    changes before the consistent point, and the slot all changes after that point. A standby waits
     for records of running transactions, which only the primary writes. *tell* receives the sessions
-    or the record that the slot waits for, whenever they change. *passed* receives positions that
-    the consistent point will be behind, as long as sessions keep the slot waiting. Raises
-    SlotWaitError after `WAIT_SECONDS`, and leaves nothing behind.
+    or the record that the slot waits for, after each change. *passed* receives positions that the
+    consistent point will be behind, while sessions keep the slot waiting. Raises SlotWaitError
+    after `WAIT_SECONDS`, and leaves no slot behind.
     """
     connection = await connect(source, replication=True)
     creating = asyncio.ensure_future(_create(connection, source, name, server, temporary))
@@ -404,7 +403,7 @@ async def _create(
         export = "(SNAPSHOT 'export', FAILOVER true)"
     with translating(source.label):
         await check_same_server(connection, server)
-        # Before the slot: a transaction that commits behind its consistent point does so later.
+        # Before the slot: a transaction behind the consistent point commits later.
         clock = await connection.execute("select pg_catalog.clock_timestamp()::text as now")
         time_row = await clock.fetchone()
         slot = quote_identifier(name)
@@ -430,11 +429,11 @@ async def _watched(
     tell: Tell,
     passed: Callable[[Lsn], None],
 ) -> ExportedSnapshot:
-    """Wait for the new slot; on cancellation, end its walsender.
+    """Wait for the new slot; on cancellation, end the walsender.
 
-    A walsender that waits for a transaction does not notice that its client is gone.
+    A walsender that waits for a transaction does not notice a disconnected client.
     """
-    # On a standby, it always waits.
+    # A new slot on a standby always waits.
     moment = LOOK_SECONDS / 10 if server.in_recovery else LOOK_SECONDS
     done, _ = await asyncio.wait([creating], timeout=moment)
     if done:
@@ -444,11 +443,11 @@ async def _watched(
         plain_connection(source) as plain,
         RunningTransactions(source, server) as running,
     ):
-        await check_same_server_plainly(plain, server)  # on another server the pid is a stranger's
+        await check_same_server_plainly(plain, server)  # elsewhere the pid is a stranger's
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not creating.done():
-                    # PostgreSQL finds the point in a record that it writes after the wait.
+                    # PostgreSQL finds the consistent point in a record written after the wait.
                     flush_lsn = await read_flush_lsn(plain)
                     awaited = await read_blockers(plain, pid)
                     if awaited and not server.in_recovery:

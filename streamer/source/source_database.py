@@ -1,7 +1,7 @@
 """The database to which a source's url leads: urls of databases of one server may be swapped.
 
-System identifier, timeline and WAL are those of the server, so they do not tell its databases
-apart. Another database under the url is no reason for a copy or for another slot. Pure.
+System identifier, timeline and WAL belong to the server, so they do not identify a database. A
+different database under the url is no reason for a copy or a new slot. Pure.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ def require_same_database(
     database_oid: int,
     names: Mapping[str, str],
 ) -> None:
-    """Refuse another database of the same server. Raises SourceDatabaseError.
+    """Refuse a different database of the same server. Raises SourceDatabaseError.
 
-    *names*: those of the databases of the server, by OID as text. A database that is no longer
-    there was dropped, and the slot with it.
+    *names*: the names of the server's databases, by OID as text. A missing database was dropped,
+    and the slot with it.
     """
     before = str(known.database_oid)
     if system_identifier != known.system_identifier or before not in names:

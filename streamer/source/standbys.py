@@ -1,4 +1,4 @@
-"""The standbys among the hosts of a source's url: whether they keep the source's slot.
+"""Whether the standbys among the hosts of a source's url synchronize the source's slot.
 
 PostgreSQL documentation, "Replication Slot Synchronization"; view pg_replication_slots.
 """
@@ -35,7 +35,7 @@ where s.slot_name = %s and a.wait_event = 'WaitForStandbyConfirmation'
 
 @dataclass(frozen=True, slots=True)
 class StandbyLook:
-    """A standby as a look at it finds it. ``error``: why it cannot be looked at."""
+    """The state of a standby. ``error``: why streamer cannot read the state."""
 
     host: str
     slot: Slot | None = None
@@ -44,7 +44,7 @@ class StandbyLook:
 
 
 async def read_replication_settings(connection: Connection) -> dict[str, str]:
-    """Return the settings that decide about slots on standbys, as far as the version has them."""
+    """Return the settings about slots on standbys that the server's version has."""
     return {row["name"]: row["setting"] for row in await fetch_all(connection, _SETTINGS_SQL)}
 
 
@@ -70,7 +70,7 @@ async def look_at_standbys(source: SourceMapping) -> list[StandbyLook]:
 
 
 async def find_standby_wait(plain: Connection, source: SourceMapping) -> StandbyWaitError | None:
-    """Return an error if the server holds changes back until its standbys have them."""
+    """Return an error if the server sends no changes before the standbys have received them."""
     rows = await fetch_all(plain, _WAIT_SQL, source.slot)
     return judge_standby_wait(source, rows[0]["listed"], rows[0]["active"]) if rows else None
 

@@ -1,12 +1,12 @@
 """Stopping and allowing writes at a source, for a cut-over.
 
 ``default_transaction_read_only`` of the database makes every later session of a program read-only
-(PostgreSQL documentation, "Client Connection Defaults"). Sessions that are there are ended, apart
-from those of streamer, which pin the setting for themselves. A program that sets the opposite for
-itself can still write; the stream then shows its changes behind the marker.
+(PostgreSQL documentation, "Client Connection Defaults"). streamer ends all existing sessions except
+its own, which set the parameter explicitly. A program that sets the opposite can still write; the
+stream then shows the changes behind the marker.
 
 ``pg_stat_activity`` hides the transactions of other roles from a role without
-``pg_read_all_stats``. Such a session may write, so it counts as one that does.
+``pg_read_all_stats``. Such a session may write, so it counts as a writer.
 """
 
 from collections.abc import Iterable
@@ -72,7 +72,8 @@ select a.usename as role, a.pid, a.backend_type is null as is_hidden,
 class ProgramSession:
     """A session of a program at the source.
 
-    ``is_hidden``: the role does not see whether it writes. ``stays``: the role may not end it.
+    ``is_hidden``: the role does not see whether the session writes. ``stays``: the role may not end
+    the session.
     """
 
     role: str
@@ -95,11 +96,11 @@ Problem = tuple[str, Remedy]
 
 @dataclass(frozen=True, slots=True)
 class WriteFacts:
-    """What decides whether streamer can stop the writes of a source.
+    """The facts that decide whether streamer can stop the writes of a source.
 
-    ``setting``: the database's own value of ``default_transaction_read_only``, if it has one.
-    ``owner``: the owner of the database, if that is no superuser. ``role_settings``: statements
-    that take back the values of roles, which go before that of the database.
+    ``setting``: the database's value of ``default_transaction_read_only``, if set. ``owner``: the
+    owner of the database, if that is no superuser. ``role_settings``: statements that reset the
+    values of roles, which override the database's value.
     """
 
     database: str
@@ -114,7 +115,7 @@ class WriteFacts:
     sessions: tuple[ProgramSession, ...] = ()
 
     def obstacles(self, *, stops: bool) -> list[Problem]:
-        """Return the obstacles to stopping writes; *stops*: streamer is to do it. Pure."""
+        """Return the obstacles to stopping writes; *stops*: streamer is to stop writes. Pure."""
         problems: list[Problem] = []
         if self.prepared:
             text = f"{self.prepared} prepared transactions would write when they are committed"
@@ -208,9 +209,10 @@ async def _read_sessions(plain: Connection) -> list[ProgramSession]:
 
 
 async def read_writers(plain: Connection, *, ends: bool) -> list[str]:
-    """Return the sessions that write, or of which the role does not see whether they do.
+    """Return the sessions that write or may write unseen by the role.
 
-    *ends*: all other sessions are to end, so one that the role may not end is among them.
+    *ends*: streamer is about to end all sessions, so include each session that the role may not
+    end.
     """
     return [
         f"{session}, which the role does not see" if session.is_hidden else str(session)

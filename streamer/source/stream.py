@@ -2,9 +2,9 @@
 
 PostgreSQL documentation, "Streaming Replication Protocol", START_REPLICATION: after it both sides
 send CopyData frames. The source sends XLogData (``w``: int64 start, int64 end, int64 time, then a
-pgoutput message). It also sends primary keepalives (``k``: int64 end of WAL, int64 time, int8 reply
-requested). streamer sends standby status updates (``r``: int64 received, int64 flushed, int64
-applied, int64 time, int8 reply requested).
+pgoutput message). The source also sends primary keepalives (``k``: int64 end of WAL, int64 time,
+int8 reply requested). streamer sends standby status updates (``r``: int64 received, int64 flushed,
+int64 applied, int64 time, int8 reply requested).
 
 Sole user of psycopg.pq. Reading never blocks the event loop, and waits for the source alone.
 """
@@ -63,7 +63,7 @@ BURST_BYTES_MAX_UNCOMPILED: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Options of pgoutput. ``protocol`` is its proto_version."""
+    """Options of pgoutput. ``protocol``: the option proto_version."""
 
     publications: tuple[str, ...]
     protocol: int = 1
@@ -135,10 +135,10 @@ class ChangeStream(Protocol):
 
 
 def _frame_reader(connection: Connection) -> "FrameReader | None":
-    """Return the compiled reader of a connection, if this process has one."""
+    """Return the compiled reader of a connection, if available in this process."""
     if choice.compiled is None or FUNCTIONS is None:
         return None
-    address = getattr(connection.pgconn, "pgconn_ptr", None)  # in no type of psycopg's
+    address = getattr(connection.pgconn, "pgconn_ptr", None)  # missing in psycopg's types
     if not isinstance(address, int):
         return None
     reader: FrameReader = choice.compiled.FrameReader(
@@ -148,7 +148,7 @@ def _frame_reader(connection: Connection) -> "FrameReader | None":
 
 
 class ReplicationStream:
-    """One START_REPLICATION, from its start to its end."""
+    """The stream of one START_REPLICATION, from start to end."""
 
     def __init__(self, connection: Connection, label: str, *, is_binary: bool = False) -> None:
         self._connection = connection
@@ -236,9 +236,9 @@ class ReplicationStream:
                 loop.remove_reader(descriptor)
 
     async def wait_readable(self) -> None:
-        """Wait until the source has sent something, or closed.
+        """Wait until the source has sent data, or closed the connection.
 
-        A part of a message counts as a sign of life: the rest of a large one may take minutes.
+        A part of a message counts as a sign of life: the rest of a large message may take minutes.
         """
         await self._wait()
         self.last_message_at = time.monotonic()
@@ -255,7 +255,7 @@ class ReplicationStream:
         except psycopg.Error as exc:
             self._has_ended = True
             if self._is_binary and exc.sqlstate in UNCONVERTIBLE:
-                # The server converts binary text itself, for all tables. In text it need not.
+                # The server converts text of all tables in binary mode, but not in text mode.
                 raise TransportError(first_line(exc)) from exc
             raise translate(exc, self._label) from exc
         return burst
@@ -288,7 +288,7 @@ class ReplicationStream:
                 else:
                     self._handle_other(data, burst)
             elif size == 0:
-                # libpq reads at most its buffer at a time, so there may be more in the socket.
+                # libpq reads at most a buffer at a time, so the socket may have more data.
                 if has_consumed:
                     burst.has_more = False
                     break
@@ -335,7 +335,7 @@ class ReplicationStream:
         self.received_lsn = max(self.received_lsn, Lsn(lsn))
 
     def _take_large(self, frame: memoryview, burst: Burst) -> bytes:
-        """Take a large frame without copying it; return its first bytes."""
+        """Take a large frame without a copy; return the first bytes."""
         head = frame[: _XLOG_DATA_HEADER + 1].tobytes()
         if head[0] != _XLOG_DATA:
             raise ProtocolError(f"unknown replication frame {chr(head[0])!r} at offset 0")
@@ -363,13 +363,13 @@ class ReplicationStream:
         raise SourceConnectionError(f'source "{self._label}" ended the stream')
 
     def send_status(self, flush_lsn: Lsn, visible_lsn: Lsn, *, request_reply: bool = False) -> None:
-        """Report to the source that everything up to *flush_lsn* is durable; the only function that
-        does.
+        """Report to the source that all changes up to *flush_lsn* are durable.
 
-        *visible_lsn*, which the source shows as ``replay_lsn``, is further on while the
-        acknowledgement of visible changes is not stored yet. Never waits: bytes that do not fit the
-        socket now leave with the next call. Sends nothing once a read has raised: libpq would fail
-        without the SQLSTATE, while the reader may still look for the cause.
+        No other function acknowledges changes. *visible_lsn*, which the source shows as
+        ``replay_lsn``, is further on while the acknowledgement of visible changes is not stored
+        yet. Never waits: bytes that do not fit the socket now leave with the next call. After a
+        read has raised, sends no status: libpq would fail without the SQLSTATE, while the reader
+        may still read the cause.
         """
         if self._has_ended:
             return
@@ -386,7 +386,7 @@ class ReplicationStream:
         """Send a last status update and end the stream in order, so that the source has read the
         update.
 
-        The walsender reads everything sent before it answers our CopyDone with its own.
+        The walsender reads all data before it answers our CopyDone with CopyDone.
         """
         with translating(self._label):
             pgconn = self._pgconn
@@ -404,5 +404,5 @@ class ReplicationStream:
 
     async def close(self) -> None:
         """Close the connection in any state."""
-        self._frames = None  # it has the address of the connection
+        self._frames = None  # the reader has the address of the connection
         await self._connection.close()

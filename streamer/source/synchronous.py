@@ -2,14 +2,14 @@
 
 An operator lists streamer's application name in ``synchronous_standby_names`` of the source
 (PostgreSQL documentation, "Synchronous Replication"). A commit there then returns once streamer has
-confirmed its position. Commits of streamer's own sessions must not wait for that: at a start no
-stream runs yet that could confirm them.
+confirmed the commit's position. Commits of streamer's sessions must not wait: at a start no stream
+runs yet that could confirm a position.
 """
 
 from typing import Final
 
-# As syncrep_scanner.l reads it: names are words or quoted, "*" is any standby,
-# and upper and lower case are the same. FIRST, ANY and the number match no name of ours.
+# The syntax of syncrep_scanner.l: names are words or quoted, "*" is any standby, and upper and
+# lower case are the same. FIRST, ANY and the number match no name of ours.
 LISTED_SQL: Final = r"""
 exists (
     select from pg_catalog.regexp_matches(

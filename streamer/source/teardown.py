@@ -17,9 +17,9 @@ from streamer.source.timeline_branches import KnownPlace
 
 @dataclass(frozen=True, slots=True)
 class Teardown:
-    """The result for a source. ``left_sql``: statements that an administrator has to run there.
-    ``is_taken``: the slot is another's, and so may be a journal of its changes.
-    ``is_elsewhere``: the url leads to another database of the server, so nothing was done.
+    """The result for a source. ``left_sql``: statements that an administrator must run there.
+    ``is_taken``: the slot, and perhaps the journal, belongs to another installation.
+    ``is_elsewhere``: the url leads to a different database of the server, so no object was dropped.
     """
 
     label: str
@@ -32,10 +32,10 @@ class Teardown:
 async def teardown_source(
     source: SourceMapping, installation: str | None, known: KnownPlace
 ) -> Teardown:
-    """Drop our slot and publications; missing ones are fine. *known*: where streamer has read them.
+    """Drop our slot and publications, if present. *stored*: the place that streamer streamed from.
 
-    Objects of another installation than *installation* stay, and so does a slot of another program
-    or database. Slots of all databases share one name space.
+    Objects of any installation but *installation* stay, and so does a slot of another program or
+    database. Slots of all databases share one name space.
     """
     taken: str | None = None
     try:

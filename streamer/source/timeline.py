@@ -1,8 +1,8 @@
-"""Which server a source's connection reached, and where its history forked from a known one.
+"""The server that a source's connection reached, and where its history forked from a known branch.
 
-After a failover the source has a new timeline. It lacks the old primary's commits behind the fork
-point, and the target lacks the new primary's commits since then. Positions up to the fork point
-mean the same on both.
+After a failover the source has a new timeline. The new timeline lacks the old primary's commits
+behind the fork point, and the target lacks the new primary's commits since then. Positions up to
+the fork point mean the same on both.
 
 PostgreSQL documentation, "Streaming Replication Protocol", TIMELINE_HISTORY.
 """
@@ -19,7 +19,7 @@ from streamer.source.timeline_branches import Branch
 async def read_branch(connection: Connection, server: SourceServer) -> Branch:
     """Return the branch of the server's timeline; *connection* is a replication connection.
 
-    Its ends are not known if the server cannot send the history file.
+    The ends are unknown if the server cannot send the history file.
     """
     if server.timeline == 1:
         return Branch(1)
@@ -42,9 +42,9 @@ async def read_timeline(connection: Connection) -> int:
 
 
 async def check_same_server(connection: Connection, server: SourceServer) -> None:
-    """Refuse a replication connection that reached another server than *server*.
+    """Refuse a replication connection to any server but *server*.
 
-    A url with several hosts may lead to another one during a failover. Raises
+    A url with several hosts may lead to a second server during a failover. Raises
     SourceConnectionError.
     """
     row = await fetch_one(connection, "IDENTIFY_SYSTEM")

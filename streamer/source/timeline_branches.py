@@ -1,4 +1,4 @@
-"""The branches of a source's history: timelines, and where they forked.
+"""The branches of a source's history: timelines and fork points.
 
 Pure.
 """
@@ -10,10 +10,10 @@ from streamer.lsn import EVERYTHING, Lsn
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A timeline, and where each of its ancestors ended, the oldest first.
+    """A timeline, and the end of each ancestor, the oldest first.
 
-    Servers number timelines by themselves. So two standbys that are promoted independently have the
-    same number, and only the ends tell their branches apart.
+    Each server numbers timelines independently. So two standbys that are promoted separately get
+    the same number, and only the ends distinguish the branches.
     """
 
     timeline: int
@@ -28,7 +28,7 @@ class Branch:
 
     @property
     def text(self) -> str:
-        """The ends, one in a line, as the bookkeeping stores them."""
+        """The ends, each on a line, in the format of the bookkeeping."""
         return "\n".join(f"{timeline} {lsn}" for timeline, lsn in self.ends)
 
     @property
@@ -43,7 +43,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class KnownPlace:
-    """The history of a source that the target has, as far as it knows one."""
+    """The history of a source that the target has stored, if any."""
 
     system_identifier: str | None = None
     branch: Branch | None = None
@@ -51,8 +51,8 @@ class KnownPlace:
 
 
 def common_end(known: Branch, now: Branch) -> Lsn | None:
-    """Return where two branches forked; `EVERYTHING` if they are one, None if nothing is common."""
-    if not (known.is_known and now.is_known):  # the numbers have to do
+    """Return where two branches forked; `EVERYTHING` if equal, None without a common part."""
+    if not (known.is_known and now.is_known):  # only the numbers are known
         return EVERYTHING if known.timeline == now.timeline else now.end_of(known.timeline)
     fork_lsn = None
     its, others = ([*b.ends, (b.timeline, EVERYTHING)] for b in (known, now))
@@ -66,7 +66,7 @@ def common_end(known: Branch, now: Branch) -> Lsn | None:
 
 
 def is_same_or_continued(known: Branch, now: Branch) -> bool:
-    """Return whether *now* is the branch *known*, or goes on with it."""
+    """Return whether *now* is the branch *stored*, or continues that branch."""
     return common_end(known, now) == EVERYTHING or is_continued(known, now)
 
 

@@ -8,13 +8,13 @@ from streamer.source.connection import Connection, fetch_all, fetch_one
 
 
 async def read_types(connection: Connection, oids: Collection[int]) -> list[DefinedType]:
-    """Return the user-defined types among *oids* and all their parts, in order of creation."""
+    """Return the user-defined types among *oids* and all parts, in order of creation."""
     row = await fetch_one(connection, TYPES_SQL.replace("{oids}", "%s::oid[]"), list(oids))
     return [DefinedType.of(each) for each in row["types"] or ()]
 
 
 async def read_named_types(connection: Connection, names: Sequence[str]) -> list[DefinedType]:
-    """Return types by *names*, which ``format_type`` wrote, and all their parts."""
+    """Return types by *names*, which ``format_type`` wrote, and all parts."""
     rows = await fetch_all(
         connection,
         "select distinct pg_catalog.to_regtype(name)::oid::int8 as oid"
@@ -27,7 +27,7 @@ async def read_named_types(connection: Connection, names: Sequence[str]) -> list
 async def read_type_names(
     plain: Connection, keys: Iterable[tuple[int, int]]
 ) -> dict[tuple[int, int], str]:
-    """Return the names of types at the source, by OID and modifier, as far as they are there."""
+    """Return the names of existing types at the source, by OID and modifier."""
     pairs = list(keys)
     rows = await fetch_all(
         plain,

@@ -1,8 +1,8 @@
-"""Waiting at a source: for how long at most, and for whom.
+"""Waits at a source: their time limit and the blocking sessions.
 
 A lock that an application holds, or a transaction that has to end first, can make any statement of
-ours wait. Every such wait is bounded by ``lock_timeout`` and shown with the sessions that hold it
-up, so that an operator can decide about them.
+ours wait. ``lock_timeout`` limits every such wait. An operator sees the blocking sessions and can
+decide about them.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Reported:
         self._pids: dict[tuple[str, ...], list[str]] = {}
 
     def is_new(self, awaited: str, *subject: str) -> bool:
-        """Whether *awaited* names other sessions than it did last of *subject*."""
+        """Whether *awaited* names different sessions than the last report of *subject*."""
         before, now = self._pids.get(subject), re.findall(r"pid \d+", awaited)
         self._pids[subject] = now
         return now != before
@@ -56,7 +56,7 @@ async def set_lock_timeout(plain: Connection, seconds: float = LOCK_SECONDS) -> 
 
 
 async def read_blockers(plain: Connection, pid: int) -> str:
-    """Name the sessions that the backend *pid* waits for; empty if it waits for none."""
+    """Name the sessions that the backend *pid* waits for, or return an empty text."""
     await plain.execute(_CLEAR_SQL)
     return "".join(row["sessions"] for row in await fetch_all(plain, _BLOCKERS_SQL, [pid]))
 
@@ -71,7 +71,7 @@ async def read_locked(plain: Connection, application_name: str) -> dict[int, str
 async def _watch(source: SourceMapping, server: SourceServer, pid: int, tell: Tell) -> None:
     """Report the sessions that the backend *pid* waits for, for as long as this runs.
 
-    It connects separately and after a moment, because most work waits for no session.
+    The watch opens a separate connection, after a moment: most work waits for no session.
     """
     await asyncio.sleep(LOOK_SECONDS)
     async with connection(source) as plain:
@@ -89,9 +89,9 @@ async def watched(
     work: Awaitable[T],
     tell: Tell,
 ) -> T:
-    """Do *work*, which uses *plain* at *server*, and tell for whom it waits meanwhile.
+    """Do *work*, which uses *plain* at *server*, and report the sessions that block it meanwhile.
 
-    Raises SourceContentionError with the sessions that held it up.
+    Raises SourceContentionError with the blocking sessions.
     """
     told: list[str] = []
 

@@ -1,6 +1,6 @@
 """SQL about the end of a source's WAL.
 
-Spark ships this module to its executors, so it imports nothing.
+Spark ships this module to executors, so the module imports only the standard library.
 """
 
 from typing import Final

@@ -2,12 +2,13 @@
 the front.
 
 When `Journal.write` returns, its records are on disk, so ``end_lsn`` may be acknowledged to the
-source. `Journal.rewind` cuts off everything behind it before the next write: an unfinished
+source. `Journal.rewind` cuts off all data behind ``end_lsn`` before the next write: an unfinished
 transaction, a record torn by a crash, records whose flush failed. The source still has these.
 
-A file gets its name when its first records are on disk. So a segment without a sound header is
+A file gets its name when the first records are on disk. So a segment without a sound header is
 damage, never the result of a crash. Damage behind the last sound record of the last segment looks
-like a torn record, though. Then the slot shows it, because the slot is ahead of the journal's end.
+like a torn record, though. Then the slot shows the damage, because the slot is ahead of the
+journal's end.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ def directory_of(spools: Path, slot: str) -> Path:
 
 @dataclass(slots=True)
 class Segment:
-    """A file. ``size``: bytes of whole records that are in it."""
+    """A file. ``size``: the bytes of whole records."""
 
     number: int
     path: Path
@@ -75,8 +76,8 @@ def read_record(descriptor: int, offset: int, size: int) -> tuple[Record, int] |
 
 
 class Journal:
-    """The journal of one source. Its methods block: they belong in a thread, one at a time, except
-    `trim` and the methods that only read.
+    """The journal of one source. The methods block: call each in a thread, and no two at once,
+    except `trim` and the methods that only read.
     """
 
     def __init__(self, path: Path, identity: JournalIdentity, lock: int) -> None:
@@ -117,8 +118,8 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """Open the journal that is there, if one is. Raises JournalError for a damaged one,
-        SpoolError for an unreadable one or that of another process.
+        """Open an existing journal; return None without a journal. Raises JournalError for a
+        damaged journal, SpoolError for an unreadable journal or the journal of another process.
         """
         with _saying(path):
             shutil.rmtree(path.with_name(f"{path.name}{_GONE}"), ignore_errors=True)
@@ -137,7 +138,7 @@ class Journal:
         newest: Header | None = None
         for number, file in sorted(_files(path).items(), reverse=True):
             if segments and number != segments[0].number - 1:
-                break  # deleted, whether or not the directory still knew some of them
+                break  # deleted, though the directory may still name older segments
             header, start_lsn = _read_header(file, number)
             if newest is not None and header.identity != newest.identity:
                 raise JournalError(f"{file} belongs to another journal", hint=_HINT)
@@ -174,14 +175,14 @@ class Journal:
             self.end_lsn = max(self.end_lsn, record.lsn)
 
     def close(self) -> None:
-        """Give the files up, as they are."""
+        """Close the files."""
         self._close_descriptor()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def remove(self) -> None:
-        """Delete everything: the target has it all, or gets a new copy."""
+        """Delete the journal: the target has all changes, or gets a new copy."""
         with _saying(self.path):
             remove_journal(self.path)
         self.close()
@@ -189,7 +190,7 @@ class Journal:
     # ---- writing -------------------------------------------------------------------------------
 
     def rewind(self) -> None:
-        """Cut off everything behind the end, and flush the rest. Raises SpoolError."""
+        """Cut off all data behind the end, and flush the rest. Raises SpoolError."""
         with _saying(self.path):
             self._close_descriptor()
             self._remove_strays()
@@ -211,7 +212,7 @@ class Journal:
         return max(last_lsn, self._segments[-1].start_lsn)
 
     def turn(self, branch: Branch) -> None:
-        """Go on with changes of *branch*, in a segment of its own; call `rewind` before.
+        """Go on with changes of *branch*, in a new segment; call `rewind` first.
 
         The branch forked behind ``changes_end_lsn``. Positions behind the fork go: the branch has
         changes there. Raises SpoolError.
@@ -308,7 +309,7 @@ class Journal:
 
     @property
     def start_lsn(self) -> Lsn:
-        """Everything the source committed from here on is in it, or still with the source."""
+        """The journal or the source has every transaction committed from here on."""
         return self._segments[0].start_lsn
 
     @property
@@ -316,9 +317,7 @@ class Journal:
         return sum(segment.size for segment in list(self._segments))
 
     def segment_at(self, lsn: Lsn) -> Segment:
-        """Return the segment that a reader must start with if it has applied everything up to
-        *lsn*.
-        """
+        """Return the segment where a reader starts that has applied all changes up to *lsn*."""
         found = self._segments[0]
         for segment in self._segments:
             if segment.start_lsn <= lsn:
@@ -326,11 +325,11 @@ class Journal:
         return found
 
     def segment_after(self, segment: Segment) -> Segment:
-        """Return the segment behind one that is not the last."""
+        """Return the segment behind *segment*, which is not the last segment."""
         return self._segments[segment.number + 1 - self._segments[0].number]
 
     def trim(self, lsn: Lsn) -> None:
-        """Delete the segments that hold nothing behind *lsn*, all but the last."""
+        """Delete the segments without changes behind *lsn*, all but the last."""
         while len(self._segments) > 1 and self._segments[1].start_lsn <= lsn:
             self._segments[0].path.unlink(missing_ok=True)
             self._segments.pop(0)
@@ -366,7 +365,7 @@ def _read_header(file: Path, number: int) -> tuple[Header, Lsn]:
 
 
 def remove_journal(path: Path) -> None:
-    """Delete the journal in a directory, if there is one: as a whole, or not at all."""
+    """Delete the journal in a directory, if present: as a whole, or not at all."""
     gone = path.with_name(f"{path.name}{_GONE}")
     shutil.rmtree(gone, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -377,7 +376,7 @@ def remove_journal(path: Path) -> None:
 
 
 def has_journal(path: Path) -> bool:
-    """Whether a directory has the files of a journal, one that is about to be deleted excepted."""
+    """Whether a directory has a journal's files, and no deletion of the journal began."""
     return not path.name.endswith(_GONE) and bool(_files(path))
 
 
@@ -423,11 +422,11 @@ def _lock(path: Path) -> int:
 
 
 def _write(descriptor: int, records: list[Record], offset: int) -> int:
-    """Write records one after the other; return how many bytes that were."""
+    """Write records in order; return the number of bytes."""
     begin = offset
     small: list[bytes] = []
     for part in chain.from_iterable(record.encode() for record in records):
-        if len(part) > LARGE_BYTES:  # joining would copy it
+        if len(part) > LARGE_BYTES:  # joining would copy the part
             offset += _write_bytes(descriptor, b"".join(small), offset)
             offset += _write_bytes(descriptor, part, offset)
             small.clear()

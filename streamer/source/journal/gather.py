@@ -1,9 +1,9 @@
 """Messages to records: the source's messages, in portions that a journal can write and read again.
 
-The journal requests no streaming, so the source sends committed transactions one after the other,
-each whole. It leaves out transactions that the journal already has. A slot falls back a little when
-its server crashes, and the source then sends them again. Their return also identifies the source's
-history, as in `streamer.source.history_check`.
+The journal requests no streaming, so the source sends whole committed transactions, one by one. The
+gatherer omits transactions that the journal already has. A slot falls back a little when the server
+crashes, and the source then sends transactions again. The repeated transactions also identify the
+source's history, as in `streamer.source.history_check`.
 
 Pure.
 """
@@ -30,13 +30,13 @@ _INSIDE: Final = pgoutput.ROW_KINDS | {
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
-    """The next records go to another file, which begins with the known relations."""
+    """The next records go to a new file, which begins with the known relations."""
 
     relations: tuple[bytes, ...]
 
 
 class Gatherer:
-    """Takes the messages of one START_REPLICATION. ``end_lsn``: everything up to there has come."""
+    """Takes the messages of one START_REPLICATION. ``end_lsn``: all changes up to there arrived."""
 
     def __init__(self, end_lsn: Lsn, last: Landmark | None, start_lsn: Lsn) -> None:
         """The journal ends at *end_lsn*, behind the transaction *last*; the stream begins at
@@ -63,7 +63,7 @@ class Gatherer:
         return self._transaction is None
 
     def feed(self, payloads: list[bytes]) -> bool:
-        """Take messages in the order they came; False if the source has another history.
+        """Take messages in their order; return False if the source has a different history.
 
         Raises ProtocolError.
         """
@@ -127,8 +127,8 @@ class Gatherer:
         return True
 
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
-        """The source is at *wal_end_lsn*; False if it has another history. Call it between
-        transactions only.
+        """Store that the source is at *wal_end_lsn*; return False if the source has a different
+        history. Call only between transactions.
         """
         if not self._history.saw_position(wal_end_lsn):
             return False
@@ -144,7 +144,7 @@ class Gatherer:
                 self._segment_bytes = 0
                 self._records.append(NewSegment(tuple(self._relations.values())))
         if may_be_part and self._message_bytes >= RECORD_BYTES:
-            self._put_position()  # a later cut must not remove it as well
+            self._put_position()  # a later cut must not remove the position, too
             self._emit(Kind.PART, len(self._messages))
 
     def _put_position(self) -> None:

@@ -1,10 +1,10 @@
-"""The journal's file format: records with length and checksum, one after the other.
+"""The journal's file format: a sequence of records with length and checksum.
 
 A segment file begins with a HEADER, which names the journal's owner and the segment's first
-position. The RELATION messages in force there follow, so a reader of a segment needs no earlier
-one. Then come messages in stream order. COMMITS ends with a commit; PART is the beginning of a
-transaction whose commit is in a later record. POSITION records that everything up to it has
-arrived. Data behind the last COMMITS or POSITION is incomplete, and the journal cuts it off.
+position. The RELATION messages in force there follow, so a reader needs no earlier segment. Then
+come messages in stream order. COMMITS ends with a commit; PART is the beginning of a transaction
+whose commit is in a later record. POSITION records that all changes up to a position have arrived.
+Data behind the last COMMITS or POSITION is incomplete, and the journal cuts off such data.
 
 Pure.
 """
@@ -24,7 +24,7 @@ from streamer.source.timeline_branches import Branch
 
 FORMAT: Final = 2
 
-_prefix = struct.Struct(">II")  # length of the record, its checksum
+_prefix = struct.Struct(">II")  # length of the record, checksum
 _fields = struct.Struct(">BQIq")  # kind, lsn, xid, commit_time
 _length = struct.Struct(">I")
 
@@ -46,8 +46,8 @@ _KINDS: Final = frozenset(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record. ``lsn``: everything up to there has come with it, where its kind says so; ``xid``
-    and ``commit_time``: of the last transaction in it.
+    """A record. ``lsn``: for COMMITS and POSITION, all changes up to there have arrived; ``xid``
+    and ``commit_time``: of the last transaction in the record.
     """
 
     kind: Kind
@@ -62,7 +62,7 @@ class Record:
         return _prefix.size + _fields.size + len(self.body)
 
     def encode(self) -> tuple[bytes, bytes]:
-        """Return the record as it is in a file, in two parts, without copying a large body."""
+        """Return the bytes of the record for a file, in two parts, without copying a large body."""
         fields = _fields.pack(self.kind, self.lsn, self.xid, self.commit_time)
         checksum = zlib.crc32(self.body, zlib.crc32(fields))
         head = _prefix.pack(len(fields) + len(self.body), checksum) + fields
@@ -76,9 +76,9 @@ def rest_length(prefix: bytes) -> int:
 
 
 def decode(data: bytes, offset: int = 0) -> tuple[Record, int] | None:
-    """Read the record at *offset*; return it and where the next one begins.
+    """Return the record at *offset* and the offset of the next record.
 
-    None if there is none that is whole and undamaged.
+    None without a whole and undamaged record.
     """
     begin = offset + _prefix.size
     if begin + _fields.size > len(data):
@@ -107,7 +107,7 @@ def pack(messages: Iterable[bytes]) -> bytes:
 
 
 def unpack(body: bytes) -> list[bytes]:
-    """Return the messages in a body. The checksum has proved it intact."""
+    """Return the messages in a body, which the checksum has proved intact."""
     messages: list[bytes] = []
     offset, end = 0, len(body)
     while offset < end:
@@ -128,8 +128,9 @@ class JournalIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a segment; its record's ``lsn`` is the segment's start. ``last``: the last
-    transaction before it. ``branch``: the history of the source that its changes belong to.
+    """The header of a segment; the ``lsn`` of the header's record is the segment's start. ``last``:
+    the last transaction before the segment. ``branch``: the branch of the source's history that the
+    segment's changes belong to.
     """
 
     identity: JournalIdentity
@@ -151,7 +152,7 @@ class Header:
 
     @classmethod
     def decode(cls, body: bytes) -> Self | None:
-        """Read the body of a HEADER; None if another version wrote it."""
+        """Read the body of a HEADER; None if a different version wrote the header."""
         fields = json.loads(body)
         if fields["format"] != FORMAT:
             return None

@@ -1,7 +1,7 @@
 """A journal as a stream, with the interface of `streamer.source.stream.ReplicationStream`.
 
-It returns only flushed records, so whole transactions only. The writer of the journal can lose its
-source and reconnect without effect here. The stream deletes records that the target has.
+The stream returns only flushed records, so whole transactions only. The writer of the journal can
+lose the source and reconnect without effect here. The stream deletes records that the target has.
 """
 
 import os
@@ -17,10 +17,10 @@ from streamer.source.timeline_branches import Branch, common_end, is_continued
 
 
 class JournalStream:
-    """Reads a journal, from the first segment that a reader with everything up to *lsn* needs.
+    """Reads a journal, from the first segment with changes behind *lsn*.
 
-    It returns only what is part of *branch*, the history that the attempt began with. So the
-    bookkeeping has another branch before the first change of that.
+    The stream returns only records of *branch*, the history that the attempt began with. So the
+    bookkeeping stores a new branch before the first change of that branch arrives.
     """
 
     def __init__(self, journal: Journal, lsn: Lsn, branch: Branch) -> None:
@@ -48,8 +48,8 @@ class JournalStream:
             await self._journal.changed.wait()
 
     def read(self) -> Burst:
-        """Take the records that are there, without waiting; the burst is empty if there are none.
-        Raises JournalError, and SourceConnectionError if they belong to another branch.
+        """Return the flushed records, without waiting; the burst may be empty. Raises JournalError,
+        and SourceConnectionError for records of a different branch.
         """
         burst = Burst()
         size = 0
@@ -94,7 +94,7 @@ class JournalStream:
         self._lsn = max(self._lsn, record.lsn)
 
     def send_status(self, flush_lsn: Lsn, visible_lsn: Lsn, *, request_reply: bool = False) -> None:
-        """The target has everything up to *flush_lsn*."""
+        """Delete the segments up to *flush_lsn*, whose changes the target has."""
         del visible_lsn, request_reply
         self._journal.trim(flush_lsn)
 
@@ -103,7 +103,7 @@ class JournalStream:
         self.send_status(flush_lsn, flush_lsn)
 
     async def close(self) -> None:
-        """Leave the journal as it is."""
+        """Close the file; the journal stays."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
