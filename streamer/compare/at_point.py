@@ -1,13 +1,13 @@
-"""Which rows differ at the point of a copy, by ranges or buckets of their keys.
+"""Which rows differ at the point of a copy, by ranges or buckets of keys.
 
 The lane of the table has applied every change before the point and none behind it, and a snapshot
 shows the source at the point. So each range is read once on each side, and equal sums mean equal
-rows: no row is read twice. The readings are those of every comparison
-(`streamer.compare.unit_reader`), of which this one judges no keys.
+rows: no row is read twice. The readings are as in every comparison
+(`streamer.compare.unit_reader`), but without a judgement of keys.
 
 Where both sides do not sort keys alike, statements read ranges of pages. Rows fall into buckets by
-a hash of the key's text; without a key, by a hash of the whole row's. Rows outside the
-buckets that differ have equal texts on both sides, each as often. So the exchange of the others
+a hash of the key's text; without a key, by a hash of the whole row's. Rows outside the differing
+buckets have equal texts on both sides, in equal numbers. So an exchange of the differing buckets
 makes the tables equal, even if a type calls two texts of a key equal.
 
 A session of another program that writes to the target meanwhile can hide a difference.
@@ -134,9 +134,7 @@ async def _find_parts(
 def _of_ranges(
     table: ComparedTable, ranges: Sequence[KeyRange], parts: Iterable[Unit]
 ) -> FoundRows:
-    """Return the rows in the ranges that differ; whole ranges stand for their parts if these are
-    too many.
-    """
+    """Return the rows in the differing ranges; whole ranges replace parts if these are too many."""
     joined = join_ranges(part.range for part in parts)
     if len(joined) > RANGES_MAX:
         joined = join_ranges(ranges[number] for number in {part.number for part in parts})

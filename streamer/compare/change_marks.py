@@ -1,18 +1,18 @@
-"""What a server itself knows about the changes of its tables since an earlier moment.
+"""Facts of a server about changes of its tables since an earlier moment.
 
-A cut-over compares all rows while programs write, and a second time after they have stopped. The
-second comparison relies on the first one for rows that no transaction has touched in between. Its
-proof is not the stream, whose work it is to compare:
+A cut-over compares all rows while programs write, and again after the end of writes. The second
+comparison relies on the first for rows that no transaction has changed in between. The proof must
+not come from the stream, whose work is compared:
 
 - The statistics of both servers count the rows that were inserted, updated and deleted. A table
   with the same counts and the same files has not changed (PostgreSQL documentation, "The Cumulative
-  Statistics System"). Before version 15 the server may lose counts, so they prove nothing there.
-- ``xmin`` of a row is the transaction that wrote this version of it. Each transaction below the
-  oldest one that ran at the first mark was finished then. A row with a lower xmin is the one that
-  the first comparison read.
+  Statistics System"). Before version 15 the server may lose counts, so counts are no proof.
+- ``xmin`` of a row is the transaction that wrote this row version. Each transaction below the
+  oldest transaction that ran at the first mark was finished then. The first comparison read this
+  version of a row with a lower xmin.
 
-A mark holds nothing that a restart of the server leaves unsure. After a restart, the time of the
-start differs, and the whole of each table is compared.
+A mark is valid only until a restart of the server. After a restart, the time of the start differs,
+and each table is compared as a whole.
 """
 
 import enum
@@ -73,8 +73,8 @@ select l.number::int4 as number,
        ), ',' order by l.oid)) as files
 from leaf l where l.oid is not null group by l.number
 """
-# The sessions of streamer do not write at a source, and the positions of tables show their changes
-# at the target. Sessions of a source that began after writes were stopped cannot write.
+# The sessions of streamer do not write at a source, and the positions of tables show streamer's
+# changes at the target. Sessions of a source that began after writes were stopped cannot write.
 _LATE_SQL: Final = f"""
 select exists (
     select from pg_catalog.pg_stat_activity a
@@ -96,8 +96,8 @@ class Extent(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerMark:
-    """A server at one moment. ``horizon``: every transaction below it was finished then.
-    ``counts_since``: the last reset of the statistics; None if they prove nothing.
+    """A server at one moment. ``horizon``: every transaction below this xid was finished then.
+    ``counts_since``: the last reset of the statistics; None if statistics are no proof.
     """
 
     started: str
@@ -108,8 +108,8 @@ class ServerMark:
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """A table and its target at one moment. ``rule``: a hash of its mapping. ``position``: that of
-    the stream. Definitions and changes are hashes, of the source and of the target.
+    """A table and its target at one moment. ``rule``: a hash of the mapping. ``position``: the
+    stream's. Definitions and changes are hashes, of the source and of the target.
     """
 
     rule: str
@@ -161,7 +161,7 @@ def tables_sql(names: Sequence[RelationName]) -> str:
 def late_sql(stopped_at: str | None) -> str:
     """Return a query of whether sessions may have changes that the server does not count yet.
 
-    *stopped_at*: a time from which new sessions cannot write; None if they can. Pure.
+    *stopped_at*: a time from which new sessions cannot write, or None. Pure.
     """
     quoted = "null" if stopped_at is None else quote_literal(stopped_at)
     return _LATE_SQL.format(stopped_at=quoted)
@@ -173,9 +173,9 @@ def table_marks(
     here: Iterable[tuple[int, str, str]],
     there: Iterable[tuple[int, str, str]],
 ) -> dict[str, TableMark]:
-    """Put the answers of both servers to `tables_sql` together. Pure.
+    """Combine the answers of both servers to `tables_sql`. Pure.
 
-    A table that one of them lacks has no mark.
+    A table that is missing on a side gets no mark.
     """
     sources = {number: facts for number, *facts in here}
     targets = {number: facts for number, *facts in there}

@@ -1,11 +1,12 @@
 """Makes a table to compare from the definitions of both sides. Pure.
 
-The source computes `filter` and `set`, and casts a value whose column has another type in the
-target. The target reads the rows of one source only, and of a history the open versions.
+The source computes `filter` and `set`, and casts a value whose column has a different type in the
+target. The target reads the rows of one source only, and only the open versions of a history.
 
-A few types need care. A cast of ``char(n)`` to text drops blanks, so its output function is called.
-PostgreSQL 16 writes the non-ASCII values of ``"char"`` in another way, so their numbers count. The
-text of such a number is no value of the type, so no index finds a key that has one.
+A few types need care. A cast of ``char(n)`` to text drops blanks, so the query calls the output
+function. PostgreSQL 16 writes non-ASCII values of ``"char"`` in a new format, so such values are
+compared as numbers. The text of such a number is no value of the type, so no index finds such a
+key.
 """
 
 from dataclasses import dataclass
@@ -43,9 +44,9 @@ ORDERED_TYPES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """All that a comparison needs to know of a table.
+    """All facts about a table that a comparison needs.
 
-    ``published``: the relation as the source publishes it. ``where``: the operator's condition.
+    ``published``: the relation in the source's publication. ``where``: the operator's condition.
     """
 
     relation_id: int
@@ -61,9 +62,9 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A column of the target and the source's expression for it.
+    """A column of the target and the source's expression for the value.
 
-    ``source``: the column that the value comes from; None for a computed one. ``is_same``: the
+    ``source``: the column that the value comes from; None for a computed value. ``is_same``: the
     value needs no cast. ``is_hashed``: only NULL counts.
     """
 
@@ -143,7 +144,7 @@ def _plain_value(column: "DefinedColumn", there: TargetColumn) -> _Value:
     name = quote_identifier(column.name)
     if column.type in (there.type, there.base_type):
         return _Value(there, name, column.name, is_same=True)
-    if 0 < there.base_oid < STABLE_OIDS_END:  # the value as the target's column holds it
+    if 0 < there.base_oid < STABLE_OIDS_END:  # the value in the type of the target's column
         # The text that the source sends: a cast to text drops the blanks of char(n).
         text = f"case when {name} is distinct from null then pg_catalog.format('%s', {name}) end"
         return _Value(there, f"({text})::{there.base_type}", column.name, is_same=False)
@@ -160,8 +161,8 @@ def _own_sid(facts: TableFacts) -> str | None:
 
 
 def _key(facts: TableFacts, values: list[_Value]) -> tuple[int, ...]:
-    """Return the positions of the source's primary key, or of its replica identity, as the index
-    has them. Return nothing unless the target has all of it.
+    """Return the positions of the source's primary key, or of its replica identity, in the order of
+    the index. Return an empty tuple unless the target has all these columns.
     """
     relation = facts.relation
     identity = next((k for k in relation.unique_keys if set(k) == set(relation.key)), ())
@@ -173,7 +174,7 @@ def _key(facts: TableFacts, values: list[_Value]) -> tuple[int, ...]:
 
 
 def _key_types(values: list[_Value], key: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the types by which both servers find a key, or nothing."""
+    """Return the types by which both servers find a key, or an empty tuple."""
     found = []
     for position in key:
         value = values[position]
@@ -189,7 +190,7 @@ def _key_types(values: list[_Value], key: tuple[int, ...]) -> tuple[str, ...]:
 def _is_ordered(
     facts: TableFacts, values: list[_Value], key: tuple[int, ...], *, has_sid: bool
 ) -> bool:
-    """Whether both servers sort keys alike and find a range of them by an index."""
+    """Whether both servers sort keys alike and find a range of keys by an index."""
     if not all(values[i].target.base_oid in ORDERED_TYPES for i in key):
         return False
     if not all(values[i].target.not_null for i in key):

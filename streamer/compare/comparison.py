@@ -1,9 +1,10 @@
-"""A comparison from its plan to its result: definitions, ranges, the job, the answer.
+"""A comparison from plan to result: definitions, ranges, the job, the answer.
 
-It first reads the definitions of both sides. Then it cuts ranges at keys that a sample of the
-source yields, and stores them in the target (``streamer.compared_range``). Tasks mark the equal
-ones. On request, a comparison goes on with the other ranges of an interrupted one. Both must have
-the same tables: a copy, a repair, a rewrite or another definition since then makes another table.
+A comparison first reads the definitions of both sides. Then it cuts ranges at keys that a sample of
+the source yields, and stores the ranges in the target (``streamer.compared_range``). Tasks mark
+equal ranges. On request, a comparison continues with the unmarked ranges of an interrupted
+comparison. Both must have the same tables: a copy, a repair, a rewrite or a new definition since
+then makes a different table.
 """
 
 import hashlib
@@ -83,8 +84,8 @@ select coalesce(pg_catalog.pg_table_size({oid}), 0)
 
 @dataclass(frozen=True, slots=True)
 class ComparisonScope:
-    """The tables of a comparison; all if it is empty. ``where``: a condition over columns of the
-    source.
+    """The tables of a comparison; all if the scope is empty. ``where``: a condition over columns of
+    the source.
     """
 
     tables: tuple[str, ...] = ()
@@ -97,8 +98,8 @@ class ComparisonScope:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``seconds``: how long tasks read keys again before they leave them undecided. ``continues``:
-    leave out the ranges that an interrupted comparison found equal.
+    """``seconds``: how long tasks read undecided keys again. ``continues``: omit the ranges that an
+    interrupted comparison found equal.
     """
 
     jobs: int
@@ -121,16 +122,16 @@ class Options:
 
 
 class JobRunner(Protocol):
-    """Spark, the process that does the same without it, or the choice of both."""
+    """Spark, the process that compares without Spark, or the choice of both."""
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]: ...
 
 
 @dataclass(slots=True)
 class TableResult:
-    """The answer for one table of one source. ``undecided``: keys that changed in each reading.
-    ``error``: why there is no answer. ``continued_from``: when the interrupted comparison began
-    whose ranges count here; None if this comparison has read all.
+    """The answer for a table of a source. ``undecided``: keys that changed in each reading.
+    ``error``: why there is no answer. ``continued_from``: the beginning of the interrupted
+    comparison whose ranges count here; None if this comparison has read all ranges.
     """
 
     source: str
@@ -179,7 +180,7 @@ class TableResult:
 
 @dataclass(slots=True)
 class _Found:
-    """A table of the scope, with its size and, in the end, its result."""
+    """A table of the scope, with the size and, in the end, the result."""
 
     source: SourceMapping
     record: RelationRecord
@@ -222,7 +223,7 @@ class Comparison:
     async def run(self, scope: ComparisonScope) -> list[TableResult]:
         """Compare the tables of *scope*; return a result for each.
 
-        Raises MappingError if it has none, SourceError, TargetError, SparkJobError.
+        Raises MappingError if the scope has no table, SourceError, TargetError, SparkJobError.
         """
         began = time.monotonic()
         try:
@@ -313,7 +314,7 @@ class Comparison:
         found: list[_Found],
         where: Expression | None,
     ) -> None:
-        """Read the definitions of one source's tables on both sides."""
+        """Read the definitions of a source's tables on both sides."""
         place = (record.system_identifier or "", record.timeline or 0, 0)
         self._source_urls.append(source.url)
         async with connection_of_run(source, self._bookkeeping) as plain:
@@ -420,7 +421,7 @@ class Comparison:
         await end_comparison(self._bookkeeping, record.comparison_id)
 
     async def _begin(self, found: Sequence[_Found]) -> ComparisonRecord:
-        """Return the comparison to go on with, or a new one."""
+        """Return the comparison to continue, or a new comparison."""
         tables = sorted(one.identity for one in found)
         fingerprint = hashlib.sha256("\n".join([self._options.purpose, *tables]).encode())
         if self._options.continues:
@@ -490,7 +491,7 @@ def make_job(
 ) -> dict[str, Any]:
     """Return the job of a comparison, which `JobRunner` takes. Pure.
 
-    *rows_per_second*: of one task. *options*: other values than the defaults below.
+    *rows_per_second*: of a task. *options*: values that override the defaults below.
     """
     job = {
         "program": "compare",
@@ -539,8 +540,8 @@ def _rules(
 
 
 async def estimate_rows(plain: Connection, relation: SourceRelation) -> int:
-    """Return about how many rows a table has. Without statistics the source counts them, up
-    to a bound.
+    """Return the approximate number of rows. Without statistics the source counts rows, up to a
+    bound.
     """
     if relation.row_count_estimate > 0:
         return relation.row_count_estimate
@@ -553,9 +554,10 @@ async def estimate_rows(plain: Connection, relation: SourceRelation) -> int:
 
 
 async def estimate_bytes(plain: Connection, relation: SourceRelation) -> int:
-    """Return about how many bytes a table has at the source, all partitions included.
+    """Return the approximate size of a table in bytes at the source, with all partitions.
 
-    The statistics need no lock. A table without them was counted already, which takes the same one.
+    The statistics need no lock. A table without statistics was counted already, under the same
+    lock.
     """
     if relation.row_count_estimate > 0:
         return relation.size_bytes
@@ -568,7 +570,7 @@ async def cut_table(
 ) -> list[KeyRange]:
     """Cut a table of about *rows* into ranges, at keys that a sample of the source has.
 
-    *rate*: the rows per second of one task. A table that is not ordered stays whole.
+    *rate*: the rows per second of a task. A table that is not ordered stays whole.
     """
     count = count_ranges(rows, rate)
     if not table.is_ordered or count == 1:
@@ -588,7 +590,7 @@ where s.schemaname = $1 and s.tablename = $2 and s.attname = $3
 async def choose_order(
     plain: Connection, target: TargetConnection, facts: TableFacts, table: ComparedTable
 ) -> ComparedTable:
-    """Return *table*, without its order if ranges of its key would read most pages of a side."""
+    """Return *table*, unordered if ranges of the key would read most pages of a side."""
     if not table.is_ordered or facts.relation.size_bytes <= distant_keys.INDEXED_BYTES_MAX:
         return table
     is_distant = bool(await distant_keys.find_distant(plain, [facts.relation]))

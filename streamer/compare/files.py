@@ -1,6 +1,6 @@
 """The files of a comparison: a report in lines of JSON, and statements of SQL.
 
-Threads and the driver of Spark hand over verdicts as they come. `VerdictFile` sorts them.
+Threads and the driver of Spark add verdicts in any order. `VerdictFile` sorts the verdicts.
 """
 
 import json
@@ -24,7 +24,7 @@ ReportWriter = Callable[[Path, Tables, Iterable[KeyVerdict]], None]
 
 
 class VerdictFile(closing["VerdictFile"]):
-    """All verdicts for the files of a comparison, in a file without a name: SQLite removes it at
+    """All verdicts for the files of a comparison, in a temporary file, which SQLite unlinks at
     once.
     """
 
@@ -73,7 +73,7 @@ def write_report(path: Path, tables: Tables, verdicts: Iterable[KeyVerdict]) -> 
 
 
 def write_statements(path: Path, tables: Tables, verdicts: Iterable[KeyVerdict]) -> None:
-    """Write the SQL of `streamer.compare.statements`, in one transaction. Raises OSError."""
+    """Write the SQL of `streamer.compare.statements`, in a transaction. Raises OSError."""
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(f"{pin_sql(TEXT_FORMAT)};\nbegin;\n")

@@ -1,9 +1,9 @@
 """SQL that hashes a text to two independent 64-bit numbers, the same on both servers. Pure.
 
-``hashtextextended`` takes a seventh of the time of md5. PostgreSQL keeps its values for the sake of
-hash partitions, but promises nothing for two machines. It reads bytes in the encoding of the
-server. So a comparison takes it only if both servers give the same answers for `PROBE_SQL`.
-Otherwise it takes md5 of the text in UTF-8.
+``hashtextextended`` takes a seventh of the time of md5. PostgreSQL keeps the function's values
+stable for hash partitions, but not between two machines. The function hashes bytes in the encoding
+of the server. So a comparison uses it only if both servers give the same answers for `PROBE_SQL`.
+Otherwise the comparison uses md5 of the text in UTF-8.
 """
 
 import enum
@@ -56,7 +56,7 @@ def pair_sql(kind: HashKind, text: str) -> tuple[str, str]:
 
 
 def prepared_sql(kind: HashKind, text: str) -> str:
-    """Return the form of *text* that `pair_sql` takes. A query computes it once for each row."""
+    """Return the input of `pair_sql` for *text*, which a query computes once for each row."""
     if kind is HashKind.LOOKUP:
         return f'{text} collate "C"'
     return f"pg_catalog.md5(pg_catalog.convert_to({text}, 'UTF8'))"
@@ -68,7 +68,7 @@ def name_sql(kind: HashKind, text: str) -> str:
 
 
 def value_sql(kind: HashKind, text: str) -> str:
-    """Return one hash of *text*, as text."""
+    """Return a hash of *text*, as text."""
     if kind is HashKind.LOOKUP:
         return f'pg_catalog.hashtextextended({text} collate "C", 0)::text'
     return prepared_sql(kind, text)

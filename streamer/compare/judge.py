@@ -1,24 +1,24 @@
 """Decides which keys differ, from readings of both sides that change meanwhile. Pure.
 
-A *round* is a reading of the source and then one of the target, each of all keys in question. A
-source reading S comes with the position L: the source had flushed every commit that S sees by then.
-A target reading T comes with the position P: it holds all commits of the table up to P, and none of
-a later change.
+A *round* is a reading of the source and then a reading of the target, each of all keys in question.
+A source reading S comes with the position L: the source had flushed every commit that S sees by
+then. A target reading T comes with the position P: T holds all commits of the table up to P, and no
+later change.
 
-*Equal.* The target's content of a key equals that of the source in the newest S with L ≤ P, or in a
-later one. An older S does not count, because T holds the changes that followed it.
+*Equal.* The target's content of a key equals the source's content in the newest S with L ≤ P, or in
+a later S. An older S does not count, because T holds the changes that followed it.
 
-*Different.* The rows of a key were the very same rows (table, place and transaction) on both sides
-from round i on, and they differ. Then three more facts make a real difference certain:
+*Different.* From round i on, the key has the same row versions (table, place and transaction) on
+each side, and both sides differ. Then three more facts make a real difference certain:
 
-- a T of round m ≥ i has P ≥ L of round i. So T holds the source's row of round i or a later one;
-- no transaction of round m that could be in its commit still runs before the S of a round n > m.
-  So that S sees every commit that the T of round m holds. A source makes a commit visible after it
-  has written it, with synchronous replication much later;
+- a T of round m ≥ i has P ≥ L of round i. So T holds the source's row of round i or a later row;
+- no transaction of round m that could be committing still runs before the S of a round n > m.
+  So that S sees every commit that the T of round m holds. A source makes a commit visible after
+  writing the commit record, with synchronous replication much later;
 - a T of a round q ≥ n has P ≥ L of round n. A row that the source lacks at i and n, and had in
-  between, is gone from the target by then.
+  between, is deleted at the target by then.
 
-*Undecided* is a key that is neither in time.
+*Undecided* is a key without either judgement in time.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class Difference:
 def find_difference(
     source: Iterable[Row], target: Iterable[Row], *, keeps_more: bool
 ) -> Difference | None:
-    """Compare the rows of one key as multisets; None if they are equal.
+    """Compare the rows of a key as multisets; None if equal.
 
     *keeps_more*: rows that only the target has are no difference.
     """
@@ -94,7 +94,7 @@ class TargetReading:
 
 @dataclass(slots=True)
 class _Round:
-    """Positions of a round. The target's is None before its reading, or without a position."""
+    """Positions of a round. The target's is None before the reading, or without a position."""
 
     source_lsn: Lsn
     committing: frozenset[str]
@@ -103,7 +103,7 @@ class _Round:
 
 @dataclass(slots=True)
 class _Pending:
-    """A key in question: the places of its rows on both sides, and the round since when."""
+    """A key in question: the places of the rows on both sides, since round ``since``."""
 
     source_places: tuple[str, ...] = ()
     target_places: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class _Pending:
     """Its content in the readings of the source that count, with their positions."""
 
     def add(self, lsn: Lsn, content: bytes) -> None:
-        """Record a reading. One that follows an equal one says no more than that."""
+        """Record a reading, unless equal to the last reading."""
         if not self.contents or self.contents[-1][1] != content:
             self.contents.append((lsn, content))
 
@@ -144,7 +144,7 @@ class Judge:
 
     @property
     def newest_lsn(self) -> Lsn:
-        """The source's position at its last reading."""
+        """The source's position at the last reading."""
         return self._rounds[-1].source_lsn
 
     @property

@@ -1,6 +1,6 @@
-"""Runs `streamer.compare.local_program` in a process of its own, which costs 50 MB while it runs.
+"""Runs `streamer.compare.local_program` in a separate process of about 50 MB.
 
-In `run`, a thread would share the interpreter with the streams, and nothing could end it in the
+In `run`, a thread would share the interpreter with the streams, and could not be ended in the
 middle of a statement. Spark's JVM takes 330 MB and seconds to start.
 """
 
@@ -33,7 +33,7 @@ class LocalProcess:
         self._is_background = is_background
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """Run *job* to its end. Cancelled, this ends the process and its statements.
+        """Run *job* to the end. A cancellation ends the process and the process's statements.
 
         Raises ComparisonError when the process ends without a result.
         """
@@ -50,14 +50,14 @@ class LocalProcess:
         try:
             handed = job | {"is_background": self._is_background}
             process.stdin.write(json.dumps(handed).encode() + b"\n")
-            with contextlib.suppress(ConnectionError):  # its answer says why
+            with contextlib.suppress(ConnectionError):  # the answer tells the cause
                 await process.stdin.drain()
             line = await process.stdout.read()
             await _wait(process)
         finally:
             await _end(process)
         answer: dict[str, Any] = {"error": "its process ended"}
-        with contextlib.suppress(ValueError):  # a process that is killed writes nothing, or a half
+        with contextlib.suppress(ValueError):  # a killed process writes no answer, or half
             answer = json.loads(line)
         if "error" in answer:
             if (frames := answer.get("traceback")) is not None:
@@ -68,7 +68,7 @@ class LocalProcess:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the process: with its statements, and if that takes long, at once."""
+    """End the process: with a cancellation of statements, and if that takes long, at once."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return

@@ -1,11 +1,11 @@
-"""A comparison without Spark: threads of one process read range by range.
+"""A comparison without Spark: threads of a process read range by range.
 
 Each thread has a `streamer.compare.unit_reader.UnitReader`, so two connections, and memory for the
-rows of one small range. It takes the next range and reads it to the end. Of a job that only finds
-ranges (``finds_only``), the results have them as ``parts``.
+rows of a small range. A thread reads the next range to the end. The results of a job that only
+finds ranges (``finds_only``) have these as ``parts``.
 
-`streamer.compare.local_launcher` writes the job to standard input, as one line of JSON. The answer
-is one line of JSON on standard output. The process ends with that input, so it never outlives its
+`streamer.compare.local_launcher` writes the job to standard input, as a line of JSON. The answer is
+a line of JSON on standard output. The process ends with that input, so it never outlives the
 parent. SIGTERM cancels the statements that run.
 """
 
@@ -111,7 +111,7 @@ def _end(readers: list[UnitReader], running: list[Future[None]]) -> None:
 
 
 def _end_with_input() -> None:
-    """End this process once its parent is gone."""
+    """End this process after the end of the parent."""
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(END_SECONDS)
@@ -139,14 +139,14 @@ def main() -> int:
         _answer({"result": run(job)})
     except KeyboardInterrupt:
         return 1
-    except Exception as exc:  # noqa: BLE001  # reported to the process that started this one
+    except Exception as exc:  # noqa: BLE001  # reported to the parent process
         _answer(failure(exc))
         return 1
     return 0
 
 
 def failure(exc: Exception) -> dict[str, Any]:
-    """Return the answer about an error; one of no server and no file is a defect. Pure.
+    """Return the answer about an error; only errors of a server or a file are no defect. Pure.
 
     The traceback has lines of code, and no values of rows.
     """
@@ -158,4 +158,4 @@ def failure(exc: Exception) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # a thread that cannot be cancelled holds nothing up
+    os._exit(main())  # a thread that cannot be cancelled delays no exit

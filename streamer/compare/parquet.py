@@ -1,7 +1,7 @@
 """Writes a report in Parquet to a disk of this machine.
 
-The driver has the rows as JSON, and Spark makes Parquet of them. Executors of a cluster have other
-disks. So the driver of a cluster starts a local driver in another process, with the program
+The driver has the rows as JSON, which Spark converts to Parquet. Executors of a cluster write to
+remote disks. So the driver of a cluster starts a local driver in a second process, with the program
 ``parquet``.
 """
 
@@ -34,7 +34,7 @@ SCHEMA: Final = (
 def write_parquet(
     context: SparkContext, path: Path, tables: Tables, verdicts: Iterable[KeyVerdict]
 ) -> None:
-    """Write *verdicts* to one file. Raises OSError, CalledProcessError."""
+    """Write *verdicts* to a file. Raises OSError, CalledProcessError."""
     directory = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     rows = directory / "rows"
     job = {"program": "parquet", "ends": {}, "path": str(path), "rows": str(rows)}
@@ -72,7 +72,7 @@ def _run_local_driver(path: Path, job: dict[str, Any]) -> None:
 
 
 def run(context: SparkContext, job: dict[str, Any], _ends: str = "") -> list[dict[str, Any]]:
-    """Make Parquet of the rows of *job*, in the directory that has them."""
+    """Convert the rows of *job* to Parquet, in the directory of the rows."""
     rows = Path(job["rows"])
     made = rows.with_name("parquet")
     frame = SparkSession(context).read.schema(SCHEMA).json(rows.as_uri())

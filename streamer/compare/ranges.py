@@ -1,4 +1,4 @@
-"""How many ranges of keys a comparison reads, and where it cuts them. Pure."""
+"""The number of key ranges that a comparison reads, and their bounds. Pure."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -36,7 +36,7 @@ keeps its snapshot meanwhile, so VACUUM removes no dead rows.
 
 
 def split_range(unit: KeyRange, keys: Iterable[Key]) -> list[KeyRange]:
-    """Cut a range at *keys*, which are in order and inside of it."""
+    """Cut a range at *keys*, which are in order and inside of the range."""
     bounds = [unit.lower, *keys, unit.upper]
     cut = [bounds[0]]
     for bound in bounds[1:-1]:
@@ -49,7 +49,7 @@ def split_range(unit: KeyRange, keys: Iterable[Key]) -> list[KeyRange]:
 def count_ranges(rows: int, rows_per_second: float | None) -> int:
     """Return the number of first ranges of a table of about *rows*.
 
-    *rows_per_second*: the limit of one task.
+    *rows_per_second*: the limit of a task.
     """
     size = RANGE_ROWS
     if rows_per_second is not None:
@@ -60,7 +60,7 @@ def count_ranges(rows: int, rows_per_second: float | None) -> int:
 def sampled_percent(rows: int, pages: int, ranges: int) -> float:
     """Return the part of a table's pages to sample, so that *ranges* have about the same size.
 
-    Rows of a page mostly have neighbouring keys, so a page may say no more than one row does.
+    Rows of a page mostly have neighbouring keys, so a page may tell no more than a single row.
     """
     by_rows = SAMPLED_ROWS * ranges / max(1, rows)
     by_pages = SAMPLED_PAGES * ranges / max(1, pages)
@@ -72,7 +72,7 @@ def count_page_parts(
 ) -> int:
     """Return the number of parts in which to read a table that is read page by page.
 
-    *size_bytes*: with the values outside of its pages. *rate*: rows per second at most.
+    *size_bytes*: with the values outside of the pages. *rate*: rows per second at most.
     *lists_places*: see `Pages`.
     """
     wanted = -(-size_bytes // (LISTED_BYTES if lists_places else PAGES_BYTES))
@@ -82,8 +82,8 @@ def count_page_parts(
 
 
 def count_page_readers(sizes_bytes: Iterable[int], jobs: int) -> tuple[int, int]:
-    """Return how many statements at a time read a table page by page. The second number is that of
-    all such statements beyond one for each table.
+    """Return how many statements at a time read a table page by page. The second number counts all
+    such statements beyond the first for each table.
 
     *sizes_bytes*: of the tables that are read page by page.
     """
@@ -111,7 +111,7 @@ def count_buckets(rows: int) -> int:
 
 
 def join_buckets(count: int, numbers: Iterable[int], numbers_max: int) -> tuple[int, list[int]]:
-    """Return larger buckets with the same rows, and others, so that at most *numbers_max* remain.
+    """Return at most *numbers_max* larger buckets, which contain all rows of buckets *numbers*.
 
     *count*: the number of all buckets, a power of two. A bucket is the last bits of a hash.
     """

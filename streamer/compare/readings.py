@@ -1,11 +1,11 @@
 """Reads ranges and keys on both sides, blocking, with psycopg.
 
 No reading holds a snapshot or a lock for longer than its statements. Each server computes the
-digests of a range itself, so only sums travel. Of small ranges that differ, hashes of rows travel,
-and the text of the rows that differ, one at a time.
+digests of a range, so only sums travel. Of small differing ranges, hashes of rows travel, and the
+text of differing rows, row by row.
 
-A reading of the target takes the table's ACCESS SHARE lock before its snapshot. TRUNCATE is not
-MVCC-safe: a snapshot from before it would show an empty table at a position that had rows. The same
+A reading of the target takes the table's ACCESS SHARE lock before the snapshot. TRUNCATE is not
+MVCC-safe: an earlier snapshot would show an empty table at a position that had rows. The same
 snapshot shows position and rows.
 """
 
@@ -112,7 +112,7 @@ class ComparisonEnds:
 
     @classmethod
     def read(cls, ends: dict[str, Any] | str) -> Self:
-        """Take what a job hands to its tasks: the ends, or the file that holds them."""
+        """Read the ends of a job's tasks, or the file of the ends."""
         fields = json.loads(read_private(Path(ends))) if isinstance(ends, str) else ends
         sources = {number: (url, (*place,)) for number, url, *place in fields["sources"]}
         copy = None if fields["copy"] is None else CopyEnds.from_json(fields["copy"])
@@ -120,11 +120,11 @@ class ComparisonEnds:
 
 
 class TableError(Exception):
-    """Why a table has no answer: one line, without values of rows."""
+    """Why a table has no answer: a line without values of rows."""
 
 
 class Servers:
-    """The connections of one task, opened as they are needed."""
+    """The connections of a task, opened on demand."""
 
     def __init__(self, ends: ComparisonEnds, application_name: str = "streamer compare") -> None:
         self._ends = ends
@@ -144,13 +144,13 @@ class Servers:
         self._stack.close()
 
     def more(self, count: int) -> "list[Servers]":
-        """Return *count* other sets of connections, which end with these."""
+        """Return *count* further sets of connections, which end with this set."""
         while len(self._more) < count:
             self._more.append(self._stack.enter_context(Servers(self._ends, self._name)))
         return self._more[:count]
 
     def cancel(self) -> None:
-        """Cancel the statements that run. Another thread may call this."""
+        """Cancel the statements that run. Any thread may call this."""
         for servers in self._more:
             servers.cancel()
         for opened in (*self._sources.values(), self._target):
@@ -178,7 +178,7 @@ class Servers:
         join_copy: Callable[[Connection, CopyEnds], None],
         place: Place | None = None,
     ) -> Connection:
-        """Connect; *place*: the server to reach. An empty one was never reached."""
+        """Connect; *place*: the server to reach, empty if never reached before."""
         opened: AbstractContextManager[Connection] = connect(url, self._name)
         connection = self._stack.enter_context(opened)
         try:
@@ -207,7 +207,7 @@ def describe(error: psycopg.Error) -> str:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Translate errors of a server. Raises PassingError for a transient one, or TableError."""
+    """Translate errors of a server to PassingError, if transient, or TableError."""
     try:
         yield
     except psycopg.Error as exc:
@@ -219,8 +219,8 @@ def reading() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A range of a table, or all of a table that is read by buckets. ``number``: that of the first
-    range which it is a part of. ``buckets``: only the rows of these.
+    """A range of a table, or all of a table that is read by buckets. ``number``: of the first range
+    that contains the unit. ``buckets``: only the rows of these.
     """
 
     relation_id: int
@@ -248,8 +248,8 @@ def _page_parts(
 ) -> Iterator[Pages]:
     """Cut the pages of a table that is not read by ranges of its key: no statement takes long.
 
-    A row that moves meanwhile may count twice, or not at all. It differs then, and a task reads its
-    key again. A row that stays counts once.
+    A row that moves meanwhile may count twice, or not at all. Such a row differs, and a task reads
+    the key again. A row that stays counts once.
     """
     if table.is_ordered:
         yield ALL_PAGES
@@ -329,7 +329,7 @@ class RangeReader:
     def _add_up_pages(
         self, table: ComparedTable, unit: Unit, side: int, parts: "SharedItems[Pages]"
     ) -> Sums:
-        """Let several threads read *parts*, each with connections of its own."""
+        """Read *parts* in several threads, each with separate connections."""
         others = self._servers.more(self._page_readers - 1)
         rate, of = self._rows_per_second, self._comparison_id
         readers = [self, *(RangeReader(self._tables, each, rate, of) for each in others)]
@@ -356,7 +356,7 @@ class RangeReader:
             began = time.monotonic()
             sql = table.digest_sql(table.side(side), unit.range, rate, pages=pages)
             with connection.transaction():
-                if rate is not None:  # each worker of a parallel plan would have the rate to itself
+                if rate is not None:  # each parallel worker would get the whole rate
                     connection.execute("set local max_parallel_workers_per_gather = 0")
                 rows = connection.execute(sql.encode()).fetchall()
             add(found, {b: (n, int(one), int(two)) for b, n, one, two in rows})
@@ -375,13 +375,13 @@ class RangeReader:
         failpoint("compare.range_done")
 
     def split(self, unit: Unit, side: int, rows: int) -> list[Unit]:
-        """Cut a range at keys of *side*, which has more *rows*; one whose keys are all the same
-        stays. Raises PassingError.
+        """Cut a range at keys of *side*, which has more *rows*; keep a range of equal keys. Raises
+        PassingError.
         """
         table = self._tables[unit.relation_id]
         sql = table.cut_sql(table.side(side), unit.range, count_parts(rows))
         keys: list[Key] = []
-        with suppress(TableError), reading():  # the fetch of the whole range reports it
+        with suppress(TableError), reading():  # the fetch of the whole range reports the error
             keys = [tuple(row[0]) for row in self._servers.of(table, side).execute(sql.encode())]
         return [replace(unit, range=part) for part in split_range(unit.range, keys)]
 
@@ -400,7 +400,7 @@ def fetch_rows(
 
 
 def _stream(connection: Connection, sql: str, parameters: list[Any] | None = None) -> Iterator[Any]:
-    """Yield rows as they arrive: memory has one at a time, however wide it is."""
+    """Yield rows on arrival, so that memory holds a single row, however wide."""
     with connection.cursor() as cursor:
         yield from cursor.stream(sql.encode(), parameters)
 
@@ -443,8 +443,8 @@ def _read_lsn(connection: Connection, expression: str) -> Lsn:
 
 @dataclass(slots=True)
 class Judged:
-    """Keys of one table, and their judge. ``keys``: names (`ComparedTable.is_named_by_hash`).
-    ``shown``: the numbers of those whose verdict has been given.
+    """Keys of a table, and the judge. ``keys``: names (`ComparedTable.is_named_by_hash`).
+    ``shown``: the numbers of keys whose verdict has been given.
     """
 
     table: ComparedTable
@@ -455,7 +455,7 @@ class Judged:
 
     @property
     def wanted(self) -> dict[int, str]:
-        """The keys without a judgement, by their numbers."""
+        """The keys without a judgement, by number."""
         if self.error is not None:
             return {}
         return {n: self.keys[n] for n in self.judge.pending}
@@ -474,7 +474,7 @@ class KeyJudging:
     def judge(self, tables: Tables, keys: dict[int, list[str]]) -> list[Judged]:
         """Read the keys of tables until each is judged, or time is up.
 
-        All tables have their rounds at the same time, because rounds mostly wait.
+        The rounds of all tables run at the same time, because rounds mostly wait.
         """
         batches = [
             Judged(table, texts, Judge(range(len(texts)), keeps_more=table.keeps_more))
@@ -507,7 +507,7 @@ class KeyJudging:
         return batches
 
     def _attempt(self, batch: Judged, read: Callable[[Judged], None]) -> None:
-        """Read one table; its failure is not the others'. Raises PassingError."""
+        """Read a table; a TableError ends only that table. Raises PassingError."""
         if batch.error is None:
             try:
                 with reading():
@@ -516,9 +516,9 @@ class KeyJudging:
                 batch.error = str(exc)
 
     def show(self, batch: Judged) -> Iterator[KeyVerdict]:
-        """Yield the verdicts about keys that are not equal, one row at a time.
+        """Yield the verdicts about keys that are not equal, row by row.
 
-        After a PassingError, another call yields the verdicts that are left.
+        After a PassingError, a further call yields the remaining verdicts.
         """
         table, judge = batch.table, batch.judge
         keys = {n: batch.keys[n] for n in sorted({*judge.different, *judge.pending} - batch.shown)}
@@ -581,8 +581,8 @@ class KeyJudging:
     ) -> Iterator[tuple[int, str, tuple[str | None, str | None]]]:
         """Yield number, text and, if wanted, rows of both sides as JSON, key by key.
 
-        A key that a hash names has no text any more if its rows are gone from both sides. They are
-        equal then.
+        A key that a hash names has no text any more if both sides lack the rows by now. Both sides
+        are equal then.
         """
         named = [] if table.is_named_by_hash else [(n, -1, text, None) for n, text in keys.items()]
         sides = (SOURCE, TARGET) if table.is_named_by_hash or self._with_values else ()

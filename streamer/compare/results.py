@@ -1,6 +1,6 @@
-"""Verdicts about keys, and their sum for each table. Pure.
+"""Verdicts about keys, and the sum for each table. Pure.
 
-Tasks of Spark and threads count verdicts in `Findings` of their own. Who started them merges these.
+Each Spark task or thread counts verdicts in separate `Findings`, which the caller merges.
 """
 
 import json
@@ -18,7 +18,7 @@ UNDECIDED: Final = "undecided"
 
 
 class KeyVerdict(NamedTuple):
-    """The judgement of one key: numbers of rows, columns that differ, values of both sides as JSON,
+    """The judgement of a key: numbers of rows, columns that differ, values of both sides as JSON,
     and the position of the source.
     """
 
@@ -28,14 +28,14 @@ class KeyVerdict(NamedTuple):
     missing: int = 0
     extra: int = 0
     different: int = 0
-    columns: list[str] = []  # noqa: RUF012  # no verdict changes its columns
+    columns: list[str] = []  # noqa: RUF012  # no verdict changes the list
     source: str | None = None
     target: str | None = None
     lsn: str = "0/0"
 
 
 def shown(table: ComparedTable, verdict: KeyVerdict) -> dict[str, Any]:
-    """Return a verdict with the names of its columns: key, kind, columns that differ, values."""
+    """Return a verdict with names of columns: key, kind, columns that differ, values."""
     values = json.loads(verdict.key)
     entry: dict[str, Any] = {
         "key": dict(zip(table.key_columns, values, strict=True)),
@@ -50,8 +50,8 @@ def shown(table: ComparedTable, verdict: KeyVerdict) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class TableFinding:
-    """The numbers of one table. ``keys``: those of all rows that differ; None if they are too many,
-    or have no use.
+    """The numbers of a table. ``keys``: of all rows that differ; None if too many, or not
+    needed.
     """
 
     rows_source: int = 0
@@ -115,7 +115,7 @@ class Findings:
         self.of(verdict.relation).add(TableFinding.of(verdict), self._keys_max)
 
     def merge(self, by_table: Mapping[int, TableFinding]) -> None:
-        """Add the findings of another task or thread."""
+        """Add the findings of a task or thread."""
         for relation_id, finding in by_table.items():
             self.of(relation_id).add(finding, self._keys_max)
 

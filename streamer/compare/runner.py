@@ -1,8 +1,8 @@
-"""Chooses who makes a comparison: one process of Python, or Spark.
+"""Runs a comparison in a process of Python, or with Spark.
 
-A JVM costs about ten seconds of processor time before it reads the first row. One process reads a
-gigabyte in that time. Both write the same ledger of ranges, so either goes on with an interrupted
-comparison of the other.
+A JVM costs about ten seconds of processor time before the first row. A Python process reads a
+gigabyte in that time. Both write the same ledger of ranges, so each can continue an interrupted
+comparison.
 """
 
 from typing import Any
@@ -29,16 +29,16 @@ def needs_spark(settings: SyncSection, job: dict[str, Any]) -> bool:
 
 
 class ComparisonRunner:
-    """Takes the jobs of comparisons. *launcher*: starts Spark with the first job for it."""
+    """Runs the jobs of comparisons. *launcher*: starts Spark with the first job for Spark."""
 
     def __init__(self, settings: SyncSection, launcher: SparkLauncher) -> None:
         self._settings = settings
         self._launcher = launcher
         if always_needs_spark(settings):
-            launcher.prepare()  # it starts while the definitions are read
+            launcher.prepare()  # Spark starts while the definitions are read
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """Run *job* to its end. Cancelled, this cancels the job.
+        """Run *job* to the end. A cancellation cancels the job.
 
         Raises SparkJobError, ComparisonError.
         """

@@ -1,14 +1,15 @@
-"""The Spark program of a comparison: its tasks run the engine of `streamer.compare.unit_reader`.
+"""The Spark program of a comparison, whose tasks run the engine of `streamer.compare.unit_reader`.
 
-`streamer.sync.spark.job` runs it for a job whose ``program`` is ``compare``. It has two stages:
+`streamer.sync.spark.job` runs this program for a job whose ``program`` is ``compare``. The program
+has two stages:
 
-1. *ranges*: tasks find the small ranges and the buckets that differ;
-2. *keys*: tasks judge the rows of these. They are other tasks, because differences are often
-   together in a few ranges.
+1. *ranges*: tasks find the differing small ranges and buckets;
+2. *keys*: new tasks judge the rows of these, because differences are often together in a few
+   ranges.
 
-The driver merges the findings of tasks. Verdicts for a report or for statements wait in its
-`VerdictFile`. Everything else stays with the executors. These get connection strings as
-`spark_job` hands them.
+The driver merges the findings of tasks. Verdicts for a report or for statements wait in the
+driver's `VerdictFile`. All further data stays with the executors. `streamer.sync.spark.job` passes
+the connection strings to executors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +36,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Compare the tables of *job*; return a result for each.
 
-    *ends*: what tasks connect to, or the file that holds it.
+    *ends*: the connection strings of tasks, or the path of a file.
     """
     tables = {row["relation_id"]: ComparedTable.from_json(row) for row in job["tables"]}
     findings = Findings(tables, job["keys_max"])
@@ -56,7 +57,7 @@ def run(
         parts = run_stage("ranges", _spread(context, job["units"], jobs), find_parts)
         with VerdictFile() as verdicts:
             if count := parts.count():
-                # The number of a part tells its task: a hash would leave some tasks without work.
+                # The number of a part chooses the task: a hash would leave some tasks without work.
                 spread = parts.partitionBy(min(count, jobs), int).values()
                 for row in run_stage("keys", spread, judge_parts).toLocalIterator():
                     verdicts.add(row)
@@ -69,8 +70,8 @@ def run(
 
 
 def _spread(context: SparkContext, units: list[Any], jobs: int) -> "RDD[Any]":
-    """Distribute *units* to tasks: each makes connections of its own. Neighbours often differ
-    together, so they go to several tasks.
+    """Distribute *units* to tasks, which open separate connections. Neighbours often differ
+    together, so neighbours go to several tasks.
     """
     count = max(1, min(len(units), max(4 * jobs, len(units) // RANGES_PER_TASK)))
     return context.parallelize([units[n::count] for n in range(count)], count).flatMap(list)
@@ -79,7 +80,7 @@ def _spread(context: SparkContext, units: list[Any], jobs: int) -> "RDD[Any]":
 def _write_report(
     context: SparkContext, path: Path, tables: Tables, verdicts: Iterable[KeyVerdict]
 ) -> None:
-    """Write one file: Parquet, or a line of JSON for each row."""
+    """Write a file: Parquet, or a line of JSON for each row."""
     if path.suffix == PARQUET:
         write_parquet(context, path, tables, verdicts)
     else:

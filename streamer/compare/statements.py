@@ -1,7 +1,7 @@
 """SQL that would make the target's rows equal to those of the source, for an operator to run. Pure.
 
-Each statement names its row by all values that the comparison found in the target. So it does
-nothing to a row that has changed since.
+Each statement names a row by all values that the comparison found in the target. So a statement
+does not affect a row that has changed since.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ Values = dict[str, str | None]
 
 
 def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
-    """Yield the statements for one key that differs; *entry* is a line of a report with values.
+    """Yield the statements for a key that differs; *entry* is a line of a report with values.
 
-    A history has no such statements: its versions need the times of the changes.
+    A history has no such statements: versions need the times of the changes.
     """
     wanted: list[Values] = list(entry.get("source") or [])
     found: list[Values] = list(entry.get("target") or [])
@@ -46,7 +46,7 @@ def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
 
 
 def _one(table: ComparedTable, quoted: str, values: Values) -> str:
-    """Return the condition for one row with *values*, of several that are alike."""
+    """Return the condition for a single row with *values*, of several equal rows."""
     row = ({"sid": table.sid} if table.has_sid else {}) | values
     same = " and ".join(
         f"{quote_identifier(column)} is null"

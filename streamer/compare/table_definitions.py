@@ -36,8 +36,8 @@ async def read_differences(
     others: Collection[RelationMapping],
     is_shared: bool = False,
 ) -> list[DefinitionDifference]:
-    """Return the differences of a table. *others*: the tables of the source, for foreign keys.
-    *is_shared*: other sources write to the target table, too.
+    """Return the differences of a table. *mappings*: the tables of the source, for foreign keys.
+    *is_shared*: further sources write to the target table, too.
 
     Raises SourceError, TargetError.
     """

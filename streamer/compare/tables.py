@@ -45,8 +45,8 @@ def cut_pages(
     """Cut the *pages* of a table for statements of bounded time. The last part is open: the table
     may grow meanwhile.
 
-    *size_bytes*: with the values outside of its pages. *version*: of the server. *rows*: of the
-    table, about; *rate*: those per second.
+    *size_bytes*: with the values outside of the pages. *version*: of the server. *rows*: of the
+    table, about; *rate*: rows per second.
     """
     lists = version < TID_RANGES_MIN
     count = count_page_parts(pages, size_bytes, rows, rate, lists_places=lists)
@@ -62,7 +62,7 @@ Sums = dict[int, tuple[int, int, int]]
 
 
 def add(found: Sums, more: Sums) -> None:
-    """Add to *found* the sums of other rows."""
+    """Add the sums of further rows to *sums*."""
     for bucket, (count, first, second) in more.items():
         n, one, two = found.get(bucket, (0, 0, 0))
         found[bucket] = n + count, one + first, two + second
@@ -89,11 +89,11 @@ _PLACE: Final = "t.tableoid::text || ' ' || t.ctid::text || ' ' || t.xmin::text 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The table of one server. ``values``: the SQL of the values to compare. ``where``: that of
-    the rows, or nothing. Both may call the table t.
+    """The table of a server. ``values``: the SQL of the values to compare. ``where``: the SQL of
+    the condition for rows, or empty. Both may call the table t.
 
-    ``since``: an earlier comparison has found the rows equal that only transactions below this one
-    have written. It has 64 bits, with the epoch.
+    ``since``: an earlier comparison has found the rows equal that only transactions below this xid
+    have written. The xid has 64 bits, with the epoch.
     """
 
     table: str
@@ -102,10 +102,11 @@ class Side:
     since: int | None = None
 
     def rows(self, clause: str = "", *, pages: Pages = ALL_PAGES) -> str:
-        """Return a query of the rows, in parentheses, under the name that other queries use.
+        """Return a query of the rows, in parentheses, under the name that all queries use.
 
-        It has the values as v1, v2 …, and place, which is another one after each change of a row.
-        *clause* comes after the table. With ``since`` it has known, true for a row that was equal.
+        The columns are the values v1, v2 …, and place, which differs after each change of a row.
+        *clause* comes after the table. With ``since`` the column known is true for a row that was
+        equal.
         """
         listed = ", ".join(f"{value} as v{n + 1}" for n, value in enumerate(self.values))
         known = "" if self.since is None else f"{_known_sql(self.since)} as known, "
@@ -134,9 +135,9 @@ def _pages_sql(pages: Pages) -> str:
 def _known_sql(since: int) -> str:
     """Return the condition for a row that no transaction from *since* on has written. Pure.
 
-    The row shows 32 bits of xmin, also if it is frozen. The transaction is a later one if it is
-    between *since* and the next one of the server, modulo 2³². An old row whose bits happen to be
-    in there counts as changed.
+    The row shows 32 bits of xmin, also if frozen. The transaction is later if its xid is between
+    *since* and the server's next xid, modulo 2³². An old row whose bits happen to be in that range
+    counts as changed.
     """
     return (
         f"((t.xmin::text::int8 - {since}) & 4294967295) >= (select"
@@ -148,11 +149,11 @@ def _known_sql(since: int) -> str:
 class ComparedTable:
     """A table to compare, free of secrets.
 
-    ``columns``: the target's columns that take part. ``texts``: for each, whether its text needs
+    ``columns``: the target's columns that take part. ``texts``: for each, whether the text needs
     the output function of ``char(n)``. ``key``: positions in ``columns``; empty for a table without
     a key, whose rows are a multiset. ``key_types``: for a look-up of keys by an index; empty if
-    only a hash of their text finds them. ``is_ordered``: both sides sort the key alike and have an
-    index for it. Otherwise rows fall into ``buckets`` by a hash of the key. ``has_sid``: the
+    only a hash of the text finds keys. ``is_ordered``: both sides sort the key alike and have an
+    index of the key. Otherwise rows fall into ``buckets`` by a hash of the key. ``has_sid``: the
     target's rows carry the sid. ``has_char``: a column of type ``"char"`` is compared as a number.
     """
 
@@ -211,12 +212,12 @@ class ComparedTable:
 
     @property
     def is_named_by_hash(self) -> bool:
-        """Whether a hash of its text names a key: no index finds the text, which may be a row."""
+        """Whether a hash of the text names a key: no index finds the text, which may be a row."""
         return not self.key_types
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns that name a row: its key, or all of them."""
+        """The columns that name a row: the key, or all columns."""
         return tuple(self.columns[i] for i in self.key) if self.key else self.columns
 
     # ---- expressions over the base -------------------------------------------------------------
@@ -256,8 +257,8 @@ class ComparedTable:
     def _digested(self, side: Side) -> str:
         """Return the text of a row that goes into a digest.
 
-        That of a row which was equal is its key. Both sides have such rows with the same keys, or
-        the digests differ. Then the rows are fetched as a whole.
+        For a row that was equal, the text is the key. If both sides have different keys of such
+        rows, the digests differ. Then the rows are fetched as a whole.
         """
         if side.since is None or not self.key:
             return self._row
@@ -271,7 +272,7 @@ class ComparedTable:
     # ---- conditions over a table ---------------------------------------------------------------
 
     def ranges_condition(self, side: Side, ranges: Iterable[KeyRange]) -> str:
-        """Return the condition for rows of *side* in one of the ranges."""
+        """Return the condition for rows of *side* in any of the ranges."""
         names = [side.values[i] for i in self.key]
         found = [range_sql(unit, names, self.key_types) for unit in ranges]
         return " or ".join(f"({condition})" for condition in found) or "false"
@@ -292,9 +293,10 @@ class ComparedTable:
     ) -> str:
         """Return a query of rows (bucket, count, sum of first hashes, sum of second hashes).
 
-        An ordered table has one row, with bucket 0; another one a row for each bucket in use. Sums
-        count equal rows, and do not depend on the order. *rows_per_second*: the server sleeps after
-        rows whose hash ends in zeros, about once a second. *pages*: only the rows of these.
+        An ordered table yields a single row, with bucket 0; an unordered table a row for each
+        bucket in use. Sums count equal rows, and do not depend on the order. *rows_per_second*: the
+        server sleeps after rows whose hash ends in zeros, about once a second. *pages*: only the
+        rows of these.
         """
         first, second = pair_sql(self.hash, "r.r")
         prepared = prepared_sql(self.hash, self._digested(side))
@@ -311,9 +313,10 @@ class ComparedTable:
         )
 
     def size_sql(self, side: Side) -> str:
-        """Return a query of a table's size: all pages, those of its largest heap, and all bytes.
+        """Return a query of a table's size: all pages, the pages of the largest heap, and all
+        bytes.
 
-        Then it has the version of the server, and the files of the table.
+        Further columns are the version of the server, and the files of the table.
         """
         name = f"{quote_literal(side.table.removeprefix('only '))}::regclass"
         return f"""
@@ -343,15 +346,15 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
         )
 
     def sample_sql(self, side: Side, percent: float, count: int) -> str:
-        """Return a query like `cut_sql` for the whole table, which reads *percent* of its pages."""
+        """Return a query like `cut_sql` for the whole table, which reads *percent* of the pages."""
         clause = f"tablesample system ({percent:.6f}) repeatable (0)"
         return self.cut_sql(side, KeyRange(), count, clause=clause)
 
     def fetch_sql(
         self, side: Side, unit: KeyRange, buckets: Sequence[int], *, pages: Pages = ALL_PAGES
     ) -> str:
-        """Return a query of rows (name of the key, hash of the row); without a key, the name says
-        it all.
+        """Return a query of rows (name of the key, hash of the row); without a key, the hash is
+        empty.
         """
         row = name_sql(self.hash, self._row) if self.key else "''::text"
         within = self._where(unit)
@@ -362,15 +365,15 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
     def read_sql(self, side: Side) -> str:
         """Return a query of rows (number of the key, place, hashes of the values) for keys.
 
-        Its parameters are those of `read_parameters`.
+        The parameters are those of `read_parameters`.
         """
-        # A row of one value tells NULL from an empty string.
+        # A row of a single value tells NULL from an empty string.
         texts = [f"row(b.v{i + 1})::text" for i in range(len(self.columns))]
         hashes = ", ".join(value_sql(self.hash, text) for text in texts)
         return f"select k.n, b.place, array[{hashes}]::text[] from {self._found_sql(side)}"
 
     def show_sql(self, side: Side, *, with_values: bool) -> str:
-        """Return a query of rows (number of the key, its text, values or NULL) with the same
+        """Return a query of rows (number of the key, text of the key, values or NULL) with the same
         parameters, in the order of the numbers.
         """
         if not with_values:
@@ -386,7 +389,7 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
         return f"select k.n, {self._key_text}, {found} order by k.n"
 
     def _found_sql(self, side: Side) -> str:
-        """Return keys k, given as parameters, joined to their rows b."""
+        """Return keys k, given as parameters, joined to the rows b."""
         rows = side.rows()
         names = [f"k{j + 1}" for j in range(len(self.key_types))]
         if not self.is_named_by_hash:
@@ -400,11 +403,11 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
             rows = f"(select b.*, {self._name} as name from {rows} offset 0) b"
         arrays = "pg_catalog.unnest(%s::int4[])" + ", pg_catalog.unnest(%s::text[])" * len(names)
         keys = f"rows from ({arrays}) as k (n, {', '.join(names)})"
-        # psycopg reads it as the text of parameters.
+        # psycopg reads % as the start of a parameter.
         return f"{keys} join {rows.replace('%', '%%')} on {same}"
 
     def read_parameters(self, keys: dict[int, str]) -> list[Any]:
-        """Return the parameters of `read_sql`. *keys*: the names of keys by their numbers."""
+        """Return the parameters of `read_sql`. *keys*: the names of keys by number."""
         if self.is_named_by_hash:
             return [list(keys), list(keys.values())]
         parts = [json.loads(text) for text in keys.values()]

@@ -1,17 +1,17 @@
-"""The engine of every comparison: from a range of keys to the keys that differ.
+"""The engine of every comparison: from a range of keys to the differing keys.
 
 1. *Digests.* Both servers add up the hashes of the rows of a range.
-2. *Split.* A large range that differs is cut at keys, and its parts go through 1 again.
+2. *Split.* A large range that differs is cut at keys, and the parts go through 1 again.
 3. *Fetch.* Hashes of rows travel, of small ranges and of buckets that differ.
 4. *Judge.* The keys whose rows differ are read on both sides until each has a judgement
    (`streamer.compare.judge`).
 
 `UnitReader.find` does 1 and 2, `UnitReader.judge` 3 and 4. Tasks of Spark (`find_parts`,
 `judge_parts`) and the threads of a process run both (`streamer.compare.local_program`). A
-comparison at the point of a copy needs the first one only (`streamer.compare.at_point`).
+comparison at the point of a copy needs only `find` (`streamer.compare.at_point`).
 
-An executor on another machine has only this module and its imports of streamer
-(`streamer.sync.spark.job` ships them), besides psycopg.
+An executor on a remote machine has only psycopg, this module and the imported modules of streamer,
+which `streamer.sync.spark.job` ships.
 """
 
 import itertools
@@ -51,10 +51,10 @@ T = TypeVar("T")
 
 
 class UnitReader:
-    """Reads ranges one after the other, over connections of its own. Use it as a context manager.
+    """Reads ranges in sequence, over separate connections. A context manager.
 
-    *job*: see `streamer.compare.comparison.make_job`. *attempts*: how often a reading is made
-    before its failure ends the comparison.
+    *job*: see `streamer.compare.comparison.make_job`. *attempts*: the number of attempts of a
+    reading before the failure ends the comparison.
     """
 
     def __init__(
@@ -87,12 +87,14 @@ class UnitReader:
         self._servers.close()
 
     def cancel(self) -> None:
-        """Cancel the statement that runs, and make no other attempt. Another thread calls this."""
+        """Cancel the running statement, and make no further attempt. Called by a separate
+        thread.
+        """
         self._attempts = 0
         self._servers.cancel()
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Return the answer of *work*, which uses other connections after each failure.
+        """Return the answer of *work*, which uses new connections after each failure.
 
         Raises PassingError after all attempts, and TableError.
         """
@@ -114,7 +116,7 @@ class UnitReader:
     # ---- ranges --------------------------------------------------------------------------------
 
     def find(self, unit: Unit, *, depth: int = 0) -> Iterator[Unit]:
-        """Yield the small ranges of *unit* that differ, or its buckets that do, in groups."""
+        """Yield the differing small ranges or buckets of *unit*, in groups."""
         table = self._tables[unit.relation_id]
         try:
             sums = self._again(lambda: self._ranges.digest(unit, is_first=depth == 0))
@@ -141,7 +143,7 @@ class UnitReader:
     # ---- keys ----------------------------------------------------------------------------------
 
     def judge(self, parts: Iterable[Unit]) -> Iterator[KeyVerdict]:
-        """Yield the verdicts about keys of *parts* that are not equal, and count them."""
+        """Yield and count the verdicts about keys of *parts* that are not equal."""
         for keys in batches(self._keys(parts), self._tables):
             for judged in self._again(partial(self._judge, keys)):
                 yield from self._show(judged)
@@ -173,7 +175,7 @@ class UnitReader:
                 yield part.relation_id, key
 
     def _fetch(self, part: Unit) -> list[str]:
-        """Return the keys of *part* whose rows are others on one side."""
+        """Return the keys of *part* whose rows differ between both sides."""
         table = self._tables[part.relation_id]
         surplus: Counter[tuple[str, str]] = Counter()
         with reading():

@@ -6,8 +6,8 @@ tell ALTER TABLE from these:
 
 - ALTER TABLE creates a new TOAST table; these commands exchange only the files of both tables.
 - ALTER TABLE writes all rows, and then the row in pg_class, in one transaction. VACUUM FULL and
-  CLUSTER keep the transactions of rows, and a session inserts rows after a TRUNCATE. The check reads
-  the first pages.
+  CLUSTER keep the transactions of rows, and a session inserts rows after a TRUNCATE. The check
+  reads the first pages.
 
 A new definition of columns is no such sign: the stream sends new columns. A cast to a different
 type may change values, see `Storage.has_other_columns`.

@@ -1,9 +1,9 @@
-"""Brings the rows of partitions that were attached with rows in them (`ddl: capture`).
+"""Copies the rows of partitions that were attached with rows (`ddl: capture`).
 
-Attaching moves no row, so the stream lacks them. streamer requests a copy of the rows within the
-partition's bounds, and the table stays in sync meanwhile. The bookkeeping counts the partition as
-known once such a copy has ended. Until then each look asks again if the request was dropped, as by
-a pause. After a failure the table shows the error, and an operator acts.
+Attaching moves no row, so the stream lacks these rows. streamer requests a copy of the rows within
+the partition's bounds, and the table stays in sync meanwhile. The bookkeeping counts the partition
+as known once such a copy has ended. Until then each check renews a dropped request, for example
+after a pause. After a failure the table shows the error, and an operator acts.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ from unnest(%s::oid[]) o (oid)
 
 
 def resync_of(mapping: RelationMapping, bounds: Sequence[str | None]) -> Resync:
-    """Return the options of the copy that brings the rows within *bounds*. Pure.
+    """Return the options of the copy of the rows within *bounds*. Pure.
 
-    It compares all rows where the target cannot judge its own by the bounds. That is so for a
-    hash partition, whose bounds name a table of the source.
+    The copy compares all rows if the target cannot evaluate the bounds. The bounds of a hash
+    partition, for example, name a table of the source.
     """
     for text in bounds:
         if text is None or "satisfies_hash_partition" in text:
@@ -51,11 +51,11 @@ def resync_of(mapping: RelationMapping, bounds: Sequence[str | None]) -> Resync:
 
 
 class AttachedRows:
-    """Remembers what was asked for, for one attempt to stream a source."""
+    """Requests copies of attached rows, for one attempt to stream a source."""
 
     def __init__(self) -> None:
         self._asked: dict[tuple[int, Leaf], str] = {}
-        """The point of a relation's last copy when its leaf, as it is attached, was asked for."""
+        """The point of the relation's last copy when the leaf's rows were requested."""
 
     async def bring(
         self, bookkeeping: Bookkeeping, plain: Connection, mapped: MappedRelation, gaps: list[Leaf]
@@ -68,7 +68,7 @@ class AttachedRows:
                 return []
             point, is_well = row["snapshot_lsn"], row["is_well"]
             asked = {leaf: self._asked.get((relation_id, leaf)) for leaf in gaps}
-            if not is_well:  # the copy has failed, so it is asked for again once the error is gone
+            if not is_well:  # the copy has failed: request again after the error
                 for leaf in gaps:
                     self._asked.pop((relation_id, leaf), None)
                 return []

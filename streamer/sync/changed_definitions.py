@@ -1,14 +1,14 @@
 """Changes of definitions that a copy meets, where the source captures them (`ddl: capture`).
 
-A copy of all rows drops the messages of the stream in front of its consistent point. So it makes
-the changes itself, before it begins: the difference from the stored definition, which the target
-has, to that of the source. `on_ddl` decides by kind, as in the stream.
+A copy of all rows drops the messages of the stream in front of the consistent point. So the changes
+are made before the copy begins: the difference between the stored definition, which the target has,
+and the source's. `on_ddl` decides by kind, as in the stream.
 
-A copy of some rows, or one that compares, leaves the relation in sync. Its lane makes the changes:
-it follows the stream up to the present before the copy begins.
+A copy of some rows, or a comparing copy, leaves the relation in sync. The lane makes the changes:
+it applies the stream up to the present before the copy begins.
 
-The round reads the definition again under its snapshot. If it is another one by then, the next
-round begins here again.
+The round reads the definition again under the snapshot. If the definition differs by then, the next
+round repeats this step.
 """
 
 import asyncio
@@ -72,12 +72,12 @@ _ALTERS_VALUES: Final = frozenset(
 
 
 def alters_values(before: SourceDefinition, after: SourceDefinition) -> bool:
-    """Whether values of a table have another text now, because of their types. Pure."""
+    """Whether a change of types alters the text of values. Pure."""
     return any(change.kind in _ALTERS_VALUES for change in all_differences(before, after))
 
 
 class ChangedDefinitions:
-    """Sees to it that target tables have the definitions that copies of one source read."""
+    """Gives target tables the definitions that copies of one source read."""
 
     def __init__(self, source: SourceMapping, events: SyncEvents) -> None:
         self._source = source
@@ -86,7 +86,8 @@ class ChangedDefinitions:
     async def settle(
         self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
     ) -> list[Pair]:
-        """Make target tables ready for copies of *pairs*; return these as the source has them then.
+        """Prepare target tables for copies of *pairs*; return the pairs with the source's
+        definitions.
 
         Raises DefinitionStopError if an operator has to decide, TargetSchemaError, and SyncError.
         """
@@ -100,7 +101,7 @@ class ChangedDefinitions:
                 settled.append((mapped, await self._settle(source, target, mapped, relation)))
             else:
                 settled.append((mapped, relation))
-            if mapped.state.resync.columns is not None:  # a command may have renamed them
+            if mapped.state.resync.columns is not None:  # a command may have renamed columns
                 stored = await read_resync(target, mapped.relation_id)
                 if stored is not None:
                     mapped.become(mapped.state.with_options(stored))
@@ -111,8 +112,8 @@ class ChangedDefinitions:
     ) -> None:
         """Store the part of the definition that the target has from other sources.
 
-        They may lack a column, a value of an enum or a partition that this source has, or have
-        narrower types. What the target lacks then comes as in the stream.
+        These sources may lack a column, an enum value or a partition of this source, or have
+        narrower types. The target gets missing parts as in the stream.
         """
         table = await read_relation(target, mapped.mapping.target)
         if table is None or not table.has_sid:
@@ -133,10 +134,10 @@ class ChangedDefinitions:
         await store_first_definitions(target, {mapped.relation_id: there})
 
     async def know(self, target: TargetConnection, pairs: Sequence[Pair]) -> None:
-        """Store the definitions that target tables fit, where none is stored yet.
+        """Store the definitions that target tables fit, where no definition is stored yet.
 
-        A copy that begins again then knows the difference. The lane of a relation in sync may be
-        behind the present definition, and learns its own from the stream.
+        A repeated copy then knows the difference. The lane of a relation in sync may be behind the
+        present definition, and reads definitions from the stream.
         """
         known = {
             mapped.relation_id: relation.definition

@@ -1,23 +1,24 @@
-"""Copies of large tables in chunks: ranges of keys, each with a consistent point of its own.
+"""Copies of large tables in chunks: ranges of keys, each with a separate consistent point.
 
-The copy of a large table takes hours, and a session that is lost takes its snapshot along. So a
-chunk is a copy of the rows between two keys, under the snapshot of its round:
+The copy of a large table takes hours, and a lost session invalidates the snapshot. So a chunk is a
+copy of the rows between two keys, under the snapshot of a round:
 
 1. the round holds the lane of the table to a point, and takes a snapshot with the consistent point
    P (`streamer.apply.lane`). The first chunk needs no hold, because the target has no row yet;
-2. the drainer applies the changes before P, of rows up to the border of the chunk before. It
-   leaves out the others (`streamer.apply.copied_range`): this chunk or a later one has them;
-3. COPY brings the rows of the chunk. The drainer applies nothing of the table meanwhile, so a
+2. the drainer applies the changes before P, of rows up to the border of the last chunk. It omits
+   changes of later rows (`streamer.apply.copied_range`), which this or a later chunk contains;
+3. COPY copies the rows of the chunk. The drainer applies no change of the table meanwhile, so a
    TRUNCATE or a key that moves cannot meet half a chunk;
 4. one statement stores the new border and P as the position. Then the drainer continues.
 
-A process that dies before step 4 leaves rows behind the border. The next one removes them, and
-begins with the same chunk. Stream and slot are those of any table in sync. So streamer continues at
-the next chunk wherever it could continue a table in sync, after a fail-over of the source, too.
+A process that dies before step 4 leaves rows behind the border. The next process removes these
+rows, and begins with the same chunk. Stream and slot are as for any table in sync. So streamer
+continues at the next chunk wherever it could continue a table in sync, after a fail-over of the
+source, too.
 
-Between two chunks the table must stay as it is. After a rewrite, with another definition, or if
-another table has the name of the target, the copy begins again with the first chunk. Partitions may
-come and go: those of a chunk are those of its snapshot.
+Between two chunks the table must not change. After a rewrite, with a new definition, or if a new
+table has the name of the target, the copy begins again with the first chunk. Partitions may be
+attached and detached: a chunk has the partitions of its snapshot.
 """
 
 import hashlib
@@ -58,9 +59,9 @@ class RewrittenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChunkSize:
-    """``rows``: those of one part; ``parts``: of a chunk; ``part_bytes``: about the size of one.
+    """``rows``: of a part; ``parts``: of a chunk; ``part_bytes``: the approximate size of a part.
 
-    ``step``: the number of rows from one key that is looked at to the next one, in each heap.
+    ``step``: the number of rows between two sampled keys, in each heap.
     """
 
     rows: int
@@ -107,9 +108,10 @@ def fingerprint(copy: TableCopy) -> str:
 
 
 def find_change(copy: TableCopy, before: ChunkedCopy) -> str | None:
-    """Return why *copy* cannot bring the chunk behind *before*; None if it can.
+    """Return why *copy* cannot copy the chunk behind *former*, or None.
 
-    A partition may come or go. One that stays must have its storage, as every other table.
+    Partitions may be attached or detached. A partition that stays must keep its storage, as every
+    table must.
     """
     if before.target_oid != copy.target.oid:
         return OTHER_TARGET
@@ -140,15 +142,15 @@ class ChunkPart:
     high: Key
 
     def condition(self, copied: ChunkedCopy) -> str:
-        """Return the condition for its rows, over the source's columns."""
+        """Return the condition for the part's rows, over the source's columns."""
         names = [quote_identifier(name) for name in copied.columns]
         return _between(names, copied.types, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class TableChunk:
-    """A chunk. ``before``, ``after``: the rows that the target has without and with it. ``after``
-    is None if these are all.
+    """A chunk. ``before``, ``after``: the rows of the target before and after the chunk's copy.
+    ``after`` is None behind the last chunk.
     """
 
     before: ChunkedCopy
@@ -170,9 +172,9 @@ async def choose_columns(
 
 
 class ChunkSearch:
-    """Looks for the end of the chunk behind *before*, and for those of its parts. Pure.
+    """Finds the end of the chunk behind *before*, and the ends of the chunk's parts. Pure.
 
-    It takes keys of one heap after the other, in the order of their first keys.
+    The heaps supply keys one by one, in the order of the first keys.
     """
 
     def __init__(self, before: ChunkedCopy, size: ChunkSize) -> None:
@@ -184,7 +186,7 @@ class ChunkSearch:
 
     @property
     def last(self) -> Key:
-        """The last key of the chunk, by the heaps so far; empty if it has all their rows."""
+        """The last key of the chunk, by the heaps so far; empty if all rows are in the chunk."""
         return self._least[-1][1] if len(self._least) == self._size.keys else ()
 
     def needs(self, first: Values) -> bool:
@@ -198,7 +200,7 @@ class ChunkSearch:
         self._least = sorted([*self._least, *valued])[: self._size.keys]
 
     def cut(self) -> TableChunk:
-        """Return the chunk with its parts. Each heap has one at least."""
+        """Return the chunk with at least one part for each heap."""
         before, last = self._before, self.last
         each = self._size.rows // self._size.step
         parts: list[ChunkPart] = []
@@ -218,9 +220,9 @@ async def find_chunk(
 ) -> TableChunk:
     """Find the keys where the next chunk and its parts end, under the snapshot of *plain*.
 
-    *before*: the rows that the target has; its border is empty in front of the first chunk. Each
-    partition has statements and a lock of its own, because there may be thousands. Those that begin
-    behind the chunk are not read. Raises RewrittenError, psycopg.Error.
+    *before*: the rows that the target has; the border is empty in front of the first chunk.
+    Statements and locks are per partition, because a table may have thousands. Partitions that
+    begin behind the chunk are not read. Raises RewrittenError, psycopg.Error.
     """
     firsts = {heap: await _read_first(plain, heap, before) for heap in copy.seen.heaps}
     begun = [(key_values(key, before.types), heap) for heap, key in firsts.items() if key]
@@ -230,7 +232,7 @@ async def find_chunk(
             break
         search.add(heap, await _read_keys(plain, heap, before, search.last, size))
     if not begun:
-        search.add(copy.seen.heaps[0], ())  # its part finds no row
+        search.add(copy.seen.heaps[0], ())  # the part reads no row
     return search.cut()
 
 
@@ -249,10 +251,10 @@ def cut_into_parts(
 
 
 async def _read_first(plain: Connection, heap: Heap, before: ChunkedCopy) -> Key | None:
-    """Return the first key of *heap* behind the border; None if it has none.
+    """Return the first key of *heap* behind the border, or None.
 
-    An old snapshot sees no row of a table that was rewritten since, or that took the name since. No
-    part would notice that, if the heap had none.
+    An old snapshot sees no row of a table that was rewritten or renamed since. Without a part of
+    the heap, no task would detect the new table.
     """
     if not heap.stores:
         return None  # a table without partitions
@@ -297,8 +299,8 @@ async def _fetch(plain: Connection, query: str, *parameters: int | str) -> list[
 
 
 def _columns(before: ChunkedCopy) -> tuple[str, str]:
-    """Return the columns of the borders for a query, and their values as text."""
-    # Qualified: a name of the query's own columns would hide that of a key in ORDER BY.
+    """Return the columns of the borders for a query, and the values as text."""
+    # Qualified: an output column of the query would hide a key of that name in ORDER BY.
     names = [f"t.{quote_identifier(name)}" for name in before.columns]
     return _escaped(", ".join(names)), _escaped(", ".join(f"{name}::text" for name in names))
 

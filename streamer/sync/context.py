@@ -60,24 +60,24 @@ class SyncEvents(Protocol):
     """The pipeline, which hears how copies fare."""
 
     def step(self, mapped: MappedRelation, event: Callable[[TableState], TableState]) -> None:
-        """Give *mapped* the state that *event* makes, if it is still mapped."""
+        """Give *mapped* the state that *event* returns, if the table is still mapped."""
         ...
 
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
-        """Changes up to *consistent_point* need not be held any more: the copy will have them."""
+        """Discard held changes up to *consistent_point*: the copy will contain these."""
         ...
 
     async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
         """Apply the changes of *mapped* that commit before *point*.
 
-        Returns when all of them are durable. Once a snapshot has begun, *point* is the consistent
-        point, and the lane keeps the other changes until `handed_over` or `copy_failed`. *mapped*
-        is held to a point. Raises SyncError if it cannot be reached.
+        Returns when all these changes are durable. Once a snapshot has begun, *point* is the
+        consistent point, and the lane keeps later changes until `handed_over` or `copy_failed`.
+        *mapped* is held to a point. Raises SyncError if the point cannot be reached.
         """
         ...
 
     def find_mapping(self, name: RelationName) -> RelationMapping | None:
-        """Return where a table of the source goes; None if it is not replicated."""
+        """Return the mapping of a table of the source; None if the table is not replicated."""
         ...
 
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
@@ -85,52 +85,51 @@ class SyncEvents(Protocol):
         ...
 
     def has_delivered(self, lsn: Lsn) -> bool:
-        """Whether the stream has brought everything that committed before *lsn*."""
+        """Whether the stream has delivered all changes that committed before *lsn*."""
         ...
 
     def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
-        """The snapshot of *relations*, which waits for sessions of the source, and all later ones
-        will be behind *lsn*.
+        """Announce that all snapshots from now on, as that of *relations*, will be behind *lsn*.
 
-        Some of these sessions may wait for the target to have a change from before (synchronous
-        mode).
+        The new snapshot waits for sessions of the source. In synchronous mode, such a session may
+        wait for the target to have an earlier change.
         """
         ...
 
     def handed_over(
         self, mapped: MappedRelation, chunks: ChunkedCopy | None, consistent_point: Lsn
     ) -> None:
-        """Apply later changes of the rows of *mapped*, or of those in *chunks*: a copy has them."""
+        """Apply later changes of the copied rows of *mapped*: of all rows, or of *chunks*."""
         ...
 
     def may_copy_in_chunks(self, mapped: MappedRelation) -> bool:
-        """Whether the drainer can apply changes of some rows of *mapped*, without the others."""
+        """Whether the drainer can apply changes of only some rows of *mapped*."""
         ...
 
     async def copy_begins_again(self, mapped: MappedRelation) -> None:
-        """Hold all changes of *mapped* for another copy, once none of them is on its way."""
+        """Hold all changes of *mapped* for a new copy, once no change is in flight."""
         ...
 
     def source_failed(self, error: StreamerError) -> None:
-        """End the attempt to stream the source: its state in the target is another."""
+        """End the attempt to stream the source: the target has a different state of the source."""
         ...
 
     def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None: ...
     def table_missing(self, mapped: MappedRelation) -> None:
-        """The source has no table of that name. A caller can request its copy once the source has
-        it.
+        """Report that the source has no table of that name. A caller can request a copy once the
+        table exists.
         """
         ...
 
     async def copies_wait(
         self, relations: Iterable[MappedRelation], wait: TableWait | None
     ) -> None:
-        """Copies wait; with None they wait no longer."""
+        """Report that copies wait; with None, that the wait is over."""
         ...
 
 
 class FindDifferences(Protocol):
-    """Finds the rows in which the target differs from the snapshot of *ends*, at its position."""
+    """Finds the rows in which the target differs from the snapshot of *ends*, at that position."""
 
     async def __call__(
         self, context: "CopyContext", copy: "TableCopy", ends: CopyEnds
@@ -187,15 +186,15 @@ class CopyContext:
         return target_connection(self.address, self.application_name)
 
     async def end_former_tasks(self, running: Iterable[int]) -> None:
-        """End the tasks that outlived their process or their round. *running*: the numbers of the
-        rounds that go on.
+        """End the tasks that outlived a process or a round. *running*: the numbers of the rounds
+        that go on.
         """
         await end_tasks(self.bookkeeping, self.source_id, running)
 
 
 async def end_tasks(bookkeeping: Bookkeeping, source_id: int, running: Iterable[int] = ()) -> None:
-    """End the backends of a source's tasks at the target, and wait until they are gone. *running*:
-    the numbers of the rounds that go on. Raises TimeoutError.
+    """End the backends of a source's tasks at the target, and wait for the end. *running*: the
+    numbers of the rounds that go on. Raises TimeoutError.
     """
     spared = [task_name(source_id, number) for number in running]
     prefix = task_name(source_id, None)
@@ -208,6 +207,6 @@ async def end_tasks(bookkeeping: Bookkeeping, source_id: int, running: Iterable[
 
 
 def task_name(source_id: int, round_number: int | None) -> str:
-    """Return the name of the sessions of a round's tasks; with None, its part for the source."""
+    """Return the name of the sessions of a round's tasks; with None, the source's prefix."""
     name = f"streamer copy {source_id}"
     return name if round_number is None else f"{name} round {round_number}"

@@ -1,13 +1,13 @@
-"""Copies the relations of one source that need it, and hands each over to the stream.
+"""Copies the relations of one source that need a copy, and hands each over to the stream.
 
-Relations that need a copy are held (`streamer.apply.lane`): the stream continues for all others,
-and keeps the changes of these on disk. The coordinator takes all that wait and copies them in one
+Relations that need a copy are held (`streamer.apply.lane`): the stream continues for all tables,
+and keeps the changes of held relations on disk. The coordinator copies all waiting relations in one
 round (`streamer.sync.round`). A table that an operator or the source requests while a round runs
-gets another round, which does not wait for the first. So does a table whose copy fails
+gets a further round, which does not wait for the first. So does a table whose copy fails
 (`streamer.sync.leave_round`). The coordinator drops held changes up to the consistent point,
-because the copy has them.
+because the copy contains these.
 
-A round begins when its source has a turn (`streamer.sync.source_turns`).
+A round begins when the source gets a turn (`streamer.sync.source_turns`).
 
 Dying anywhere leaves a state that tells where to begin again (`streamer.progress.table_state`).
 """
@@ -47,7 +47,7 @@ GATHER_SECONDS: Final = 0.5
 
 
 class SyncCoordinator:
-    """Copies relations of one source. `run` belongs to its pipeline; any task may call
+    """Copies relations of one source. `run` belongs to the pipeline; any task may call
     `request`.
     """
 
@@ -75,15 +75,15 @@ class SyncCoordinator:
         self._wanted.set()
 
     def ask_again(self, mapped: MappedRelation) -> None:
-        """An operator asks for the copy of *mapped* while it is wanted or under way."""
+        """Record an operator's request for a copy of *mapped* that waits or is under way."""
         self._queue.ask_again(mapped)
 
     def ask_no_more(self, mapped: MappedRelation) -> None:
-        """An operator pauses *mapped*: it gets no second copy if the one under way fails."""
+        """Cancel the second copy of *mapped*, which an operator pauses."""
         self._queue.ask_no_more(mapped)
 
     def give_up(self, mapped: MappedRelation) -> None:
-        """End the copy of *mapped* that is wanted or under way, without an error."""
+        """End the waiting or running copy of *mapped*, without an error."""
         self._queue.give_up(mapped)
 
     @property
@@ -96,15 +96,15 @@ class SyncCoordinator:
         return self._queue.has(mapped)
 
     def use_snapshot(self, snapshot: ExportedSnapshot) -> None:
-        """Use *snapshot* for the next round; it is closed when that is over."""
+        """Use *snapshot* for the next round, which closes the snapshot."""
         self._snapshot = snapshot
 
     def use_turn(self, turn: CopyTurn) -> None:
-        """Use *turn* for the next round; it ends with that."""
+        """Use *turn* for the next round, which ends the turn."""
         self._turn = turn
 
     async def close(self) -> None:
-        """Give up snapshot and turn, if no round has taken them."""
+        """Release a snapshot and a turn that no round has taken."""
         if self._turn is not None:
             self._turn.end()
             self._turn = None
@@ -135,7 +135,7 @@ class SyncCoordinator:
                         )
                         if self._queue.can_begin:
                             self._wanted.set()
-                    elif not self.is_copying:  # all of them were given up before
+                    elif not self.is_copying:  # all copies were given up
                         await self.close()
         finally:
             await self.close()
@@ -154,7 +154,7 @@ class SyncCoordinator:
                 self._wanted.set()
         if not self.is_copying:  # rounds that only declare their tables take no snapshot
             await self.close()
-        with contextlib.suppress(StreamerError):  # the next round stores it
+        with contextlib.suppress(StreamerError):  # the next round stores the rate
             await self._share_rate()
 
     async def _round(self, batch: list[MappedRelation], number: int) -> None:
@@ -165,7 +165,7 @@ class SyncCoordinator:
                 turn, self._turn = self._turn, None
                 turn = turn or await self._take_turn(batch)
                 await self._share_rate()
-                if batch[0].state.follows:  # it may have later changes by now
+                if batch[0].state.follows:  # the target may have later changes by now
                     await self._close_snapshot()
                 exported, self._snapshot = self._snapshot, None
             context = replace(self._context, round_number=number)
@@ -182,7 +182,7 @@ class SyncCoordinator:
         async def tell(reason: str) -> None:
             nonlocal has_waited
             has_waited = True
-            await self._close_snapshot()  # open, it would keep dead rows at the source
+            await self._close_snapshot()  # an open snapshot would keep dead rows at the source
             await self._reports.tell_waiting(batch, TableWait(reason, is_turn=True))
 
         is_first = not self._first.isdisjoint(batch)
@@ -198,14 +198,16 @@ class SyncCoordinator:
         return turn
 
     async def _share_rate(self) -> None:
-        """Let the rounds that run share `sync.rows_per_second`; parts under way keep their rate."""
+        """Divide `sync.rows_per_second` among the running rounds; parts under way keep their
+        rate.
+        """
         context = self._context
         if context.settings.rows_per_second is not None:
             rounds = max(1, len(self._rounds))
             await set_source(context.bookkeeping, context.source_id, copy_rounds=rounds)
 
     async def _end_early(self, batch: list[MappedRelation], error: StreamerError) -> None:
-        """Request the relations again that a round left, or give them up."""
+        """Request unfinished relations of a round again, or give up."""
         source = self._context.source
         self._context.metrics.count_error(error, source.database, source.sid)
         if isinstance(error, TargetMovedError):

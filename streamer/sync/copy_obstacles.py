@@ -1,4 +1,4 @@
-"""Reasons why a table cannot be copied: one judge for `check` and `run`. Pure."""
+"""Reasons why a table cannot be copied, for `check` and `run` alike. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def occupied_error(target: RelationName, hint: Remedy | None = None) -> SyncErro
 
 @dataclass(frozen=True, slots=True)
 class TargetDatabase:
-    """The database of the target. ``started``: when its server was started."""
+    """The database of the target. ``started``: the start time of the server."""
 
     system_identifier: str
     timeline: int
@@ -55,8 +55,8 @@ class TargetDatabase:
     def is_of(self, source: SourceServer) -> bool:
         """Whether writes to the target become changes of the source.
 
-        A promoted standby and a restored copy have the system identifier of their origin, on
-        another timeline. A copied data directory has its timeline, too, and was started by itself.
+        A promoted standby and a restored copy have the system identifier of the origin, but a new
+        timeline. A copied data directory has the same timeline, too, but a different start time.
         """
         here = source.system_identifier, source.timeline, source.database
         is_one_server = source.in_recovery or source.started in (0, self.started)
@@ -71,7 +71,7 @@ select (select system_identifier::text from pg_catalog.pg_control_system()) as s
 
 
 def own_target_error(table: RelationName) -> TargetSchemaError:
-    """Say that a copy and changes of *table* would go into the table itself."""
+    """Return the error for a *table* that is its own target."""
     return TargetSchemaError(
         f'table "{table}" is its own target: source and target are the same database',
         hint="give it another `target`, or correct a url",

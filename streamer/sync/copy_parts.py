@@ -1,17 +1,17 @@
-"""Copying one part: bytes from the source's COPY to the target's, untouched.
+"""Copying a part: bytes from the source's COPY to the target's, untouched.
 
-It runs inside a Spark task, blocking, with psycopg. A task never decodes rows: one server reads the
-other's bytes, so no value can change on the way. Forwarding bytes also costs a fiftieth of decoding
-them. The task first locks the part's row in ``streamer.sync_partition``, and marks it in the
-transaction of the copy. So a task that Spark runs twice, or that outlived its process, copies once
-or not at all.
+The module runs inside a Spark task, blocking, with psycopg. A task never decodes rows: the target's
+server reads the source's bytes, so no value can change on the way. Forwarding bytes also costs a
+fiftieth of decoding. The task first locks the part's row in ``streamer.sync_partition``, and marks
+the row in the transaction of the copy. So a task that Spark runs twice, or that outlived its
+process, copies once or not at all.
 
-A part locks its table at the source only while it reads. It first makes sure that the table still
-has the storage and the columns of the plan. After a rewrite or a renamed column, the table needs
-another copy. In return, DDL of the application need not wait for a whole copy.
+A part locks the table at the source only while reading. The task first checks that the table still
+has the storage and the columns of the plan. After a rewrite or a renamed column, the table needs a
+new copy. In return, DDL of the application need not wait for a whole copy.
 
-An executor on another machine has only this module and its imports of streamer
-(`streamer.sync.spark.job` ships them), besides psycopg.
+An executor on a remote machine has only psycopg, this module and the imported modules of streamer,
+which `streamer.sync.spark.job` ships.
 """
 
 import dataclasses
@@ -85,7 +85,7 @@ class CopyEnds:
 
 @contextmanager
 def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any]"]:
-    """Connect with settings pinned, for the length of a block. *url*: as `job_url` makes it."""
+    """Connect with settings pinned, for the length of a block. *url*: made by `job_url`."""
     keepalives = {name: str(value) for name, value in session.KEEPALIVES.items()}
     defaults = {"connect_timeout": "10"} | keepalives
     own = {k: str(v) for k, v in conninfo_to_dict(open_job_url(url)).items() if v is not None}
@@ -102,10 +102,10 @@ def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any
 class NotCopiedError(Exception):
     """A part cannot be copied as it was planned. ``kind``: the reason, for the coordinator.
 
-    ``snapshot``: the snapshot is gone, and with it the round. ``elsewhere``: a connection reached
-    another server, or another process has taken the source over. ``changed``: the table is not the
-    one of the snapshot. ``busy``: another session at the source holds a lock on it. ``refused``: a
-    server rejects the part.
+    ``snapshot``: the snapshot is lost, and with it the round. ``elsewhere``: a connection reached a
+    different server, or a second process has taken the source over. ``changed``: the table is not
+    the table of the snapshot. ``busy``: a session at the source holds a lock on the table.
+    ``refused``: a server rejects the part.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -114,18 +114,18 @@ class NotCopiedError(Exception):
 
 
 class PassingError(Exception):
-    """The copy of a part failed for now; Spark runs its task again.
+    """The copy of a part failed for now; Spark runs the task again.
 
-    It has the server's message in one line and no more. Spark shows it in its UI and event log, and
-    the rest may contain values of rows or a connection string.
+    The error has only the first line of the server's message. Spark shows errors in the UI and
+    event log, and further lines may contain values of rows or a connection string.
     """
 
 
 def copy_tasks(
     part_lists: Iterable[list[dict[str, Any]]], ends: CopyEnds | str
 ) -> Iterator[dict[str, Any]]:
-    """Copy the parts of tasks; yield the rejections of a server. *ends*: or the file that holds
-    them.
+    """Copy the parts of tasks; yield the rejections of a server. *ends* may be the path of a
+    file.
     """
     if isinstance(ends, str):
         ends = CopyEnds.from_json(json.loads(read_private(Path(ends))))
@@ -134,7 +134,7 @@ def copy_tasks(
 
 
 def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str, Any]]:
-    """Copy a task's parts; yield the failed ones with the reason: see `NotCopiedError`.
+    """Copy a task's parts; yield each failed part with the reason: see `NotCopiedError`.
 
     Raises PassingError for a transient error.
     """
@@ -154,7 +154,7 @@ def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str
                     if part["relation_id"] not in given_up:
                         copier.copy(part)
                     remaining.pop(0)
-        except Exception as exc:  # noqa: BLE001  # one relation's failure is not the others'
+        except Exception as exc:  # noqa: BLE001  # a failure ends a single relation
             message = _describe(exc)
             kind = exc.kind if isinstance(exc, NotCopiedError) else "refused"
             if kind == "refused" and (part is None or _is_passing(exc)):
@@ -175,10 +175,10 @@ def copy_over(
     ends: CopyEnds,
     connected: Callable[["psycopg.Connection[Any]"], None],
 ) -> dict[str, Any] | None:
-    """Copy all parts of one table over a session that reads under the snapshot already.
+    """Copy all parts of a table over a session that reads under the snapshot already.
 
-    Return the failure that ended this, if any. The session cannot be replaced, so this function
-    retries nothing. *connected* gets the connection to the target.
+    Return the failure that ended the copy, if any. The session cannot be replaced, so the function
+    does not retry. *connected* receives the connection to the target.
     """
     part = parts[0]
     try:
@@ -187,7 +187,7 @@ def copy_over(
             copier = PartCopier(source, target, ends)
             for part in parts:
                 copier.copy(part)
-    except Exception as exc:  # noqa: BLE001  # one relation's failure is not the others'
+    except Exception as exc:  # noqa: BLE001  # a failure ends a single relation
         failure = failure_of(part, exc)
         if failure["kind"] == "refused" and _is_passing(exc):
             return failure | {"kind": "lost"}
@@ -215,14 +215,14 @@ def _describe(error: Exception) -> str:
         state, context = getattr(error, "sqlstate", None), getattr(diagnostic, "context", None)
         message = quoted_unless_known(str(primary), state, context)
         return "; ".join([message, *getattr(error, "__notes__", [])])
-    if isinstance(error, psycopg.ProgrammingError):  # it quotes the connection string
+    if isinstance(error, psycopg.ProgrammingError):  # the message quotes the connection string
         return "a connection string cannot be read"
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def _record_error(part: dict[str, Any], ends: CopyEnds, kind: str, message: str) -> None:
-    """Tell the round that the copy of a table cannot go on. The result of its job comes late."""
+    """Store for the round that a copy cannot go on: the result of the job comes late."""
     source_and_token = ends.claim[1], ends.claim[3]
     with suppress(psycopg.Error), connect(ends.target_url, ends.application_name) as target:
         target.execute(
@@ -232,7 +232,7 @@ def _record_error(part: dict[str, Any], ends: CopyEnds, kind: str, message: str)
 
 
 class PartCopier:
-    """Copies parts one after the other over one pair of connections."""
+    """Copies parts in sequence over one pair of connections."""
 
     def __init__(
         self,
@@ -252,12 +252,12 @@ class PartCopier:
         target.execute(origin.SET_UP_SQL.encode())
         row = target.execute(origin.RESULT_SQL).fetchone()
         self._has_origin = row is not None and bool(row[0])
-        # A part and its mark are lost together or not at all, and nothing is done with them before
-        # a later commit has flushed both.
+        # A crash loses both the part and its mark or neither, and a later commit flushes both
+        # before their use.
         target.execute("set synchronous_commit = off")
 
     def copy(self, part: dict[str, Any]) -> bool:
-        """Copy a part unless that is done or no longer wanted; tell whether it was.
+        """Copy a part unless that is done or no longer wanted; return whether the part was copied.
 
         Raises NotCopiedError.
         """
@@ -303,11 +303,11 @@ class PartCopier:
         failpoint("sync.part_copied")
 
     def _hold(self, part: dict[str, Any]) -> None:
-        """Lock a part's table, and make sure that it is still the one of the plan.
+        """Lock a part's table, and check that the table is still the planned table.
 
         Under the snapshot the catalogs show the past; `pg_relation_filenode`, `to_regclass` and the
-        columns of a query show the present. Another table may have the name by now, and the
-        snapshot sees no row of a table that is newer.
+        columns of a query show the present. A new table may have the name by now, and the snapshot
+        sees no row of a newer table.
         """
         try:
             self._source.execute(part["lock"].encode())
@@ -350,9 +350,10 @@ class PartCopier:
 
     @contextmanager
     def _bytes_as_stored(self) -> Iterator[None]:
-        """Let a source whose encoding is SQL_ASCII send text as it is stored.
+        """Make a source whose encoding is SQL_ASCII send text unchanged.
 
-        For any other client encoding it would validate the text, without naming the row.
+        For any client encoding but SQL_ASCII the source would validate the text, without naming the
+        row.
         """
         is_any = self._source.info.parameter_status("server_encoding") == "SQL_ASCII"
         if is_any:
@@ -386,7 +387,7 @@ class PartCopier:
     def _find_untranslatable(self, locate: str) -> str | None:
         """Return which row and column of the source holds a character that UTF-8 lacks.
 
-        The source converts the text that it sends, and its error names neither.
+        The source converts the text for the client, and the error names neither row nor column.
         """
         self._source.execute("rollback to savepoint part")
         self._source.execute(_FIND_UNTRANSLATABLE_SQL.replace("{rows}", locate).encode())
@@ -400,10 +401,10 @@ class PartCopier:
         )
 
     def _check_types(self, types_out: str, types_in: str) -> None:
-        """Make sure that binary values arrive with the type that the source sends.
+        """Check that both sides have the same types for binary values.
 
-        Four bytes are an integer and a float alike. Both queries lock their tables until the part
-        is done, so the types stay.
+        Four bytes may be an integer or a float. Both queries lock the tables until the part is
+        done, so the types stay.
         """
         if types_out and _types(self._source, types_out) != _types(self._target, types_in):
             raise NotCopiedError("changed", "a column has another type since the copy was planned")
@@ -414,10 +415,10 @@ class PartCopier:
         target: "pq.abc.PGconn",
         hashes: "list[tuple[int, KeyedHash]]",
     ) -> int:
-        """Pass COPY data on as it comes: libpq gathers rows into packets on either side.
+        """Pass COPY data on: libpq gathers rows into packets on both sides.
 
-        Gathering rows here first costs three times the processor time of this loop. libpq itself
-        never waits: psycopg would hold the interpreter's lock meanwhile.
+        Gathering rows here first costs three times the processor time of this loop. libpq never
+        waits here: psycopg would hold the interpreter's lock meanwhile.
         """
         get = source.get_copy_data
         put: Callable[[Any], Any] = target.put_copy_data
@@ -484,7 +485,7 @@ select pg_catalog.to_regclass(%s)::oid is distinct from %s::int8::oid
         pg_catalog.pg_relation_filenode(s.oid) is distinct from s.filenode::oid), false)
 from rows from (pg_catalog.unnest(%s::oid[]), pg_catalog.unnest(%s::int8[])) as s (oid, filenode)
 """
-# Only a block can continue after a row that it cannot convert; a setting takes its result.
+# Only a PL/pgSQL block can continue after a conversion error; a setting returns the result.
 _FIND_UNTRANSLATABLE_SQL: Final = """
 do $streamer$
 declare
@@ -524,11 +525,11 @@ def begin_reading(source: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
 
 
 def check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
-    """Refuse another server than *expected*. Raises NotCopiedError."""
+    """Refuse any server but *expected*. Raises NotCopiedError."""
     try:
         row = source.execute(PLACE_SQL).fetchone()
     except psycopg.errors.InsufficientPrivilege:
-        return  # the snapshot has to be there all the same
+        return  # only the expected server has the snapshot
     assert row is not None
     if difference := find_difference(expected, place_of(row[0], row[1], row[2], expected)):
         raise NotCopiedError("elsewhere", difference)
@@ -537,13 +538,13 @@ def check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
 def prove(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
     """Refuse a target where the source's lock is not held by the process that planned the copy.
 
-    A session stays on its server, so one proof is enough. Each part proves the token again, in the
-    transaction that writes: another process may have taken the source over on this server.
+    A session stays on a server, so one proof is enough. Each part proves the token again, in the
+    transaction that writes: a second process may have taken the source over on this server.
     """
     try:
         row = psycopg.RawCursor(target).execute(PROOF_SQL, ends.claim).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
-        row = None  # the bookkeeping is not even there
+        row = None  # without the bookkeeping
     if row is None or not row[0]:
         raise NotCopiedError(
             "elsewhere",
@@ -577,7 +578,7 @@ def _start(pgconn: "pq.abc.PGconn", command: str, expected: pq.ExecStatus) -> No
 
 
 def _await_data(pgconn: "pq.abc.PGconn") -> None:
-    """Wait until the server has sent something, and take it."""
+    """Wait until the server has sent data, and read the data."""
     waiting = select.poll()
     waiting.register(pgconn.socket, select.POLLIN)
     waiting.poll()
@@ -585,8 +586,8 @@ def _await_data(pgconn: "pq.abc.PGconn") -> None:
 
 
 def _flush(pgconn: "pq.abc.PGconn") -> None:
-    """Wait until libpq has sent everything. Read the server's data meanwhile, because the server
-    may wait for that.
+    """Wait until libpq has sent all data. Read the server's data meanwhile, because the server may
+    wait for a reader.
     """
     while pgconn.flush():
         waiting = select.poll()
@@ -608,8 +609,8 @@ def _next_result(pgconn: "pq.abc.PGconn") -> "pq.abc.PGresult | None":
 
 
 def invalid_text(row: bytes) -> tuple[str, int] | None:
-    """Return the first field of COPY's text format and the number of the first that is not valid
-    UTF-8, if one is not.
+    """Return the first field of COPY's text format and the number of the first field that is not
+    valid UTF-8; None without such a field.
     """
     fields = row.rstrip(b"\n").split(b"\t")
     for number, field in enumerate(fields):
@@ -621,7 +622,7 @@ def invalid_text(row: bytes) -> tuple[str, int] | None:
 
 
 def _finish(pgconn: "pq.abc.PGconn") -> int:
-    """Read the end of a COPY; return how many rows it was."""
+    """Read the end of a COPY; return the number of rows."""
     count = 0
     error: psycopg.Error | None = None
     while (result := _next_result(pgconn)) is not None:  # to the end, or the connection stays busy

@@ -1,4 +1,4 @@
-"""The query of a copy: the columns that it reads at the source and writes at the target. Pure."""
+"""The query of a copy: the columns read at the source and written at the target. Pure."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -24,10 +24,10 @@ PART_BYTES_MIN: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """A table's copy, before its query is made.
+    """A table's copy, as input for the query.
 
-    ``columns``: those of the source's table. ``destination``: the table that COPY fills, quoted.
-    ``sid``: the value of the target's column for it, if the copy writes that.
+    ``columns``: of the source's table. ``destination``: the table that COPY fills, quoted. ``sid``:
+    the value of the target's column kvsz_sid, if written.
     """
 
     relation_id: int
@@ -52,7 +52,7 @@ class CopyOrder:
 
 
 class _Selection:
-    """The columns of the query, in order. It is binary while each column can be."""
+    """The columns of the query, in order. The query is binary while each column can be."""
 
     def __init__(self, types: frozenset[int]) -> None:
         self._types = types
@@ -65,7 +65,7 @@ class _Selection:
         self._append(expression, name, is_binary=is_same and type_oid in self._types)
 
     def add_own(self, expression: str, name: str, *, is_binary: bool) -> None:
-        """Add a column that streamer itself fills."""
+        """Add a column that streamer fills."""
         self._append(expression, name, is_binary=is_binary)
 
     def _append(self, expression: str, name: str, *, is_binary: bool) -> None:
@@ -138,7 +138,7 @@ def _add_computed(selection: _Selection, order: CopyOrder) -> None:
 
 
 def _add_metadata(selection: _Selection, order: CopyOrder) -> None:
-    """Add the facts about copied rows: nothing at the source says when each was changed last."""
+    """Add the metadata of copied rows: the source does not store when a row last changed."""
     time, lsn = order.snapshot
     values = {
         MetadataKind.COMMITTED_AT: f"{quote_literal(time)}::timestamptz",

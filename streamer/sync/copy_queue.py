@@ -1,7 +1,8 @@
 """The relations of one source that wait for a copy or are being copied. Pure.
 
-Several rounds can run at a time. A relation belongs to one of them until it is copied, or has left
-it (`streamer.sync.leave_round`), or that round ends. Only then have all tasks that fill it ended.
+Several rounds can run at a time. A relation belongs to a round until the relation is copied or has
+left the round (`streamer.sync.leave_round`), or the round ends. Only then have all tasks of the
+relation ended.
 """
 
 from collections import Counter
@@ -20,11 +21,11 @@ class CopyQueue:
     """See the module. A relation that was set aside misses changes and waits for an operator."""
 
     def __init__(self, free: "Callable[[MappedRelation], None]" = lambda _: None) -> None:
-        """*free* is called when no round has a relation any more that one had taken."""
+        """*free* is called when a round no longer holds a relation."""
         self._free = free
         self._waiting: dict[MappedRelation, None] = {}
         self._copying: set[MappedRelation] = set()
-        """Taken, and neither handed over nor in error."""
+        """Relations of a round that are neither handed over nor in error."""
         self._taken: dict[MappedRelation, list[MappedRelation]] = {}
         """Of rounds that run, unless the copy is complete, with the batch of the round."""
         self._attempts: dict[MappedRelation, int] = {}
@@ -47,9 +48,9 @@ class CopyQueue:
     def take(self) -> "list[MappedRelation]":
         """Return the relations of the next round.
 
-        Those that only need to be declared in sync come first, alone: they need no snapshot. Those
-        in sync, of which a copy brings some rows, come after the others: such a copy may wait
-        until the target has applied changes.
+        Relations that only need to be declared in sync come first, alone, and need no snapshot.
+        Copies of some rows of relations in sync come last: such a copy may wait until the target
+        has applied changes.
         """
         self._waiting = {m: None for m in self._waiting if not m.state.is_lost}
         free = [mapped for mapped in self._waiting if mapped not in self._taken]
@@ -71,17 +72,18 @@ class CopyQueue:
         self._attempts[mapped] = attempt
 
     def attempt(self, mapped: "MappedRelation") -> int | None:
-        """Return the number of the copy of *mapped*; None if it has not begun."""
+        """Return the number of the copy of *mapped*; None before the copy has begun."""
         return self._attempts.get(mapped)
 
     def end(self, batch: "list[MappedRelation]") -> None:
-        """The round of *batch*, which `take` returned, is over."""
+        """End the round of *batch*, which `take` returned."""
         for mapped in batch:
-            if self._taken.get(mapped) is batch:  # else another round has it by now
+            if self._taken.get(mapped) is batch:  # else a later round has the relation by now
                 self._let_go(mapped)
 
     def ask_again(self, mapped: "MappedRelation") -> None:
-        """An operator asks for *mapped*, which a round copies: its failure begins another copy.
+        """Record an operator's request for *mapped*, which a round copies: after a failure a second
+        copy begins.
 
         The operator may have removed the cause of the failure, behind the snapshot of the round.
         """
@@ -89,11 +91,11 @@ class CopyQueue:
             self._asked_again.add(mapped)
 
     def ask_no_more(self, mapped: "MappedRelation") -> None:
-        """An operator asks for no copy of *mapped* behind the one under way."""
+        """Cancel the second copy of *mapped*."""
         self._asked_again.discard(mapped)
 
     def is_asked_again(self, mapped: "MappedRelation") -> bool:
-        """Whether the next round tries again if the copy of *mapped* fails."""
+        """Whether a failed copy of *mapped* is repeated in the next round."""
         is_asked_again = mapped in self._asked_again and self.is_copying(mapped)
         return is_asked_again or (mapped in self._waiting and not mapped.state.is_lost)
 
@@ -111,7 +113,7 @@ class CopyQueue:
         self._copying.discard(mapped)
 
     def give_up(self, mapped: "MappedRelation") -> None:
-        """Give up the copy of *mapped* until the next request for it."""
+        """Give up the copy of *mapped* until the next request."""
         self._waiting.pop(mapped, None)
         self._copying.discard(mapped)
 
@@ -135,9 +137,9 @@ class CopyQueue:
     # ---- before the end of a round -------------------------------------------------------------
 
     def leaves(self, mapped: "MappedRelation") -> "list[MappedRelation] | None":
-        """*mapped* begins to leave its round; return the batch of that.
+        """Begin to remove *mapped* from its round; return the round's batch.
 
-        None if it has no round, or is leaving already.
+        None if *mapped* is in no round, or is leaving already.
         """
         batch = self._taken.get(mapped)
         if batch is None or mapped in self._leaving:
@@ -150,9 +152,9 @@ class CopyQueue:
         return self._taken.get(mapped) is batch
 
     def left(self, mapped: "MappedRelation", batch: "list[MappedRelation]", *, again: bool) -> None:
-        """No task of the round of *batch* writes *mapped* any more: a later round may take it.
+        """Release *mapped* from the round of *batch*, whose tasks no longer write the table.
 
-        *again*: request it, unless a caller has given it up meanwhile.
+        *again*: request a copy, unless a caller has given up the copy meanwhile.
         """
         self._leaving.discard(mapped)
         if self.is_taken(mapped, batch):
@@ -184,11 +186,11 @@ class CopyQueue:
     # ---- rewrites ------------------------------------------------------------------------------
 
     def rewritten(self, mapped: "MappedRelation", *, in_vain: bool = False) -> None:
-        """A rewrite of *mapped* ended the round. *in_vain*: its chunks are of no use, too."""
+        """Count a rewrite of *mapped* that ended the round. *in_vain*: its chunks are lost, too."""
         (self._rewrites_in_vain if in_vain else self._rewrites)[mapped] += 1
 
     def copied(self, mapped: "MappedRelation", *, has_more: bool = False) -> None:
-        """*mapped* is copied. *has_more*: up to a chunk, and the next may be in another round."""
+        """Record the copy of *mapped*. *has_more*: further chunks remain, for any round."""
         self.remove(mapped)
         self._let_go(mapped)
         self._rewrites.pop(mapped, None)
@@ -205,6 +207,6 @@ class CopyQueue:
         return mapped not in self._in_one_piece and not self.needs_lock(mapped)
 
     def needs_lock(self, mapped: "MappedRelation") -> bool:
-        """Whether nothing but a lock keeps *mapped* as it is until it is copied."""
+        """Whether only a lock keeps *mapped* unchanged until the end of the copy."""
         count = self._rewrites[mapped] + self._rewrites_in_vain[mapped]
         return count >= LOCK_AFTER_ROUNDS

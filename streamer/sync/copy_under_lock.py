@@ -1,9 +1,9 @@
-"""Copies a table under one lock, if the application rewrites it faster than a copy can end.
+"""Copies a table under one lock, if the application rewrites the table faster than a copy can end.
 
-An ordinary part locks its table only while it reads, so the application can truncate the table
-between the snapshot and the part. A lock in another session does not help: the application's
+An ordinary part locks the table only while reading, so the application can truncate the table
+between the snapshot and the part. A lock in a separate session does not help: the application's
 TRUNCATE queues for that lock, and the parts queue behind the TRUNCATE. Here one session imports the
-snapshot, locks the table and reads all parts. A session never waits behind its own lock.
+snapshot, locks the table and reads all parts. A session never waits for a lock that it holds.
 
 The application's TRUNCATE waits for the copy meanwhile, and every later statement on that table
 waits for the TRUNCATE. So a round copies a table this way only after several attempts
@@ -30,7 +30,7 @@ APPLICATION_NAME: Final = "streamer locked copy"
 
 
 class LockedTable:
-    """A session at the source that keeps one table locked, from the snapshot to the last part."""
+    """A session at the source that keeps a table locked, from the snapshot to the last part."""
 
     def __init__(self, source: SourceMapping, plain: Connection) -> None:
         self._source = source
@@ -40,7 +40,9 @@ class LockedTable:
 
     @classmethod
     async def connect(cls, source: SourceMapping, server: SourceServer) -> Self:
-        """Connect before the snapshot exists: the application can rewrite it until `lock`."""
+        """Connect before the snapshot exists: the application can rewrite the table until
+        `lock`.
+        """
         return cls(source, await open_copy_session(source, server, APPLICATION_NAME))
 
     async def lock(self, snapshot_name: str, copy: TableCopy) -> None:
@@ -52,12 +54,14 @@ class LockedTable:
             await self.plain.execute("begin isolation level repeatable read read only")
             await import_snapshot(self.plain, snapshot_name)
             sql = lock_sql(copy.relation.name, is_partitioned=copy.relation.is_partitioned)
-            with contextlib.suppress(psycopg.errors.UndefinedTable):  # the look at it will say so
+            with contextlib.suppress(psycopg.errors.UndefinedTable):  # the planner reports this
                 await self.plain.execute(sql.encode())
 
     async def copy(self, parts: list[CopyPart], ends: CopyEnds) -> list[dict[str, Any]]:
-        """Copy all parts and let the table go; return why that ended early, as Spark would."""
-        # The thread has the session to itself until this task closes it.
+        """Copy all parts and unlock the table; return the failures, in the format of a Spark
+        job.
+        """
+        # Only the thread uses the session until this task closes it.
         session = psycopg.Connection(self.plain.pgconn)
         work = [part.to_json() for part in parts]
         self._copying = asyncio.create_task(
@@ -70,7 +74,7 @@ class LockedTable:
         return [] if failure is None else [failure]
 
     async def close(self) -> None:
-        """End the session, and the copy over it: the lock ends with them."""
+        """End the session and the copy, and thereby the lock."""
         if self._copying is not None and not self._copying.done():
             for session in (self.plain, *self._targets):
                 _cut_off(session)  # a thread cannot be interrupted

@@ -1,7 +1,6 @@
-"""Reports the reason why a copy waits: its turn, or a session that holds a lock on either side.
+"""Reports why a copy waits: for a turn, or for a session that holds a lock on either side.
 
-A separate task polls the target for the length of a round, because the round itself may wait for a
-lock.
+A separate task polls the target for the length of a round, because the round may wait for a lock.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ LOOK_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class WaitFacts:
-    """The copies of one round, and the sessions that work for them."""
+    """The copies of a round, and the sessions of these copies."""
 
     waiting: list[MappedRelation] = field(default_factory=list)
     """The relations that the next round takes."""
@@ -59,7 +58,7 @@ def find_reasons(facts: WaitFacts) -> dict[MappedRelation, TableWait]:
             reasons[copy.mapped] = TableWait(sessions)
         elif (reason := _find_turn(facts, copy)) is not None:
             reasons[copy.mapped] = reason
-    # The round prepares and plans tables one after the other, or some of them together.
+    # The round prepares and plans tables in sequence, or some tables together.
     unplanned = [*facts.preparing, *(copy.mapped for copy in facts.copies if not copy.parts)]
     if facts.target_locks:
         reasons |= dict.fromkeys(unplanned, turn("other tables are prepared first"))
@@ -89,7 +88,7 @@ def _copies(count: int) -> str:
 
 
 class CopyWaits:
-    """Polls and reports for one round."""
+    """Polls and reports for a round."""
 
     def __init__(self, context: CopyContext, queue: CopyQueue, reports: CopyReports) -> None:
         self._context = context
@@ -105,12 +104,12 @@ class CopyWaits:
         """Report until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            with contextlib.suppress(StreamerError):  # the round meets it, too
+            with contextlib.suppress(StreamerError):  # the round gets the error, too
                 reasons = find_reasons(await self._read())
                 await self._report(self._keep(reasons))
 
     async def end(self, running: "asyncio.Task[None]") -> None:
-        """The round is over, and its waits with it."""
+        """End the polling and the reported waits at the end of the round."""
         running.cancel()
         await asyncio.wait([running])
         with contextlib.suppress(StreamerError):

@@ -1,11 +1,11 @@
 """Cutting the copy of relations into parts, and parts into Spark tasks.
 
-A part is a range of a table's pages, read with a TID range scan. Before PostgreSQL 14 a table is
-one part, because each range would read it all. The number of parts follows from all bytes of a
-table: its TOAST table has the wide values, and few pages may refer to gigabytes. Parts of one table
-can run at the same time; small tables share a task, so that a task's two connections are worth
-making. Tasks follow the order of the relations: small ones first, so that few tables wait for large
-ones. Pure.
+A part is a range of a table's pages, read with a TID range scan. Before PostgreSQL 14 a table is a
+single part, because each range would read the whole table. The number of parts follows from all
+bytes of a table: the TOAST table has the wide values, and few pages may refer to gigabytes. Parts
+of a table can run at the same time; small tables share a task, so that a task's two connections are
+worth making. Tasks follow the order of the relations: small tables first, so that few tables wait
+for large tables. Pure.
 """
 
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ TASK_PARTS_MAX: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Heap:
-    """A table with storage of its own: a plain table, or a leaf of a partitioned one.
+    """A table with storage: a plain table, or a leaf of a partitioned table.
 
-    ``size_bytes``: with its TOAST table; ``page_count``: without. ``stores``: OID and filenode of
-    each table to read, as planned. ``numbers``: those of the columns, in the order of
-    `CopySource.columns`. ``row_count``: an estimate by the statistics; 0 without them. ``named``:
-    the table's name, quoted, and the OID of the table that had it.
+    ``size_bytes``: with the TOAST table; ``page_count``: without. ``stores``: OID and filenode of
+    each table to read, as planned. ``numbers``: of the columns, in the order of
+    `CopySource.columns`. ``row_count``: an estimate by the statistics, if available, else 0.
+    ``named``: the table's name, quoted, and the OID of the table of that name.
     """
 
     relation_sql: str
@@ -42,14 +42,14 @@ class Heap:
 
 @dataclass(frozen=True, slots=True)
 class CopyPart:
-    """One piece of work, small and free of secrets.
+    """A unit of work, small and free of secrets.
 
     ``lock``: the lock that keeps the table unchanged during the COPY. ``stores``, ``numbers`` and
-    ``named``: its storage, columns and name at the time of the plan, see `Heap`; ``look``: a query
+    ``named``: storage, columns and name at the time of the plan, see `Heap`; ``look``: a query
     without rows whose columns have these numbers.
 
     ``types_out`` and ``types_in``: queries without rows whose columns show the types on both sides,
-    which must be the same. Empty in text, where they do not matter.
+    which must be equal. Empty in text format, where types do not matter.
     """
 
     relation_id: int
@@ -77,9 +77,7 @@ class CopyPart:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """The common fields of one relation's parts: see `cut`. ``into``: the target and its
-    columns.
-    """
+    """The common fields of a relation's parts: see `cut`. ``into``: the target with columns."""
 
     relation_id: int
     attempt: int
@@ -98,7 +96,7 @@ class CopySource:
 
 
 def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
-    """Cut a relation into parts, at least one. A heap without pages needs none: every row of the
+    """Cut a relation into at least one part. A heap without pages needs no part: every row of the
     snapshot is on a page by now.
     """
     parts: list[CopyPart] = []
@@ -152,10 +150,10 @@ class _Task:
 
 
 def group(parts: list[CopyPart], ranks: dict[int, tuple[int, int]]) -> list[list[CopyPart]]:
-    """Group parts into tasks, in the order of their relations' *ranks*; small parts share one.
+    """Group parts into tasks, in the order of their relations' *ranks*; small parts share a task.
 
-    *ranks*: by relation id. The parts of the last and largest table are small against it, so no
-    long task is left for the end.
+    *ranks*: by relation id. The parts of the last and largest table are small against the table, so
+    no long task is left for the end.
     """
     tasks: list[_Task] = []
     small = _Task()
@@ -173,9 +171,7 @@ def group(parts: list[CopyPart], ranks: dict[int, tuple[int, int]]) -> list[list
 
 
 def task_rate(rows_per_second: float | None, jobs: int, task_count: int) -> float | None:
-    """Return the share of a limit that one task gets: as many run at a time as there are places
-    and tasks.
-    """
+    """Return a task's share of a limit, by the number of tasks that run at a time."""
     if rows_per_second is None:
         return None
     return rows_per_second / max(1, min(jobs, task_count))

@@ -1,13 +1,13 @@
 """SQL that exchanges the rows of a target table for those of a staging table.
 
-One transaction compares both, or replaces the rows, so readers see the old rows or the new ones. It
-takes row locks only: no TRUNCATE, no other table under the old name. Indexes, grants, views and
-foreign keys stay untouched.
+One transaction compares both, or replaces the rows, so readers see the old rows or the new ones.
+The transaction takes row locks only: no TRUNCATE, no new table under the old name. Indexes, grants,
+views and foreign keys stay untouched.
 
-The comparison uses the text of the values. That finds differences which a type's own ``=`` ignores
-(1.0 and 1.00), and works for types without one. If the target has a key, it pairs the rows of each
-key and updates those that differ. If it has none, it counts equal rows: of three equal rows in the
-target and two in the staging table, one goes.
+The comparison uses the text of the values. That finds differences which a type's ``=`` ignores (1.0
+and 1.00), and works for types without an operator ``=``. With a key, the comparison pairs the rows
+of each key and updates differing rows. Without a key, it counts equal rows: of three equal rows in
+the target and two in the staging table, one is deleted.
 
 In the statements, t is the target and s the staging table. Pure.
 """
@@ -21,10 +21,10 @@ from streamer.target.conventions import HISTORY_BEGIN, HISTORY_COLUMNS, HISTORY_
 
 
 class WriteMode(enum.Enum):
-    """How a copy writes its rows."""
+    """How a copy writes rows."""
 
     DIRECT = "direct"
-    """Straight into a table that holds none of this source."""
+    """Straight into a table without rows of this source."""
     REPLACE = "replace"
     """Every row is written again."""
     DIFFERENCE = "difference"
@@ -35,17 +35,16 @@ class WriteMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An exchange of one table, see the module.
+    """An exchange of a table, see the module.
 
-    ``rows``: the table in statements about its rows, see `TargetRelation.rows`.
-    ``columns``: the columns that a copy writes, with the sid and a history's columns. ``key``:
-    columns that identify rows, with their equality operator; may be empty. ``fixed``: columns that
-    no UPDATE may set. ``scope``: the condition for rows of the target that the exchange may remove.
-    The staging table has the rows of the source that it names, and may have others.
-    ``fills``: if given, set only these columns, in rows that both sides have. ``stamps``: columns
-    that a written row gets, and that make no difference. ``mark``: the column that marks a deleted
-    row, quoted, and the assignments to do so; a keyed table only. ``is_history``: only
-    open versions are compared. ``at``: the source's time.
+    ``rows``: the table in statements about its rows, see `TargetRelation.rows`. ``columns``: the
+    columns that a copy writes, with the sid and a history's columns. ``key``: columns that identify
+    rows, with the equality operator; may be empty. ``fixed``: columns that no UPDATE may set.
+    ``scope``: the condition for rows of the target that the exchange may remove. The staging table
+    has the rows of the source in that scope, and may have more. ``fills``: if given, set only these
+    columns, in rows that both sides have. ``stamps``: columns that are written, but not compared.
+    ``mark``: the column that marks a deleted row, quoted, and the assignments to do so; a keyed
+    table only. ``is_history``: only open versions are compared. ``at``: the source's time.
     """
 
     table: str
@@ -84,7 +83,7 @@ class Exchange:
 
     @property
     def _own(self) -> str:
-        """The condition for rows of this source, all versions of them."""
+        """The condition for rows of this source, in all versions."""
         if self.sid is None:
             return "true"
         return f"t.{quote_identifier(SID)} = {quote_literal(self.sid)}"
@@ -133,8 +132,8 @@ class Exchange:
     def statements(self, mode: WriteMode, *, by_update: bool = True) -> list[str]:
         """Return the statements to run, in order.
 
-        Without *by_update* it deletes and inserts rows that differ, because another unique
-        constraint may reject the updates.
+        Without *by_update* the statements delete and insert differing rows, because a second unique
+        constraint may reject updates.
         """
         if self.fills is not None:
             return list(self._fill())
@@ -149,7 +148,7 @@ class Exchange:
         return list(self._by_key(deletes, by_update))
 
     def _fill(self) -> Iterator[str]:
-        """Set the filled columns; the open versions of a history keep their times."""
+        """Set the filled columns; the open versions of a history keep start and end."""
         assignments = ", ".join(
             f"{quote_identifier(name)} = s.{quote_identifier(name)}" for name in self.fills or ()
         )
@@ -225,7 +224,7 @@ class Exchange:
         )
 
     def _history(self, deletes: bool) -> Iterator[str]:
-        """Close versions that are gone or differ at the source's time, and open others."""
+        """Close deleted and differing versions at the source's time, and open new versions."""
         ends = f"kvsz_end = greatest(t.kvsz_start, {self._at})"
         if not self.key:
             if deletes:
@@ -246,7 +245,7 @@ class Exchange:
         )
         rows = f"from closed join {self.stage} s on s.ctid = closed.streamer_ctid"
         yield f"with closed as ({closed}) {self._open(rows, 'closed.streamer_since')}"
-        # A key that comes again opens where its last version ended, at the earliest.
+        # A key that returns opens where the last version ended, at the earliest.
         since = (
             f"(select case when max(t.kvsz_end) is null then {HISTORY_BEGIN} "
             f"else greatest({self._at}, max(t.kvsz_end)) end "

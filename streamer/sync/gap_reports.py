@@ -1,14 +1,15 @@
 """Reports gaps of ready tables that no change closes.
 
-One kind is a partition that was attached to a published table with rows in it, or that was detached
-for a while. Another is a partition that is a foreign table, whose changes no WAL of the source has.
-The third is a column that a session dropped and added again, or that took another's name: older
-rows keep its former values. The fourth is a table that ALTER TABLE rewrote with the same columns,
-or with types that may have changed values: see `streamer.source.rewritten_tables`.
+The first kind is a partition that was attached to a published table with rows, or that was detached
+for a while. The second is a partition that is a foreign table, whose changes are not in the
+source's WAL. The third is a column that a session dropped and added again, or that took the name of
+an earlier column: older rows keep the former values. The fourth is a table that ALTER TABLE rewrote
+with the same columns, or with types that may have changed values: see
+`streamer.source.rewritten_tables`.
 
 The partitions in the snapshot of a copy are known. A later partition that brought rows shows in the
-table's status until the next copy. A foreign one shows again after a copy, because its rows change
-unseen.
+table's status until the next copy. A foreign partition shows again after a copy, because the stream
+lacks changes of the rows.
 """
 
 from collections import defaultdict
@@ -79,8 +80,8 @@ async def look_at_leaves(
     """Report partitions that brought rows, or were detached for a while, since the copies of
     *relations*, all in sync.
 
-    *attached* brings these rows, if given. *columns_too*: also report columns that were replaced. A
-    stream that brings definitions is behind the catalogs, and makes such a change itself.
+    *attached* copies these rows, if given. *columns_too*: also report replaced columns. A stream
+    with captured definitions is behind the catalogs, and applies such a change.
     """
     relations = list(relations)
     if not relations:
@@ -110,7 +111,7 @@ async def look_at_leaves(
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """A reason why rows are missing. ``before``: what to do before the copy that brings them."""
+    """A reason why rows are missing. ``before``: what to do before the copy of these rows."""
 
     reason: str
     before: str = ""
@@ -143,12 +144,12 @@ async def _find_leaves(
     attached: AttachedRows | None,
 ) -> list[_Gap]:
     """Return the gaps by partitions of this server, and store those that are known by now."""
-    # An older version copied without recording partitions, so the present ones count as known.
+    # An older version copied without recording partitions, so present partitions count as known.
     new = [] if known is None else [leaf for leaf in leaves if leaf.oid not in known]
     brought = [await brought_rows(plain, leaf) for leaf in new]
     gaps = [leaf for leaf, has in zip(new, brought, strict=True) if has]
     unknown = [leaf for leaf, has in zip(new, brought, strict=True) if has is not False]
-    # Nothing that happened to a partition while it was detached is in the stream.
+    # The stream lacks all changes of a partition while it was detached.
     before = known or {}
     away = [leaf for leaf in leaves if before.get(leaf.oid, "") not in ("", leaf.attached_by)]
     done: list[Leaf] = []
@@ -177,8 +178,8 @@ def _names(leaves: list[Leaf]) -> str:
 
 
 def replaced_columns(known: Mapping[str, int], now: Mapping[str, ColumnNow]) -> list[str]:
-    """Return the columns with another number than *known* has, where one that the target does not
-    get is negative. Pure.
+    """Return the columns whose number differs from *stored*, which has a negative number for a
+    column that the target does not get. Pure.
     """
     return [c for c, its in now.items() if abs(known.get(c, its.number)) != its.number]
 
@@ -218,14 +219,14 @@ async def _find_rewritten(
 ) -> dict[MappedRelation, _Gap]:
     """Return the gaps of tables that ALTER TABLE rewrote since their copies.
 
-    *captures*: the stream itself brings the values of columns that a session rewrote.
+    *captures*: the stream sends the values of columns that a session rewrote.
     """
     gaps: dict[MappedRelation, _Gap] = {}
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     stored = await read_storage(bookkeeping, [mapped.relation_id for mapped in by_name.values()])
     for name, tables in (await read_stored_tables(plain, by_name)).items():
         mapped = by_name[name]
-        # `initial: none` copies nothing, so the present storage counts as known.
+        # `initial: none` copies no row, so the present storage counts as known.
         known = stored.get(mapped.relation_id)
         present = {}
         cast: list[str] | None = None
@@ -244,7 +245,7 @@ async def _find_rewritten(
         if present != known and not await set_storage(
             bookkeeping, mapped.relation_id, present, known
         ):
-            continue  # a copy has stored another one
+            continue  # a copy has stored a different storage
         if lost := [table.name for table in tables if present[table.oid].is_lost]:
             listed = ", ".join(f'"{table}"' for table in lost)
             gaps[mapped] = _Gap(
@@ -276,11 +277,11 @@ def cast_columns(
     now: Sequence[DefinedColumn],
     target: Mapping[str, str],
 ) -> list[str]:
-    """Return the columns of *now* with another type, which may not hold the *former* values, and
-    which the *target* does not have. Pure.
+    """Return the columns of *now* whose type may not hold the *former* values and differs from the
+    *target*'s type. Pure.
 
-    A target of the same type has cast its values in the same way. If *former* is not known, the
-    target's types stand for it.
+    A target with an equal type has cast the values equally. If *former* is unknown, the target's
+    types replace *former*.
     """
     known = None if former is None else {column.number: column.type for column in former}
     inputs = mapping.expression_inputs([column.name for column in now])

@@ -1,9 +1,9 @@
 """The end of a table's copy: handed over to the stream, or given up.
 
-Completes a relation whose last part is in the target. A table that the copy filled directly gets
-its indexes back; for a staged one, the exchange replaces the old rows. ``catching_up`` with the
-consistent point as its progress is stored in the same transaction, and then its lane may drain. A
-copy that fails leaves the target as it was.
+Completes a relation whose last part is in the target. After a direct copy, the indexes of the table
+are created again; after a staged copy, the exchange replaces the old rows. The same transaction
+stores ``catching_up`` with the consistent point as progress, and then the lane may drain. A copy
+that fails leaves the target unchanged.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ class Finisher:
         request: Callable[[MappedRelation], None],
         leaving: Leaving,
     ) -> None:
-        """*request* asks for another copy, or for the next chunk."""
+        """*request* requests a new copy, or the next chunk."""
         self.leaving = leaving
         self._context = context
         self._queue = queue
@@ -102,7 +102,7 @@ class Finisher:
     async def refuse(
         self, mapped: MappedRelation, error: StreamerError, when: str | None = None
     ) -> None:
-        """Report that *mapped* cannot be copied; the others of its round continue."""
+        """Report that *mapped* cannot be copied; the round's remaining tables continue."""
         source = self._context.source
         self._context.metrics.count_error(error, source.database, source.sid)
         report = ErrorReport.of(error)
@@ -113,8 +113,8 @@ class Finisher:
     async def fail(self, mapped: MappedRelation, error: ErrorReport) -> None:
         """Restore the target, then report the reason of the failure.
 
-        In this order: a table in state "error" has its indexes, unless the server refuses to build
-        them. If an operator asked for the copy after it began, the next round tries again.
+        In this order: a table in state "error" has all indexes, unless the server refuses to build
+        an index. If an operator requested the copy after the beginning, the next round tries again.
         """
         try:
             error = await self._clear_up(mapped, error)
@@ -128,7 +128,7 @@ class Finisher:
                 await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
                 await drop_stages(target, [mapped.relation_id])
                 await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
-        except StreamerError as exc:  # the next copy clears up as it begins
+        except StreamerError as exc:  # the next copy clears up at the beginning
             log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
             text = f"{error.text}; its target is not cleared up: {exc.message}"
             return replace(error, text=text)
@@ -164,7 +164,7 @@ class Finisher:
     async def _with_remedy(
         self, mapped: MappedRelation, scope: CopyScope, error: ErrorReport
     ) -> ErrorReport:
-        """Return *error* with the way to another copy of *scope*, if that does not come anyway."""
+        """Return *error* with a remedy that starts a new copy of *scope*, if not automatic."""
         if not scope.is_to_point:
             if error.remedy and (error.remedy.has("resume") or error.remedy.has("resync")):
                 return error
@@ -183,9 +183,9 @@ class Finisher:
     async def begin_again(
         self, mapped: MappedRelation, reason: str, *, forgets: bool = False
     ) -> None:
-        """Give up the chunks of *mapped* that are there, and copy all its rows.
+        """Give up the copied chunks of *mapped*, and copy all rows.
 
-        *forgets*: nothing is known about the rows of the target.
+        *forgets*: discard the knowledge about the rows of the target.
         """
         log.warning(
             "a copy in chunks begins again",
@@ -227,9 +227,9 @@ class Finisher:
             self._context.events.handed_over(copy.mapped, None, copy.mapped.end_lsn)
 
     async def finish(self, copy: TableCopy, rows: int, size: int, kept: KeptConnection) -> None:
-        """A relation's parts are all there: make it whole and hand it over to the stream.
+        """Complete a relation, whose parts are all copied, and hand it over to the stream.
 
-        The round tries a hindered exchange again later: all its rows are in the target.
+        The round tries a hindered exchange again later: all rows are in the target.
         """
         failpoint("sync.copied")
         try:
@@ -246,7 +246,7 @@ class Finisher:
                 if await self._is_elsewhere(target, copy):
                     return
                 if copy.scope.is_to_point and await self._plan_strays(target, copy):
-                    return  # their parts come first
+                    return  # the parts of strays come first
                 handed = _hand_over_of(copy, rows, size)
                 if not await is_handed_over(target, handed):  # else a commit was interrupted
                     await self._hand_over(target, copy, handed)
@@ -257,9 +257,9 @@ class Finisher:
             await self.leave(copy, exc.message)
         except StreamerError as exc:
             if copy.is_done:
-                return  # the target was lost after all was done, and others will notice
+                return  # the target was lost after the hand-over; further tasks report the loss
             if not self._queue.is_copying(copy.mapped):
-                return  # given up meanwhile: it is requested again
+                return  # given up meanwhile: requested again
             if exc.retry is not Retry.TIMED:
                 copy.is_done = True
                 await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
@@ -270,9 +270,9 @@ class Finisher:
                 raise
 
     async def _is_elsewhere(self, target: TargetConnection, copy: TableCopy) -> bool:
-        """Let *copy* begin again if another table has the name of its target by now.
+        """Begin *copy* again if a new table has the name of the target by now.
 
-        Parts go to a table by its name, so both tables may have some of the rows.
+        Parts address a table by name, so both tables may have some of the rows.
         """
         present = await target.fetch_value("select pg_catalog.to_regclass($1)::oid", copy.table)
         if present == copy.target.oid:
@@ -286,9 +286,9 @@ class Finisher:
         return True
 
     async def has_other_types(self, copy: TableCopy) -> bool:
-        """Whether the copy may have read values as they are now, and others as they were before.
+        """Whether the copy may have read values with both the former and the present type.
 
-        PostgreSQL shows labels of enums and attributes as they are now, also under a snapshot.
+        PostgreSQL shows the present labels of enums and attributes, also under a snapshot.
         """
         before, name = copy.relation.definition, copy.relation.name
         if not before.types:
@@ -299,7 +299,7 @@ class Finisher:
         return now is not None and alters_values(before, now.definition)
 
     async def find_transient(self, copy: TableCopy) -> str | None:
-        """Return why the target may refuse values of *copy* only for now; None if it will again."""
+        """Return why the target may refuse values of *copy* only for now; None if permanently."""
         if await self.has_other_types(copy):
             return f'a type of "{copy.name}" was altered during its copy'
         context, types = self._context, copy.relation.definition.types
@@ -315,7 +315,7 @@ class Finisher:
     async def _hand_over(
         self, target: TargetConnection, copy: TableCopy, handed: HandedOver
     ) -> None:
-        """Hand over. The staged rows take the place of the old ones in the same transaction."""
+        """Hand over. Staged rows replace the old rows in the same transaction."""
         if copy.is_staged:
             await target.set_up_origin()
             async with transaction(target):
@@ -342,7 +342,7 @@ class Finisher:
         copy.is_done = True
         is_wanted = self._queue.is_copying(mapped)
         if copy.scope.is_to_point and not is_wanted:
-            # Another request came after the commit: the lane stays held for that.
+            # A new request came after the commit: the lane stays held for the next copy.
             mapped.end_lsn = handed.lsn
             self._context.events.step(mapped, lambda state: state.copy_superseded(handed.lsn))
             return
@@ -357,7 +357,7 @@ class Finisher:
             rows=handed.rows,
         )
         if after is not None and not is_wanted:
-            return  # an operator has asked for another copy
+            return  # an operator has requested a new copy
         if not handed.leaves_quarantine and copy.scope.chunks is None:
             mapped.quarantine.forget(0)
         self._queue.copied(mapped, has_more=after is not None)
@@ -399,7 +399,7 @@ class Finisher:
 
 
 def _can_wait(copy: TableCopy, error: StreamerError) -> bool:
-    """Whether *copy* may be finished later: all its rows are in the target."""
+    """Whether *copy* may be finished later: all rows are in the target."""
     if isinstance(error, TargetFencedError):
         return False
     return copy.is_staged or copy.chunk is not None or isinstance(error, SourceError)
@@ -407,7 +407,7 @@ def _can_wait(copy: TableCopy, error: StreamerError) -> bool:
 
 @contextlib.asynccontextmanager
 async def _using(kept: KeptConnection) -> AsyncIterator[TargetConnection]:
-    """Have a connection for a block; one whose state is unknown afterwards is not used again."""
+    """Use a connection for a block; discard a connection whose state is unknown afterwards."""
     target = await kept.get()
     try:
         yield target

@@ -1,12 +1,12 @@
-"""Lets relations leave a round of copies that goes on with others.
+"""Removes relations from a round of copies that goes on.
 
 A round may take hours for large tables. A copy that fails, or that has to begin again, must not
-wait for its end. Tasks of the round may still write to the table, so the relation leaves in three
-steps:
+wait for the end of the round. Tasks of the round may still write to the table, so the relation
+leaves in three steps:
 
-1. its remaining parts are withdrawn: no task begins one of them any more;
-2. the tasks that write a part of it commit or fail;
-3. it is free for the next round. One that begins again comes there after a back-off of its own.
+1. the relation's remaining parts are withdrawn: no task begins such a part any more;
+2. the tasks that write a part of the relation commit or fail;
+3. the relation is free for the next round, which repeats a copy after a back-off per relation.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Leaving:
-    """See the module. For all rounds of one source."""
+    """See the module. For all rounds of a source."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Leaving:
         again: str | None = None,
         then: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Let *mapped* leave its round, if it has one.
+        """Remove *mapped* from its round, if any.
 
-        *again*: why its copy begins again, if it does. *then* is called once no task writes it.
+        *again*: why the copy begins again, or None. *then* is called once no task writes the table.
         """
         batch = self._queue.leaves(mapped)
         if batch is not None:
@@ -97,11 +97,11 @@ class Leaving:
         patience.log(log, f'copying "{mapped.mapping.source}" begins again', error)
         try:
             await self._reports.show_error([mapped], ErrorReport.of(error))
-        except StreamerError as exc:  # the round meets it, too
+        except StreamerError as exc:  # the round gets the error, too
             log.debug("an error cannot be stored", error=str(exc))
 
     async def _until_free(self, mapped: MappedRelation, batch: list[MappedRelation]) -> None:
-        """Withdraw the parts of *mapped*, and wait until no task writes one.
+        """Withdraw the parts of *mapped*, and wait until no task writes a part.
 
         If the round of *batch* ends meanwhile, all its tasks have ended.
         """
@@ -113,7 +113,7 @@ class Leaving:
 
 
 async def _persist(action: Callable[[], Awaitable[T]]) -> T:
-    """Repeat *action* until the target takes it. Raises StreamerError for errors that stay."""
+    """Repeat *action* until success. Raises StreamerError for permanent errors."""
     backoff = Backoff()
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Finishes the copies of a round side by side, over a few connections that the round keeps.
+"""Finishes the copies of a round in parallel, over a few connections that the round keeps.
 
 A large index must not delay the hand-over of small tables. A connection for each of many small
-tables would cost more than their rows.
+tables would cost more than the rows.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ AT_ONCE_MAX: Final = 4
 
 
 class Finishing:
-    """See the module. A round enters it as a context, and calls `check` now and then."""
+    """See the module. A round enters this context, and calls `check` now and then."""
 
     def __init__(self, context: CopyContext, finisher: Finisher) -> None:
         self._context = context
@@ -57,8 +57,8 @@ class Finishing:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the tasks and the connections.
 
-        A copy whose parts are all there needs the round no more. So it is finished although the
-        round failed, unless that was cancelled.
+        A copy whose parts are all copied needs the round no more. So such a copy is finished
+        although the round failed, unless the round was cancelled.
         """
         tasks = list(self._tasks.values())
         if kind is asyncio.CancelledError:

@@ -1,8 +1,8 @@
-"""Plans the copies of a round under its snapshot.
+"""Plans the copies of a round under the round's snapshot.
 
-1. It reads the definitions again under that snapshot. A table that has changed by then waits for
+1. the planner reads the definitions under that snapshot. A table that has changed by then waits for
    the next round;
-2. it defers indexes, cuts the tables into parts or chunks, and stores the parts.
+2. the planner defers indexes, cuts the tables into parts or chunks, and stores the parts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,10 +54,10 @@ DEFER_BYTES_MIN: Final = 4 * 1024 * 1024
 
 
 def find_unfinished(queue: CopyQueue, copies: Sequence[TableCopy]) -> list[TableCopy]:
-    """Return those of *copies* still to be made.
+    """Return the *copies* that are not done.
 
-    A table that lost changes meanwhile waits for an operator's resync. A cancelled copy has its
-    own later request.
+    A table that lost changes meanwhile waits for an operator's resync. A cancelled copy has a
+    separate later request.
     """
     for copy in copies:
         if not queue.is_copying(copy.mapped):
@@ -67,7 +67,7 @@ def find_unfinished(queue: CopyQueue, copies: Sequence[TableCopy]) -> list[Table
 
 
 class CopyPlanner:
-    """See the module. For one round, from its snapshot on."""
+    """See the module. For one round, from the snapshot on."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class CopyPlanner:
         self._snapshot = snapshot
 
     async def plan(self, copies: Sequence[TableCopy]) -> None:
-        """Plan those of *copies* that the snapshot allows; the others leave their round."""
+        """Plan the *copies* that the snapshot allows; the rest leave the round."""
         for copy in copies:
             copy.snapshot = self._snapshot
         await self._look(copies)
@@ -93,10 +93,10 @@ class CopyPlanner:
         failpoint("sync.planned")
 
     async def _look(self, copies: Sequence[TableCopy]) -> None:
-        """Read the definitions again, as the snapshot has them.
+        """Read the definitions again, under the snapshot.
 
-        A column that a session added and filled before the snapshot is in no later change. The
-        other tables continue: one that is rewritten all the time must not block their copies.
+        A column that a session added and filled before the snapshot is in no later change. A table
+        that is rewritten all the time must not block the copies of further tables.
         """
         publications = await read_publications(
             self._snapshot.plain, self._context.source, self._context.server.version
@@ -129,7 +129,7 @@ class CopyPlanner:
         await self._reports.tell_waiting([copy.mapped for copy in copies], None)
 
     async def _look_together(self, copies: Sequence[TableCopy]) -> dict[RelationName, TableSeen]:
-        """Look at many ordinary tables at a time; those left out need a look of their own."""
+        """Read many ordinary tables at a time; omitted tables need a separate `_look_at`."""
         names = [
             copy.relation.name
             for copy in copies
@@ -146,7 +146,7 @@ class CopyPlanner:
     async def _take_definition(
         self, copy: TableCopy, found: TableSeen | None, publications: Iterable[Publication]
     ) -> None:
-        """Copy by the definition that was found, if the table is the one that was prepared."""
+        """Copy by the definition of the snapshot, if equal to the prepared definition."""
         if found is None or not is_same(copy.relation, found.relation):
             await self._finisher.leave_changed(copy, "as its copy began")
         elif not self._is_published(found, publications):
@@ -169,10 +169,10 @@ class CopyPlanner:
 
     async def _look_at(self, copy: TableCopy, plain: Connection) -> TableSeen | None:
         found = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
-        # A copy of some rows may leave out those of a partition that came with rows. A chunk has
-        # those behind its border only, so partitions are known as of the first chunk.
+        # A copy of some rows may omit rows of an attached partition. A chunk has only rows behind
+        # the border, so partitions are known as of the first chunk.
         if found is not None and found.relation.is_partitioned and copy.scope.is_whole:
-            if copy.scope.is_to_point:  # if it fails, rows of a later partition are missing
+            if copy.scope.is_to_point:  # after a failure, rows of a later partition are missing
                 present = await read_present(plain, [copy.mapped])
                 return replace(found, leaves=present.get(copy.mapped))
             await know_leaves(self._context.bookkeeping, plain, [copy.mapped])
@@ -181,7 +181,7 @@ class CopyPlanner:
     # ---- 4: parts ------------------------------------------------------------------------------
 
     async def _plan(self, copies: Sequence[TableCopy]) -> None:
-        """Cut relations into parts, and store them: together, because tables can be many."""
+        """Cut relations into parts, and store the parts of all, because tables can be many."""
         async with self._context.target() as target:
             planned: list[TableCopy] = []
             for copy in copies:
@@ -232,7 +232,7 @@ class CopyPlanner:
 
     async def _plan_one(self, target: TargetConnection, copy: TableCopy) -> None:
         settings, relation = self._context.settings, copy.relation
-        # Neither server can compute a hash, so only staged rows show which ones differ.
+        # Neither server can compute a hash, so only staged rows show differences.
         is_hashed = bool(copy.mapped.mapping.rule.hashes)
         if copy.scope.is_to_point and not copy.scope.resync.is_partial and not is_hashed:
             await self._find_differences(copy)
@@ -253,9 +253,9 @@ class CopyPlanner:
             await _defer_indexes(target, copy)
 
     async def _plan_chunk(self, target: TargetConnection, copy: TableCopy, size: int) -> bool:
-        """Plan the next chunk of a large table; return False for a copy in one piece.
+        """Plan the next chunk of a large table; return False for a copy without chunks.
 
-        If its table has changed since the chunk before, the copy begins again in the next round.
+        If the table has changed since the last chunk, the copy begins again in the next round.
         """
         before = copy.mapped.state.chunks
         if before is not None:
@@ -294,7 +294,7 @@ class CopyPlanner:
         except psycopg.errors.InsufficientPrivilege as exc:
             raise translate(exc, self._context.label) from exc
         except (RewrittenError, psycopg.ProgrammingError, psycopg.DataError):
-            # The statements name its columns and their types as the snapshot has them.
+            # The statements name columns and types of the snapshot.
             await self._finisher.leave_changed(copy, "as its chunk began")
             return True
         versions = self._context.server.version, target.server_version
@@ -316,7 +316,7 @@ class CopyPlanner:
 async def read_ends(
     context: CopyContext, copies: Sequence[TableCopy], snapshot: HeldSnapshot, task_count: int
 ) -> CopyEnds:
-    """Return how tasks reach both servers, and what they need to read *copies*."""
+    """Return the connections of tasks to both servers, and the facts to read *copies*."""
     settings = context.settings
     return CopyEnds(
         source_url=await login_of_source(context.source),
@@ -335,14 +335,14 @@ async def read_ends(
 
 
 def is_large(seen: TableSeen) -> bool:
-    """Whether sorting the keys of a table once is worth dropping its indexes. Pure."""
+    """Whether sorting the keys of a table once is worth dropping the indexes. Pure."""
     return seen.size_bytes >= DEFER_BYTES_MIN
 
 
 async def _defer_indexes(
     target: TargetConnection, copy: TableCopy, *, is_streamed: bool = False
 ) -> None:
-    # Rows of others are served by these indexes.
+    # These indexes serve rows of other sources.
     if not await target.fetch_value(f"select exists (select from {copy.target.rows})"):
         key = None
         if is_streamed:

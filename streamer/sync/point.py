@@ -1,4 +1,4 @@
-"""Waits until the target is at the point of a copy, for as long as its snapshot may stay open.
+"""Waits until the target is at the point of a copy, while the snapshot may stay open.
 
 An open snapshot keeps dead rows at the source, and the target may wait for a lock or an operator.
 """

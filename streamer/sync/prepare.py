@@ -1,17 +1,18 @@
-"""Before the rows of a copy come: whether it can run, and which way it takes.
+"""Prepares a copy: whether the copy can run, and whether directly or staged.
 
-*Directly*: COPY fills the target table itself. That is the fast way, for a table without rows of
-this source, so readers miss none. ``streamer.relation.filling`` records the start. After a crash it
-holds only part of this source's rows, and streamer deletes them.
+*Directly*: COPY fills the target table. That is the fast way, for a table without rows of this
+source, so readers miss no row. ``streamer.relation.filling`` records the start. After a crash the
+table holds only part of this source's rows, and streamer deletes that part.
 
 *Staged*: the target table has rows of this source, and readers. COPY fills a staging table, and one
 transaction exchanges the rows (`streamer.sync.staging_tables`). A crash leaves the old rows.
 
 streamer removes rows of other programs with consent only.
 
-Many tables are prepared together, with statements about all of them. Round trips for each would
-take longer than the rows of a small table. Together they wait for no lock on a user's table. Rows
-that are in the way, or a failure, concern one table. So the caller then prepares tables alone.
+Many tables are prepared together, with statements about all tables. Round trips for each would take
+longer than the rows of a small table. Such a statement waits for no lock on a user's table. Rows
+that are in the way, or a failure, concern a single table. So the caller then prepares each table
+alone.
 """
 
 from collections.abc import Sequence
@@ -96,7 +97,7 @@ Pair = tuple[MappedRelation, SourceRelation]
 class CopyWay:
     """How the rows of an attempt get into the target table.
 
-    ``owns_rows``: once it is done, all rows of this source in the target are streamer's.
+    ``owns_rows``: after the copy, all rows of this source in the target are streamer's.
     """
 
     attempt: int
@@ -106,7 +107,7 @@ class CopyWay:
 
 @dataclass(eq=False, slots=True)
 class TableCopy:
-    """One relation in a round of copies. The fields without a value get one in this order."""
+    """A relation in a round of copies. Fields without a value get a value in this order."""
 
     mapped: MappedRelation
     relation: SourceRelation
@@ -145,14 +146,14 @@ class TableCopy:
         return -self.mapped.mapping.rule.priority, self.seen.size_bytes
 
     def reads(self, relation: SourceRelation) -> None:
-        """*relation* is the definition that the copy is made by, and the stream after it."""
+        """Use *relation* for the copy and for the stream that follows it."""
         self.relation = relation
         self.mapped.relid = relation.oid
         self.mapped.source = self.mapped.source.with_definition(relation)
 
     @property
     def column_numbers(self) -> dict[str, int]:
-        """The source's columns with their numbers, negative where the target does not get one."""
+        """The numbers of the source's columns, negative if the target does not get a column."""
         numbers = {column.name: column.number for column in self.relation.columns}
         if self.plan is None:
             return numbers
@@ -193,12 +194,12 @@ class TableCopy:
 
     @property
     def rows(self) -> RowScope | None:
-        """The rows that it brings; None for all."""
+        """The rows to copy; None for all."""
         return self.found if self.scope.resync.scope is None else self.scope.resync.scope
 
     @property
     def awaits_strays(self) -> bool:
-        """Whether it may get parts for rows that only the target finds by the conditions."""
+        """Whether the copy may get parts for rows that only the target finds by the conditions."""
         has_conditions = self.rows is not None and bool(self.rows.conditions)
         return self.scope.is_to_point and has_conditions and not self.has_strays
 
@@ -216,7 +217,7 @@ class TableCopy:
 
     @property
     def only(self) -> frozenset[str] | None:
-        """The same with the key, which finds their rows."""
+        """The names in `filled` plus the key columns that locate the rows."""
         if self.filled is None or self.plan is None:
             return None
         return frozenset(self.filled) | {column.name for column in self.plan.key}
@@ -228,12 +229,12 @@ class TableCopy:
 
     @property
     def unchanged(self) -> dict[str, str]:
-        """The source's columns that the target has as they are, with their names there."""
+        """The source's columns that the target has unchanged, with the target's names."""
         return unchanged_columns(self.relation.columns, self.mapped.mapping, self.target)
 
     @property
     def sid(self) -> str | None:
-        """The SQL of the target column for it, if it is written."""
+        """The SQL of the target's column kvsz_sid, if written."""
         return None if self.plan is None else self.plan.sid
 
     @property
@@ -265,7 +266,7 @@ class TableCopy:
 
 
 class Preparation:
-    """Sees to target tables before copies of one source."""
+    """Prepares target tables before copies of a source."""
 
     def __init__(
         self,
@@ -290,7 +291,7 @@ class Preparation:
     ) -> list[TableCopy]:
         """Check that both tables of each pair exist and fit; create the target's if need be.
 
-        Raises SyncError, TargetSchemaError and others with the next step.
+        Raises SyncError, TargetSchemaError and further errors with the next step.
         """
         await self._refuse_own_targets(target, [mapped.mapping for mapped, _ in pairs])
         facts: dict[MappedRelation, ExpressionFacts] = {}
@@ -310,7 +311,7 @@ class Preparation:
         missing = [pair for pair in pairs if pair[0].mapping.target not in there]
         if missing and self._create_tables:
             await self._create(source, target, missing, facts)
-        # Another source may have made a table before or after the look above.
+        # A second source may have created a table before or after the query above.
         late = [
             (mapped, relation)
             for mapped, relation in pairs
@@ -347,7 +348,7 @@ class Preparation:
     async def _refuse_own_targets(
         self, target: TargetConnection, mappings: Sequence[RelationMapping]
     ) -> None:
-        """Refuse to copy a table into itself. Raises TargetSchemaError."""
+        """Refuse a table that is its own target. Raises TargetSchemaError."""
         same = [mapping.source for mapping in mappings if mapping.source == mapping.target]
         if same:
             (row,) = await target.fetch(TARGET_DATABASE_SQL)
@@ -357,9 +358,9 @@ class Preparation:
     async def _settled(
         self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
     ) -> Sequence[Pair]:
-        """Return *pairs* once their target tables have the definitions of the source.
+        """Return *pairs* once the target tables have the definitions of the source.
 
-        Those to be declared in sync are together, and stay as they are.
+        Pairs to be declared in sync are together, and stay unchanged.
         """
         if self._changed is None or pairs[0][0].state.is_to_declare:
             return pairs
@@ -395,8 +396,8 @@ class Preparation:
         copy: TableCopy,
         facts: ExpressionFacts,
     ) -> None:
-        """Refuse now the definitions that the stream would refuse later; add columns as it
-        would.
+        """Refuse now the definitions that the stream would refuse later; add columns like the
+        stream.
         """
         mapped, relation = copy.mapped, copy.relation
         mapping, published = mapped.mapping, published_relation(relation)
@@ -455,19 +456,20 @@ class Preparation:
         await target.execute(f"delete from {copy.target.rows} where {copy.own_rows} and {rest}")
 
     async def begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> list[TableCopy]:
-        """Store ``copying`` and a new attempt, and decide which way each copy goes.
+        """Store ``copying`` and a new attempt, and choose the mode of each copy.
 
-        Directly, nothing of this source is in the target table then. Several copies begin without
-        a wait for a user's lock: those whose target has rows or partitions are left, and returned.
-        Raises SyncError where rows are in the way that we did not write, and TargetContentionError.
+        Before a direct copy, the target table has no row of this source. Several copies begin
+        without a wait for a user's lock: return the copies whose target has rows or partitions,
+        which did not begin. Raises SyncError if rows are in the way that streamer did not write,
+        and TargetContentionError.
         """
         is_alone = len(copies) == 1
         async with transaction(target):
             if is_alone and copies[0].scope.need is not Need.ROWS:
                 await self._begin(target, copies)
                 return []
-            # All waits come before the locks on the relations' rows, because their reasons go
-            # there.
+            # All waits come before the locks on the relations' rows, which store the reasons of
+            # waits.
             filling = await read_filling(target, [copy.mapped.relation_id for copy in copies])
             if is_alone:
                 occupied = await read_occupied(target, copies)
@@ -490,9 +492,9 @@ class Preparation:
 
     async def _begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
         ids = [copy.mapped.relation_id for copy in copies]
-        # A task of a process that died may still hold its part's row. This waits until the task
-        # commits or ends, and the statements below see the rows that it committed. From here on no
-        # task finds its row, and so none copies.
+        # A task of a dead process may still hold a part's row. The removal waits until the task
+        # commits or ends, and the statements below see the committed rows. From here on no task
+        # finds a part's row, so no task copies.
         await remove_parts(target, ids)
         need = copies[0].scope.need
         begun = await begin_copies(target, ids, need)
@@ -526,7 +528,7 @@ class Preparation:
 
 
 def _findable(copy: TableCopy) -> Resync:
-    """Return the resync of *copy*; one of all columns if its rows cannot be found by a key."""
+    """Return the resync of *copy*, of all columns if no key locates the rows."""
     columns, plan = copy.scope.resync.columns, copy.plan
     if columns is None or plan is None:
         return copy.scope.resync
@@ -539,8 +541,8 @@ def _findable(copy: TableCopy) -> Resync:
 def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
     """Return the SQL of the target's columns of the borders; None if these have changed.
 
-    The application may rename a column between two chunks, or give it another type. Another table
-    may have the name of the target.
+    The application may rename a column between two chunks, or change the type. A new table may have
+    the name of the target.
     """
     if chunks.target_oid != copy.target.oid:
         return None
@@ -596,7 +598,7 @@ def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
 
 
 def _choose_part_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
-    """Return how rows get into a table whose other rows stay."""
+    """Return how a partial copy writes rows, without a change of the remaining rows."""
     mode = _choose_mode(copy, owns_rows)
     if mode is not WriteMode.REPLACE:
         return mode
@@ -609,8 +611,8 @@ def exchange_of(copy: TableCopy) -> Exchange:
     plan = copy.plan
     assert plan is not None, "only declared relations have none"
     is_history = copy.mapped.mapping.type is TableType.HISTORY
-    # Where keys are not unique, rows that are too many must go, and a key does not tell which. A
-    # history has one open version of each.
+    # If keys are not unique, the exchange deletes surplus rows, which no key identifies. A history
+    # has one open version of each key.
     is_keyed = plan.key_is_indexed or is_history or copy.way.mode is WriteMode.KEEP
     is_keyed = is_keyed or copy.filled is not None or plan.marks
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
@@ -678,8 +680,8 @@ async def read_occupied(target: TargetConnection, copies: Sequence[TableCopy]) -
 async def _choose_empty(target: TargetConnection, copies: list[TableCopy]) -> list[TableCopy]:
     """Lock the targets for reading, and return the copies whose target has no rows of this source.
 
-    Raises TargetContentionError at once. A session that holds one of these locks and waits for
-    another one could meet a deadlock with a user's statement.
+    Raises TargetContentionError at once. A session that holds such a lock and waits for a second
+    lock could deadlock with a user's statement.
     """
     if not copies:
         return []
@@ -690,12 +692,12 @@ async def _choose_empty(target: TargetConnection, copies: list[TableCopy]) -> li
 
 
 def _may_truncate(copy: TableCopy) -> bool:
-    """Whether all rows of the table are this source's, and nothing refers to them."""
+    """Whether all rows of the table are this source's, and no foreign key refers to the table."""
     return copy.sid is None and not copy.target.is_referenced
 
 
 async def _clear(target: TargetConnection, copy: TableCopy) -> None:
-    """Remove the rows of this source: an unfinished copy has put them there."""
+    """Remove the rows of this source, which an unfinished copy has written."""
     if _may_truncate(copy):
         await target.execute(f"truncate {copy.target.rows}")
     else:

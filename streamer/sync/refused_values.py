@@ -1,7 +1,8 @@
-"""The way on for a copy that the target refuses, if its types do not take all values of the source.
+"""The remedy for a copy that the target refuses because types do not accept all values of the
+source.
 
-With `ddl: capture`, a source that comes to a table of others brings such values as changes of its
-definition (`streamer.sync.changed_definitions`). Otherwise an operator makes them.
+With `ddl: capture`, a source that joins a shared table widens types as changes of the definition
+(`streamer.sync.changed_definitions`). Otherwise an operator runs the statements.
 """
 
 from streamer.apply.lane import MappedRelation
@@ -21,7 +22,7 @@ async def way_for_values(
     relation: SourceRelation,
     table: TargetRelation,
 ) -> Remedy | None:
-    """Return a remedy with the statements for the target; None if its types take all values."""
+    """Return a remedy with the statements for the target; None if the types take all values."""
     source = mapped.source
     others = await read_others(target, mapped.relation_id) if table.has_sid else []
     try:

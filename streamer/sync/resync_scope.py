@@ -1,9 +1,9 @@
 """The rows to which a resync is limited, as conditions of both sides. Pure.
 
-A condition of an operator names columns of the source. The target reads it over its own columns
-under the source's names. A row that the condition names at the target and not at the source may
-have moved out of it. `Exchange.stray_keys_sql` finds the keys of such rows, and the copy reads them
-at the source too. So afterwards no row that the condition names on either side differs.
+A condition of an operator names columns of the source. The target evaluates the condition over its
+columns under the source's names. A row that matches the condition at the target only may have
+changed at the source. `Exchange.stray_keys_sql` finds the keys of such rows, and the copy reads
+these keys at the source, too. So afterwards no row that matches on either side differs.
 """
 
 import csv
@@ -45,9 +45,9 @@ def parse_resync(
     columns: Sequence[str] | None,
     skips_changes: bool = False,
 ) -> Resync:
-    """Return the resync that an operator asks for, from the command line, the API or the page.
+    """Return the resync that an operator requests on the command line, the API or the page.
 
-    *where*: the condition for its rows. *columns*: those to bring, by the target's names. Raises
+    *where*: the condition for rows. *columns*: the columns to fill, by the target's names. Raises
     MappingError if the options do not fit together, or the condition is no expression.
     """
     if where is not None and columns is not None:
@@ -62,7 +62,7 @@ def parse_resync(
 
 
 def read_names(text: str) -> tuple[str, ...]:
-    """Read names that commas separate, with double quotes around a name that contains one.
+    """Read names that commas separate, with double quotes around a name that contains a comma.
 
     Raises MappingError.
     """
@@ -75,7 +75,7 @@ def read_names(text: str) -> tuple[str, ...]:
 def unchanged_columns(
     columns: "Iterable[DefinedColumn]", mapping: RelationMapping, target: "TargetRelation"
 ) -> dict[str, str]:
-    """Return the source's columns whose values the target has as they are, by their names there."""
+    """Return the source's columns whose values the target has unchanged, by the target's names."""
     found: dict[str, str] = {}
     for column in columns:
         name = mapping.target_column(column.name)
@@ -90,9 +90,9 @@ def unchanged_columns(
 def check_conditions(
     scope: RowScope, there: Mapping[str, str], mapping: RelationMapping
 ) -> list[Expression]:
-    """Return the conditions of *scope*; *there* comes from `unchanged_columns`.
+    """Return the conditions of *scope*; *at_target* comes from `unchanged_columns`.
 
-    Raises MappingError if the target cannot judge its own rows by one.
+    Raises MappingError if the target cannot evaluate a condition.
     """
     conditions = [parse_condition(text) for text in scope.conditions]
     for condition in conditions:
@@ -139,7 +139,7 @@ def target_condition(
 
 
 def key_condition(names: Sequence[str], keys: KeySet) -> str:
-    """Return the condition for rows with one of *keys*; *names*: the SQL of its columns."""
+    """Return the condition for rows with one of *keys*; *names*: the SQL of the key's columns."""
     rows = ", ".join(
         "("
         + ", ".join(

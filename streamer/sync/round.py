@@ -1,9 +1,9 @@
-"""One round of copies: the tables that wait, under one snapshot.
+"""A round of copies: the waiting tables, under one snapshot.
 
 1. the target tables exist and fit, and the round decides where rows go: into the table, or into a
    staging table (`streamer.sync.prepare`, `streamer.sync.staging_tables`); ``copying`` is stored;
-2. a snapshot: the one that the new main slot exported, or that of a temporary slot. A session of
-   the round's own holds it, and the temporary slot goes (`streamer.sync.snapshot`);
+2. a snapshot: exported by the new main slot, or by a temporary slot. A session of the round holds
+   the snapshot, and the temporary slot is dropped (`streamer.sync.snapshot`);
 3. under that snapshot, the round reads the definitions again, and plans parts
    (`streamer.sync.plan_copies`);
 4. Spark copies the parts (`streamer.sync.copy_parts`). A table that the application rewrote in
@@ -104,10 +104,10 @@ class Round:
         exported: ExportedSnapshot | None,
         running: Iterable[int] = (),
     ) -> None:
-        """Copy *batch* under the snapshot of *exported*, or under a new one. *running*: the numbers
-        of other rounds of this source.
+        """Copy *batch* under the snapshot of *exported*, or under a new snapshot. *running*: the
+        numbers of concurrent rounds of this source.
 
-        Raises StreamerError if all that are left have to wait for the next round.
+        Raises StreamerError if all remaining relations have to wait for the next round.
         """
         async with AsyncExitStack() as sessions:
             if exported is not None:
@@ -161,7 +161,7 @@ class Round:
                     alike = to_declare if mapped.state.is_to_declare else to_copy
                     alike.append((mapped, relation))
                     continue
-                # It may have another name now, or none: the guard of the source judges that.
+                # The table may be renamed or dropped: the guard of the source decides.
                 self._queue.give_up(mapped)
                 self._context.events.table_missing(mapped)
             for alike in (to_declare, to_copy):
@@ -170,9 +170,9 @@ class Round:
         self._waits.preparing = []
 
     def _is_of_another(self, mapped: MappedRelation, relation: SourceRelation) -> bool:
-        """Whether *relation* has the name of *mapped*, and is not the table that was published.
+        """Whether *relation* has the name of *mapped*, but is not the published table.
 
-        Tables may exchange their names, and the publication knows them by their OIDs.
+        Tables may exchange names, and the publication identifies tables by OIDs.
         """
         return self._context.captures and mapped.relid not in (None, relation.oid)
 
@@ -181,7 +181,7 @@ class Round:
     ) -> None:
         """Prepare tables, which are all to be declared or all to be copied.
 
-        If that fails, halves of them are tried, down to the tables that fail.
+        After a failure, prepare both halves separately, down to the tables that fail.
         """
         self._waits.preparing = [mapped for mapped, _ in pairs]
         left: list[TableCopy] = []
@@ -282,7 +282,7 @@ class Round:
             await self._run_job(snapshot)
 
     async def _run_job(self, snapshot: HeldSnapshot) -> None:
-        """Let Spark copy the parts; finish each relation as it is complete."""
+        """Copy the parts with Spark; finish each complete relation."""
         backoff = Backoff(first=0.5)
         submitted: list[CopyPart] | None = None
         while True:
@@ -322,7 +322,7 @@ class Round:
     async def _copy_parts(
         self, parts: list[CopyPart], snapshot: HeldSnapshot
     ) -> list[dict[str, Any]]:
-        """Copy parts, most of them with Spark; return the failed ones with their reasons."""
+        """Copy parts, mostly with Spark; return the failed parts with reasons."""
         alone = {c.mapped.relation_id: c.lock for c in self._copies if c.lock is not None}
         ranks = {copy.mapped.relation_id: copy.rank for copy in self._copies if copy.parts}
         tasks = group([part for part in parts if part.relation_id not in alone], ranks)
@@ -335,7 +335,7 @@ class Round:
         if tasks:
             listed = [[part.to_json() for part in task] for task in tasks]
             work.append(self._context.launcher.submit({"tasks": listed, "ends": asdict(ends)}))
-        # One failure must not keep the others from reporting their results.
+        # A failure must not suppress the results of the remaining tasks.
         async with passwords_kept(self._context.source.url, self._context.settings.target_url):
             results = await asyncio.gather(*work, return_exceptions=True)
         failures: list[dict[str, Any]] = []
@@ -360,7 +360,7 @@ class Round:
                     raise SnapshotExpiredError(f"the snapshot of the copy is gone: {error}")
                 case "elsewhere":
                     async with self._context.target():
-                        pass  # proves that this process itself is where it was
+                        pass  # proves that this process reaches the same target
                     raise SparkJobError(
                         f"a Spark task reached another server than this process: {error}",
                         hint="check that the Spark workers reach the same source and target hosts",
@@ -389,7 +389,7 @@ class Round:
         return is_busy
 
     async def _wait_for_reach(self, parts: list[CopyPart], backoff: Backoff) -> None:
-        """A job ended well and copied nothing: its tasks did not find their parts."""
+        """Wait after a job without an error and without a copied part: tasks missed the parts."""
         source = self._context.source
         error = SparkJobError(
             f"Spark has run {len(parts)} parts and copied none",
@@ -402,12 +402,12 @@ class Round:
     # ---- 5: while and after parts are copied ---------------------------------------------------
 
     async def _finish_complete(self) -> list[CopyPart]:
-        """Finish relations without a part left to copy; return the parts of the others."""
+        """Finish relations whose parts are all copied; return the remaining parts."""
         active = self._unfinished
         ended = await read_ended_parts(
             self._context.bookkeeping, [copy.mapped.relation_id for copy in active]
         )
-        # Others of the round may take hours, and the failures of a job come at its end.
+        # The rest of the round may take hours, and a job reports failures only at the end.
         await self._settle([asdict(part) for part in ended if part.kind is not None])
         active = [copy for copy in active if not copy.is_done]
         copied = {(part.relation_id, part.part): part for part in ended if part.kind is None}
@@ -438,9 +438,9 @@ class Round:
 
 
 def find_waiting(copies: list[TableCopy], locked: dict[int, str]) -> dict[TableCopy, str]:
-    """Return which copies read a table that another session has locked, with that. Pure.
+    """Return the copies that read a locked table, with the sessions that hold the lock. Pure.
 
-    *locked*: the sessions that hold a lock, by the OID of its table.
+    *locked*: the sessions that hold a lock, by the OID of the table.
     """
     return {
         copy: locked[oid]
@@ -452,6 +452,6 @@ def find_waiting(copies: list[TableCopy], locked: dict[int, str]) -> dict[TableC
 
 
 def _forget(task: "asyncio.Task[Any]") -> None:
-    """Retrieve the outcome of *task*, if no other task did: asyncio logs unretrieved failures."""
+    """Retrieve the outcome of *task*: asyncio logs failures that no task retrieves."""
     if not task.cancelled():
         task.exception()

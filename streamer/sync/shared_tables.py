@@ -1,11 +1,11 @@
-"""The target table of several tenants, as wide as the definitions of all of them.
+"""The target table of several tenants, which fits the definitions of all tenants.
 
-The tenant that comes first makes the table. Before its first copy, each later tenant adds its
-columns, widens narrower types, and drops NOT NULL from columns that it lacks. The values of the
-other tenants do not change, so the order of the tenants does not matter.
+The first tenant creates the table. Before the first copy of each later tenant, streamer adds
+missing columns, widens narrower types, and drops NOT NULL from columns that the tenant lacks. The
+values of earlier tenants do not change, so the order of the tenants does not matter.
 
-streamer does so only where it made the table, and where the source does not capture definitions.
-With the capture, `streamer.sync.changed_definitions` makes these changes, and `on_ddl` decides.
+streamer widens only tables that it created, of sources that do not capture definitions. With the
+capture, `streamer.sync.changed_definitions` makes these changes, and `on_ddl` decides.
 """
 
 import structlog
@@ -38,11 +38,11 @@ async def widen_shared_table(
     mapping: RelationMapping,
     sid: str,
 ) -> TargetRelation:
-    """Widen a table that streamer made for several tenants; return its definition afterwards.
+    """Widen a table that streamer created for several tenants; return the new definition.
 
-    The statements run on a connection of their own, and have committed when the function returns.
+    The statements run on a separate connection, and have committed when the function returns.
     Raises TargetContentionError if the table stays locked, TargetSchemaError with the statements if
-    only another role may run them.
+    the role may not run these.
     """
     statements = widening_statements(relation.definition, mapping, table, sid)
     if not statements:
@@ -55,7 +55,8 @@ async def widen_shared_table(
             transaction(connection),
         ):
             await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
-            # Two tenants may join at the same time: the second one sees the columns of the first.
+            # Two tenants may join at the same time: the second tenant sees the columns of the
+            # first.
             quoted = quote_qualified(table.name.namespace, table.name.name)
             await connection.execute(f"lock table {quoted} in access exclusive mode")
             present = await read_relation(connection, table.name) or table
@@ -67,7 +68,7 @@ async def widen_shared_table(
     except StreamerError as exc:
         if exc.retry is Retry.TIMED:
             raise
-        # Another role may do what this one may not; the message names any other cause.
+        # A different role may be permitted; the message names every further cause.
         is_forbidden = isinstance(exc, TargetRejectedError)
         by_hand = Remedy.of("have its owner run there: ", at_target(*statements))
         raise TargetSchemaError(

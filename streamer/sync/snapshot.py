@@ -1,12 +1,12 @@
-"""The snapshot of a round of copies, and the definitions of the tables in it.
+"""The snapshot of a round of copies, and the definitions of tables under the snapshot.
 
-A slot exports its snapshot for as long as its connection does nothing else, and retains WAL
-meanwhile. So a session of the round imports it and exports it again. Then the slot goes, and a copy
-of any length retains no WAL. That session holds the snapshot and, between two looks at tables, no
-lock.
+A slot exports a snapshot until the next command on the slot's connection, and retains WAL
+meanwhile. So a session of the round imports the snapshot and exports it again. Then the slot is
+dropped, and a copy of any length retains no WAL. That session holds the snapshot and, between two
+reads of tables, no lock.
 
 The round reads a table's definition under this snapshot and a lock, so a copy reads exactly the
-columns of its definition. The lock ends at once. Each part makes sure, under its own lock, that its
+columns of that definition. The lock ends at once. Each part checks, under a second lock, that the
 table still has the same storage and the same columns (`streamer.sync.copy_parts`). So the
 application's DDL waits for the parts under way, not for the copy.
 """
@@ -48,7 +48,7 @@ async def open_copy_session(
 ) -> Connection:
     """Return a session of a copy at *server*, which waits for no lock for long.
 
-    Raises SourceConnectionError, also for another server.
+    Raises SourceConnectionError, also for a different server.
     """
     plain = await connect(source)
     try:
@@ -102,7 +102,7 @@ class HeldSnapshot:
         return not self.plain.closed and not self.plain.broken
 
     async def check(self) -> None:
-        """Raises SourceConnectionError when the session is lost, and the snapshot with it."""
+        """Raise SourceConnectionError if the session, and so the snapshot, is lost."""
         try:
             await self.plain.execute("select 1")
         except psycopg.Error as exc:
@@ -131,7 +131,7 @@ async def import_snapshot(plain: Connection, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TableSeen:
-    """A table as the snapshot has it, looked at under a lock."""
+    """A table under the snapshot, read under a lock."""
 
     relation: SourceRelation
     heaps: tuple[Heap, ...]
@@ -146,14 +146,14 @@ class TableSeen:
 
 
 def is_same(one: SourceRelation, other: SourceRelation) -> bool:
-    """Whether two readings of a table agree in all but its size. Pure."""
+    """Whether two definitions of a table agree in all but the size. Pure."""
     sizes = {"row_count_estimate": 0, "size_bytes": 0}
     return replace(one, **sizes) == replace(other, **sizes)  # type: ignore[arg-type]
 
 
 async def look(plain: Connection, name: RelationName, *, is_partitioned: bool) -> TableSeen | None:
-    """Lock a table and read its definition; None if it is gone, or if its pages or columns differ
-    from the snapshot's.
+    """Lock a table and read the definition; None if the table was dropped, or if pages or columns
+    differ from the snapshot's.
 
     The lock ends with the caller's savepoint. Raises SourceContentionError.
     """
@@ -171,11 +171,11 @@ async def look(plain: Connection, name: RelationName, *, is_partitioned: bool) -
 async def look_together(
     plain: Connection, names: Sequence[RelationName]
 ) -> dict[RelationName, TableSeen]:
-    """Look at many tables that are not partitioned, as `look` does, with a few statements.
+    """Read many tables that are not partitioned, as `look` does, with a few statements.
 
-    Return none of them if one is gone or another session locks it, and leave out those that differ
-    from the snapshot. The session waits for no lock: it holds others, so waiting could end in a
-    deadlock with a statement of the application. The locks end with the caller's savepoint.
+    Return no table if any was dropped or is locked, and omit tables that differ from the snapshot.
+    The session waits for no lock: with several locks, waiting could end in a deadlock with a
+    statement of the application. The locks end with the caller's savepoint.
     """
     listed = ", ".join(f"only {quote_qualified(name.namespace, name.name)}" for name in names)
     try:
@@ -184,7 +184,7 @@ async def look_together(
         if exc.sqlstate != LOCK_NOT_AVAILABLE:
             raise
         return {}
-    except psycopg.ProgrammingError:  # `look` finds out which one, and why
+    except psycopg.ProgrammingError:  # `look` finds the table and the reason
         return {}
     relations = await read_relations(plain, list(names))
     by_root: dict[int, list[DictRow]] = {relation.oid: [] for relation in relations.values()}
@@ -207,7 +207,7 @@ def _seen(relation: SourceRelation, rows: list[DictRow]) -> TableSeen | None:
 
 
 def lock_sql(name: RelationName, *, is_partitioned: bool) -> str:
-    """Return the statement that keeps a table and its partitions from being altered and rewritten.
+    """Return the statement that protects a table and its partitions from ALTER and rewrites.
     Pure.
     """
     only = "" if is_partitioned else "only "
@@ -215,8 +215,8 @@ def lock_sql(name: RelationName, *, is_partitioned: bool) -> str:
     return f"lock table {only}{quoted} in access share mode"
 
 
-# The tree of the snapshot: pg_inherits follows it, functions of partitions do not. Such functions,
-# and those of sizes, show the present, which is the same under the lock.
+# The tree of the snapshot: pg_inherits follows the snapshot, functions of partitions do not. These
+# functions, and functions of sizes, show the present state, which does not change under the lock.
 _HEAPS_SQL: Final = f"""
 with recursive tree (root, oid) as (
     select r.oid, r.oid from pg_catalog.unnest(%s::oid[]) r (oid)
@@ -271,7 +271,7 @@ def _heaps(relation: SourceRelation, rows: list[DictRow]) -> tuple[tuple[Heap, .
 
 
 def _whole(relation: SourceRelation, tables: list[DictRow]) -> Heap:
-    """A partitioned table that is read by its own name."""
+    """A partitioned table that is read by the name of the root."""
     quoted = quote_qualified(relation.name.namespace, relation.name.name)
     return Heap(
         quoted,

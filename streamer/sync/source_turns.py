@@ -1,9 +1,9 @@
-"""The order in which sources copy, and how many of them at a time.
+"""The order in which sources copy, and the number of concurrent sources.
 
-A source takes a turn before it makes the slot or the snapshot of a copy. So sources whose turn has
-not come keep neither WAL nor old row versions. Those with a higher priority come first, then those
-with less to copy. A source that has a turn gets another at once: its tables do not wait for each
-other.
+A source takes a turn before the slot or the snapshot of a copy is created. So waiting sources keep
+neither WAL nor old row versions. Sources with a higher priority come first, then sources with less
+to copy. A source that has a turn gets a further turn at once: tables of a source do not wait for
+one another.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ class _WaitingSource:
 
 
 class CopyTurn:
-    """The right of one source to copy, until `end`."""
+    """The right of a source to copy, until `end`."""
 
     def __init__(self, turns: "CopyTurns", source: str) -> None:
         self._turns: CopyTurns | None = turns
         self.source = source
 
     def end(self) -> None:
-        """Let the next source have its turn; a second call does nothing."""
+        """End the turn and serve the next source; a second call has no effect."""
         turns, self._turns = self._turns, None
         if turns is not None:
             turns.ended(self)
@@ -57,14 +57,14 @@ class CopyTurns:
         self._numbers = itertools.count()
 
     def take_free(self, source: str) -> CopyTurn | None:
-        """Return a turn of *source* if it need not wait for that."""
+        """Return a turn of *source* if free without a wait."""
         if self._waiting or not self._has_room(source):
             return None
         self._copying[source] += 1
         return CopyTurn(self, source)
 
     async def take(self, source: str, priority: int, size_bytes: int, tell: Tell) -> CopyTurn:
-        """Wait for a turn of *source*; *tell* receives the reason whenever it changes."""
+        """Wait for a turn of *source*; *tell* receives each new reason."""
         waiting = _WaitingSource(source, priority, size_bytes, next(self._numbers))
         self._waiting.append(waiting)
         self._serve()

@@ -1,9 +1,9 @@
-"""Staging tables, in which a copy gathers rows while the target table keeps the old ones, and the
-transaction that exchanges them.
+"""Staging tables, in which a copy gathers rows while the target table keeps the old rows, and the
+transaction that exchanges the rows.
 
-A staging table is no unlogged table: a crash must not empty it while the ledger keeps its parts. It
-lives from the beginning of a copy to the commit of the exchange. The next process drops the tables
-that a crash leaves.
+A staging table is no unlogged table: a crash must not empty the table while the ledger keeps the
+parts. A staging table exists from the beginning of a copy to the commit of the exchange. The next
+process drops the tables that a crash leaves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,7 +47,7 @@ order by s.attnum limit 1
 async def create_stage(
     target: TargetConnection, relation_id: int, table: str, columns: tuple[str, ...]
 ) -> None:
-    """Make the staging table: *columns* of *table*, with their exact types and collations."""
+    """Create the staging table: *columns* of *table*, with the exact types and collations."""
     await target.execute(
         f"create table {stage_name(relation_id)} with (autovacuum_enabled = false) as"
         f" select {quote_columns(columns)} from {table} with no data"
@@ -87,14 +87,13 @@ async def exchange_rows(
 ) -> None:
     """Write the staged rows to the target table, in the transaction that has just begun.
 
-    Raises TargetContentionError when others write or lock the same rows. Raises SyncAgainError when
-    staged values may be rounded to the type that a column had before.
+    Raises TargetContentionError if a session writes or locks the same rows. Raises SyncAgainError
+    if staged values may be rounded to the former type of a column.
     """
-    # One snapshot for all statements: a row must still be at the place where an earlier statement
-    # found it.
+    # One snapshot for all statements: a row must keep the ctid that an earlier statement read.
     await target.execute("set transaction isolation level repeatable read")
     await target.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
-    # Before the snapshot, so that the catalogs have the types that the exchange meets.
+    # Before the snapshot, so that the catalogs have the types of the exchange.
     await target.execute(f"lock table {exchange.rows} in access share mode")
     await target.fetch(_ENOUGH_MEMORY_SQL)
     other = await target.fetch_value(_OTHER_TYPES_SQL, exchange.stage, exchange.table)
@@ -106,7 +105,7 @@ async def exchange_rows(
     await target.execute(f"analyze {exchange.stage}")
     may_delete = may_rest or not is_referenced
     if mode is WriteMode.REPLACE and not may_delete:
-        # Foreign keys would refuse it, or delete or change the rows that refer to ours.
+        # Foreign keys would refuse the deletion, or delete or change the referring rows.
         mode = WriteMode.DIFFERENCE
     await target.execute("savepoint exchange")
     try:

@@ -1,4 +1,4 @@
-"""The status of copies that make no progress: their obstacles and their errors."""
+"""The status of copies that make no progress: obstacles and errors."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 class CopyReports:
-    """Writes that status for one source."""
+    """Writes the status for a source."""
 
     def __init__(self, context: CopyContext) -> None:
         self._context = context
@@ -27,7 +27,7 @@ class CopyReports:
     async def tell_waiting(
         self, relations: Iterable[MappedRelation], wait: TableWait | None
     ) -> None:
-        """Show the lock or transaction that copies wait for; with None they wait no longer."""
+        """Show the lock or transaction that copies wait for; None ends the wait."""
         relations = list(relations)
         tables = [str(mapped.mapping.source) for mapped in relations]
         if wait is not None and not wait.is_turn and self._reported.is_new(str(wait), *tables):
@@ -42,7 +42,7 @@ class CopyReports:
     async def show_error(
         self, relations: Iterable[MappedRelation], error: ErrorReport | None
     ) -> None:
-        """Show why copies under way make no progress; with None they make progress again."""
+        """Show why copies under way make no progress; None removes the error."""
         relations = list(relations)
         ids = [mapped.relation_id for mapped in relations]
         await set_copy_error(self._context.bookkeeping, ids, error)

@@ -1,14 +1,14 @@
-"""The definitions that a copied table gets beside its columns: planned, and made at the target.
+"""The definitions of a copied table besides columns: planned, and created at the target.
 
-The round reads the source's definitions after its snapshot, and stores the statements in the
-bookkeeping (`plan_definitions`). No other session writes to a table that a copy fills directly. So
-its definitions are made before its hand-over, apart from foreign keys. All others are made beside
-the stream, without long locks (`make_online`): indexes concurrently,
+The round reads the source's definitions after the snapshot, and stores the statements in the
+bookkeeping (`plan_definitions`). Only the copy writes to a table that it fills directly. So the
+definitions of such a table, except foreign keys, are created before the hand-over. All remaining
+definitions are created beside the stream, without long locks (`make_online`): indexes concurrently,
 foreign keys NOT VALID at first.
 
-A definition that the target refuses stops nothing: its reason and its SQL stay in the bookkeeping.
-Each attempt looks first for the parts that an earlier one made. A build that died leaves an invalid
-index, which the next attempt drops.
+A definition that the target refuses stops no table: the reason and the SQL stay in the bookkeeping.
+Each attempt first checks for the parts of an earlier attempt. An interrupted build leaves an
+invalid index, which the next attempt drops.
 """
 
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ select (select i.indisvalid and i.indisready
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2
 """
-# Every other default is made in its place in the stream.
+# The stream sets all further defaults in order.
 _MADE_DEFAULT_SQL: Final = """
 select case when a.attidentity <> '' then 'identity'
             when pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%' then 'default' end
@@ -116,11 +116,11 @@ async def plan_definitions(
     target: TargetConnection,
     copies: Sequence[TableCopy],
 ) -> None:
-    """Store the definitions that the tables of *copies* are to get, as far as streamer made them.
+    """Store the definitions that the tables of *copies* are to get, if streamer created the table.
 
     Raises SourceError, TargetError.
     """
-    # The stream brings the definitions of a table that gets some rows or columns only.
+    # The stream contains the definitions of a table that gets some rows or columns only.
     asking = [
         copy
         for copy in copies
@@ -152,7 +152,7 @@ async def plan_definitions(
         taken = await read_taken(target, mapping.target, wanted)
         renderer = Renderer(definition, place, places, taken)
         planned = renderer.plan(mapping.rule.create)
-        # The source may have got its key after the target was created.
+        # The source may have added the key after the creation of the target.
         if not await has_primary_key(target, mapping.target):
             planned += renderer.primary_key()
         if acts:
@@ -238,8 +238,8 @@ _BUILT: Final = frozenset({ObjectKind.INDEX, ObjectKind.EXCLUSION, ObjectKind.UN
 def left_to_run(
     record: DefinitionRecord, facts: DefinitionFacts, *, online: bool
 ) -> tuple[str, ...]:
-    """Return the statements of *record* that have not been run; those behind the first ones can be
-    run again. Pure.
+    """Return the statements of *record* that have not been run; all but the first may be run again.
+    Pure.
     """
     statements = record.online if online else record.statements
     builds_index = online and record.kind in _CONSTRAINTS and record.index is not None
@@ -252,9 +252,9 @@ def left_to_run(
 
 
 def around_table(record: DefinitionRecord) -> tuple[str, str] | None:
-    """Return the first statement of *record* before and behind the name of its table.
+    """Return the first statement of *record* before and behind the table's name.
 
-    None if it has no expression of the source. Pure.
+    None without an expression of the source. Pure.
     """
     if record.kind not in _HAS_EXPRESSIONS:
         return None
@@ -271,7 +271,7 @@ def around_table(record: DefinitionRecord) -> tuple[str, str] | None:
 
 
 async def make_before_hand_over(target: TargetConnection, relation_id: int) -> None:
-    """Make all definitions of a relation but foreign keys, if no other session writes its table.
+    """Create all definitions of a relation but foreign keys, if only the copy writes the table.
 
     Raises TargetError if the target is lost; a refused definition stays in the bookkeeping.
     """
@@ -290,21 +290,21 @@ async def make_before_hand_over(target: TargetConnection, relation_id: int) -> N
 
 
 async def make_online(target: TargetConnection) -> int:
-    """Make the definitions of ready tables, beside the stream; return how many were to be made.
+    """Create the definitions of ready tables, beside the stream; return the number of definitions.
 
-    Raises TargetContentionError while another process does, and TargetError.
+    Raises TargetContentionError while a second process does, and TargetError.
     """
     unwanted, records = await read_unwanted(target), await read_pending(target)
     if not records and not unwanted:
         return 0
-    # Held by the session, so also by the backend of a client that died while it builds.
+    # Held by the session, so also by a backend that still builds after its client died.
     if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", BUILD_LOCK):
         raise TargetContentionError("target: another process makes definitions")
     await target.fetch(_ENOUGH_MEMORY_SQL)
     for record in unwanted:
         await _remove(target, record)
     for record in records:
-        # The stream may have taken it back, or changed it, since the look above.
+        # The stream may have dropped or changed the definition since the query above.
         if await is_pending(target, record):
             await _attempt(target, record, online=True)
     return len(records)
@@ -321,7 +321,7 @@ async def note_made(target: TargetConnection) -> None:
 async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
     """Remove an object that was dropped at the source while a session may have made it.
 
-    The lock of the caller keeps that session away; an object of another plan stays.
+    The lock of the caller keeps that session away; an object of a different plan stays.
     """
     place = record.target
     if await is_remade(target, record):

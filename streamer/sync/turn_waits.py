@@ -1,4 +1,4 @@
-"""The waits of copies that begin by themselves, so that no operator needs to act. Pure."""
+"""The waits of copies that begin automatically, without an operator. Pure."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ TURN: Final = "its turn: "
 
 
 def turn(reason: str) -> TableWait:
-    """Return the wait of a copy that begins by itself: no operator needs to act."""
+    """Return the wait of a copy that begins automatically."""
     return TableWait(f"{TURN}{reason}", is_turn=True)
 
 

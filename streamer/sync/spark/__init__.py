@@ -1,1 +1,1 @@
-"""Spark: its process, its jobs, and the protection of what it is given."""
+"""Spark: the process, the jobs, and the protection of secrets."""

@@ -1,13 +1,13 @@
-"""The class data archive of Spark's JVM: its classes, parsed and verified once.
+"""The class data archive of Spark's JVM: classes that are parsed and verified once.
 
-With it, a local Spark is ready for its first task in half the time. It belongs to one Java, one
-PySpark and one place of both. The JVM itself checks that, and continues without an archive that
-does not fit. ``python -m streamer.sync.spark.class_archive`` makes it. The image and ``.venv`` come
-with one; otherwise `streamer.sync.spark.launcher` makes one in the user's cache after the first
-copies.
+With an archive, a local Spark is ready for the first task in half the time. An archive belongs to
+one Java and one PySpark at fixed paths. The JVM checks that, and continues without an archive that
+does not fit. ``python -m streamer.sync.spark.class_archive`` creates the archive. The image and
+``.venv`` contain an archive; otherwise `streamer.sync.spark.launcher` creates the file in the
+user's cache after the first copies.
 
 A process that can write the archive can change the JVM's behaviour. So streamer uses a file only if
-no user but this one and root can write it.
+no user but the current user and root can write the file.
 
 JEP 350, "Dynamic CDS Archives".
 """
@@ -49,7 +49,7 @@ def find_archive(environment: Mapping[str, str]) -> Path | None:
 
 
 def archive_name(environment: Mapping[str, str]) -> str | None:
-    """Return the file name that tells Java and PySpark apart; None if one of them is missing."""
+    """Return the file name for a Java and a PySpark; None if either is missing."""
     java, home = shutil.which(java_program(environment)), find_spark_home(environment)
     if java is None or home is None:
         return None
@@ -90,14 +90,14 @@ def use_options(environment: Mapping[str, str]) -> list[str]:
 
 
 def make_options(path: Path) -> list[str]:
-    """Return the options of a JVM that writes the archive *path* when it ends."""
+    """Return the options of a JVM that writes the archive *path* at its end."""
     return [f"-XX:ArchiveClassesAtExit={path}", *_QUIET]
 
 
 def make_archive(directory: Path) -> Path | None:
-    """Make the archive in *directory*; return it, or None where it cannot be made.
+    """Create the archive in *directory*; return the path, or None after a failure.
 
-    A file is complete when it gets its name, so two processes may do this at the same time.
+    A file is complete when it gets its name, so two processes may create archives at the same time.
     """
     if (name := archive_name(os.environ)) is None or not _prepare(directory):
         return None
@@ -126,8 +126,8 @@ def make_archive(directory: Path) -> Path | None:
 
 
 def _prepare(directory: Path) -> bool:
-    """Make *directory*, without the rests of processes that were killed; return whether it can be
-    used.
+    """Create *directory* and remove files of killed processes; return whether the directory is
+    usable.
     """
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def _prepare(directory: Path) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run as a program. It never fails: Spark works without an archive, only slower."""
+    """Run as a program that never fails: Spark works without an archive, only slower."""
     parser = argparse.ArgumentParser(description="Make the class data archive of Spark's JVM.")
     parser.add_argument(
         "--installed", action="store_true", help="make it for all users of this installation"

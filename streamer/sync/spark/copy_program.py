@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 def run(
     context: "SparkContext", job: dict[str, Any], ends: dict[str, Any] | str
 ) -> list[dict[str, Any]]:
-    """Copy the parts of *job*; return those that a server rejects.
+    """Copy the parts of *job*; return the parts that a server rejects.
 
-    *ends*: the connection strings of tasks, or the file that holds them.
+    *ends*: the connection strings of tasks, or the path of a file.
     """
     tasks = job["tasks"]
     given = ends if isinstance(ends, str) else CopyEnds.from_json(ends)
-    # One partition per task: Spark starts them in order, so the largest begin first.
+    # A partition per task: Spark starts partitions in order, so the largest begin first.
     parts = context.parallelize(tasks, len(tasks))
     return list(parts.mapPartitions(partial(copy_tasks, ends=given)).collect())

@@ -1,4 +1,4 @@
-"""The Java that Spark would run on: whether it is there, and recent enough. Blocking."""
+"""Checks that the Java of Spark is present and recent enough. Blocking."""
 
 import os
 import re
@@ -13,7 +13,7 @@ FIX: Final = f"install a Java runtime of version {MAJOR_MIN} or newer, or set JA
 
 
 def find_obstacle() -> str | None:
-    """Say why Spark cannot start here; None if its Java is fine. This starts no Spark."""
+    """Return why Spark cannot start here; None if Java is fine. Starts no Spark."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else "java"
     try:

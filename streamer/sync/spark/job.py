@@ -1,18 +1,19 @@
-"""The Spark process: it runs jobs, without asyncio.
+"""The Spark process, which runs jobs without asyncio.
 
-There are two ways to run it. ``streamer run`` starts ``python -m streamer.sync.spark.job --serve``
-and writes ``run FILE`` or ``cancel FILE``, a line each, to its standard input. The driver stays
-warm between jobs and ends with that input, so it never outlives its process. By hand, or with
+There are two ways to start the process. ``streamer run`` starts ``python -m streamer.sync.spark.job
+--serve`` and writes ``run FILE`` or ``cancel FILE``, a line each, to the standard input. The driver
+stays warm between jobs and ends with that input, so it never outlives streamer. By hand, or with
 spark-submit on a cluster: ``spark_job.py --job FILE``.
 
-A job file names its ``program``, a module of `PROGRAMS` with ``run(context, job, ends)``. That is
-imported once the JVM starts: this module imports little.
+A job file names a ``program``, a module of `PROGRAMS` with ``run(context, job, ends)``. The program
+is imported once the JVM starts: this module imports little.
 
-Executors on other machines need Python with psycopg, and a way to both databases; the driver ships
-the few modules that a task runs. A job file has mode 0600. In local mode a task reads its
-connection strings from a file of the same mode. On a cluster they travel in the task's closure,
-once Spark has proved that it authenticates and encrypts (`spark_security`). No command line,
-configuration or message has them, so neither the UI nor an event log shows them.
+Executors on remote machines need Python with psycopg, and a connection to both databases; the
+driver ships the few modules that a task runs. A job file has mode 0600. In local mode a task reads
+the connection strings from a file of the same mode. On a cluster the strings travel in the task's
+closure, once Spark has proved that it authenticates and encrypts (`spark_security`). No command
+line, configuration or message contains the strings, so neither the UI nor an event log shows a
+secret.
 
 Events go to standard output as lines of JSON. ``streamer.sync_partition`` records the copied parts.
 """
@@ -91,7 +92,7 @@ _output = threading.Lock()
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Write one event."""
+    """Write an event."""
     with _output:
         sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
         sys.stdout.flush()
@@ -102,7 +103,7 @@ class InsecureSparkError(Exception):
 
 
 def prepare_cluster(context: "SparkContext", *, allow_insecure: bool) -> None:
-    """Make sure that a cluster protects secrets, and send it the code of tasks.
+    """Check that a cluster protects secrets, and ship the code of tasks.
 
     Raises InsecureSparkError.
     """
@@ -121,8 +122,8 @@ def prepare_cluster(context: "SparkContext", *, allow_insecure: bool) -> None:
 
 
 def _ship(context: "SparkContext") -> None:
-    """Send executors the modules of a task: the version that planned the task, even if another one
-    is installed.
+    """Send executors the modules of a task: the version that planned the task, even if a different
+    version is installed.
 
     The archive is in a directory that Spark removes at any kind of end.
     """
@@ -149,7 +150,7 @@ def run_job(context: "SparkContext", path: Path) -> Any:
     """Run the job described in a file; return its result, such as the relations that failed."""
     job = json.loads(read_private(path))
     program = importlib.import_module(PROGRAMS[job.get("program", "copy")])
-    # Of this thread. Interrupting a task ends its Python worker, and so its connections.
+    # Of this thread. Interrupting a task ends the Python worker, and so the connections.
     context.setJobGroup(str(path), "streamer", interruptOnCancel=True)
     if not is_local(context.master):
         return program.run(context, job, job["ends"])
@@ -171,7 +172,7 @@ def _ends_file(ends: dict[str, Any], directory: Path) -> Iterator[str]:
 def _run_and_report(context: "SparkContext", path: str) -> None:
     try:
         result = run_job(context, Path(path))
-    except Exception as exc:  # noqa: BLE001  # reported to the process that started this one
+    except Exception as exc:  # noqa: BLE001  # reported to the parent process
         emit("failed", job=path, error=f"{type(exc).__name__}: {_cause(exc)}")
         _exit_without_java(context)
     else:
@@ -179,10 +180,10 @@ def _run_and_report(context: "SparkContext", path: str) -> None:
 
 
 def _exit_without_java(context: "SparkContext") -> None:
-    """End this process if its JVM is gone or its context over: no job can run in it any more."""
+    """End this process if the JVM or the context has ended: no further job can run."""
     try:
         is_over = context._jsc.sc().isStopped()
-    except Exception:  # noqa: BLE001  # any failure leaves nothing to work with
+    except Exception:  # noqa: BLE001  # after any failure, no job can run
         is_over = True
     if is_over:
         os._exit(1)
@@ -201,7 +202,7 @@ def _cause(error: Exception) -> str:
 
 
 def _report_starving(context: "SparkContext") -> None:
-    """Say so when tasks wait and none runs: a cluster without free workers makes no other sign."""
+    """Report tasks that wait while no task runs: Spark does not report a lack of free workers."""
     tracker = context.statusTracker()
     hungry_since: float | None = None
     is_reported = False
@@ -222,19 +223,19 @@ def _report_starving(context: "SparkContext") -> None:
 
 
 def _cancel(context: "SparkContext", path: str, running: threading.Thread) -> None:
-    """Cancel a job until its thread ends: Spark forgets a request for a job that has not begun."""
+    """Cancel a job until the thread ends: Spark forgets a request before the job's beginning."""
     while running.is_alive():
         context.cancelJobGroup(path)
         running.join(CANCEL_SECONDS)
 
 
 def _warm_up(context: "SparkContext") -> None:
-    """Let Spark start its Python process and load its classes while no job is there yet."""
+    """Run an empty job, so that Spark starts the Python process and loads classes."""
     context.parallelize([None], 1).mapPartitions(list).collect()
 
 
 def serve(spark: StartedSpark) -> None:
-    """Run and cancel jobs as told on standard input, several at a time, until it ends."""
+    """Run and cancel jobs by commands on standard input, several at a time, until its end."""
     context = spark.context
     emit("ready", lacks_archive=spark.lacks_archive)
     threading.Thread(target=_report_starving, args=(context,), daemon=True).start()

@@ -1,9 +1,10 @@
 """The JVM of a local Spark, started without Spark's shell scripts.
 
-Spark's own start runs two shells, a Python and a JVM that prints the command of the next JVM. This
-module asks Spark's launcher class for that command and runs it, while the driver still imports
-PySpark. It adds the class data archive, if there is one (`streamer.sync.spark.class_archive`). The
-JVM is the one that Spark would start: same options, same class path, same ``spark-defaults.conf``.
+Spark's scripts run two shells, a Python and a JVM that prints the command of the next JVM. This
+module requests the command from Spark's launcher class and runs it, while the driver still imports
+PySpark. The command includes the class data archive, if present
+(`streamer.sync.spark.class_archive`). The JVM equals the JVM of Spark's scripts: same options, same
+class path, same ``spark-defaults.conf``.
 
 An installation with a ``spark-env.sh`` needs the shell scripts, and so does a cluster.
 """
@@ -32,7 +33,7 @@ GATEWAY_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
 
 
 def find_spark_home(environment: Mapping[str, str]) -> Path | None:
-    """Return the directory of Spark, as PySpark finds it; None if there is none."""
+    """Return the directory of Spark, in PySpark's search order, or None."""
     if home := environment.get("SPARK_HOME"):
         return Path(home)
     spec = find_spec("pyspark")
@@ -48,14 +49,14 @@ def java_program(environment: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StartedJvm:
-    """A JVM that starts. It ends with its standard input."""
+    """A JVM that starts. The JVM ends with its standard input."""
 
     process: "subprocess.Popen[bytes]"
     directory: OwnedDirectory
 
     @property
     def info(self) -> Path:
-        """The file in which the JVM stores the port and secret of its gateway."""
+        """The file in which the JVM stores the port and secret of the gateway."""
         return self.directory.path / "gateway"
 
     def wait_until_ready(self) -> bool:
@@ -129,16 +130,17 @@ def _read_command(home: Path, settings: Mapping[str, str]) -> list[str] | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    # Lines of messages, then a null character, then the command's parts, each ended by one.
+    # Lines of messages, then a null character, then the command's parts, each ended by a null
+    # character.
     _, _, parts = asked.decode().partition("\0")
     command = [part.lstrip("\n") for part in parts.split("\0")][:-1]
     return [*_with_jars_listed(command)] or None
 
 
 def _with_jars_listed(command: list[str]) -> list[str]:
-    """Put the jars of a wildcard in order, each once.
+    """Replace a wildcard by its jars in order, without duplicates.
 
-    A class archive is for one class path, and the order of a directory differs between machines.
+    A class archive fits one class path, and the order of a directory differs between machines.
     """
     listed = list(command)
     for place, part in enumerate(command[:-1]):

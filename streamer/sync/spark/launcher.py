@@ -1,12 +1,12 @@
-"""Starts the Spark process, hands it jobs, watches it and ends it.
+"""Starts the Spark process, submits jobs, monitors the process and ends it.
 
-Spark never runs in the event loop's process: it may crash or run out of memory without harm to the
-stream. The launcher starts the process with the first job, or before it (`prepare`), and keeps it
-warm for a while after the last. The process has its own group, so ending the group ends the JVM and
-the Python workers, too.
+Spark never runs in the event loop's process: Spark may crash or run out of memory without harm to
+the stream. The launcher starts the process with the first job, or earlier (`prepare`), and keeps
+the process warm for a while after the last job. The process has a separate group, so ending the
+group ends the JVM and the Python workers, too.
 
-If Spark had to start without a class data archive, the launcher makes one after the process has
-ended (`streamer.sync.spark.class_archive`).
+If Spark started without a class data archive, the launcher creates an archive after the end of the
+process (`streamer.sync.spark.class_archive`).
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class SparkLauncher:
-    """The Spark process of this process. `run` is its owner's task; any task may call `submit`."""
+    """The Spark process of streamer. `run` is the owner's task; any task may call `submit`."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class SparkLauncher:
         self._set_idle()
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """Run *job* to its end; return the relations that failed, with why.
+        """Run *job* to the end; return the failed relations with reasons.
 
-        Cancelled, this cancels the job: its tasks end, and make room for those of others. Raises
-        SparkJobError when the process ends or the job fails as a whole.
+        A cancellation cancels the job: the tasks end, and make room for tasks of further jobs.
+        Raises SparkJobError if the process ends or the job fails as a whole.
         """
         self._count += 1
         path = self._directory / f"job-{self._count}.json"
@@ -116,14 +116,14 @@ class SparkLauncher:
             self._process.stdin.write(f"{command} {path}\n".encode())
 
     def _set_idle(self) -> None:
-        """Let the process end a while after its last job, and not before."""
+        """Set the idle timeout, which begins at the end of the last job."""
         if self._idle is None or self._idle.expired():
             return
         now = asyncio.get_running_loop().time()
         self._idle.reschedule(None if self._waiting else now + IDLE_SECONDS)
 
     async def run(self) -> None:
-        """Start a process whenever there is a job; end it when there has been none for a while."""
+        """Start a process for waiting jobs; end the process after a while without jobs."""
         backoff = Backoff(first=1.0, most=CRASH_SECONDS_MAX)
         try:
             while True:
@@ -138,7 +138,7 @@ class SparkLauncher:
             await self._stop()
 
     async def _run_process(self) -> bool:
-        """Run a process to its end; return whether it did its work."""
+        """Run a process to the end; return False if waiting jobs failed with the process."""
         if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
             self._fail_waiting(SparkJobError(obstacle, hint=FIX))
             self._wanted.clear()  # until a submitter asks again
@@ -174,9 +174,9 @@ class SparkLauncher:
         finally:
             process = self._process
             await self._stop()
-            # The last line says why the process ended. The launcher may not have read it yet.
+            # The last line tells why the process ended, and may not be read yet.
             await asyncio.wait([listening], timeout=STOP_SECONDS)
-            if not listening.done():  # the JVM outlives its driver, and may wait for a task
+            if not listening.done():  # the JVM outlives the driver, and may wait for a task
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await asyncio.wait([listening], timeout=STOP_SECONDS)
@@ -220,7 +220,7 @@ class SparkLauncher:
             await ended
 
     async def _follow(self, process: asyncio.subprocess.Process) -> bool:
-        """Read events until the process ends or was idle for long; tell whether it was idle."""
+        """Read events until the process ends or was idle for long; return whether it was idle."""
         try:
             async with asyncio.timeout(None) as self._idle:
                 self._set_idle()
@@ -234,7 +234,7 @@ class SparkLauncher:
     async def _read_events(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         while line := await process.stdout.readline():
-            with contextlib.suppress(ValueError):  # something else that Spark printed
+            with contextlib.suppress(ValueError):  # a line of Spark's, not an event
                 event = json.loads(line)
                 if isinstance(event, dict):
                     self._handle(event)
@@ -299,5 +299,5 @@ async def _keep_last(stream: asyncio.StreamReader, lines: list[str], most: int =
 
 
 def _write_job(path: Path, job: dict[str, Any]) -> None:
-    """Write *job* to a file that only this user can read: it has connection strings."""
+    """Write *job*, which has connection strings, to a file that only this user can read."""
     write_private(path, json.dumps(job))

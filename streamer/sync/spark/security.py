@@ -1,9 +1,9 @@
 """The protection of connection strings inside Spark: settings, environment, and a judgement. Pure.
 
-A Spark driver listens on ports from which executors fetch tasks. Without `spark.authenticate` it
-gives tasks to every client that can reach these ports, and a task on a cluster holds connection
-strings. So a local driver listens on the loopback interface only and authenticates its clients. A
-driver of a cluster sends a job only if Spark authenticates and encrypts.
+A Spark driver listens on ports from which executors fetch tasks. Without `spark.authenticate` the
+driver gives tasks to every client that can reach these ports, and a task on a cluster holds
+connection strings. So a local driver listens on the loopback interface only and authenticates
+clients. A driver of a cluster sends a job only if Spark authenticates and encrypts.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Final
 LOCAL_SETTINGS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # In local mode Spark makes a random secret itself and keeps it in memory.
+    # In local mode Spark generates a random secret and keeps it in memory.
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
     "spark.network.crypto.saslFallback": "false",
@@ -24,14 +24,14 @@ LOCAL_SETTINGS: Final = {
 """A local driver always has these; the user's `spark_settings` cannot change them."""
 
 LOCAL_ENVIRONMENT: Final = {
-    # The address of the UI, if `spark_settings` switch it on. It also spares Spark the name look-up
-    # of this machine, which can take seconds.
+    # The address of the UI, if `spark_settings` enable the UI. A fixed address also avoids the name
+    # look-up of this machine, which can take seconds.
     "SPARK_LOCAL_IP": "127.0.0.1",
     "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
 }
 
 CLUSTER_SETTINGS: Final = {
-    # An executor that runs out of memory writes tasks to its machine's disk.
+    # An executor that runs out of memory writes tasks to disk.
     "spark.io.encryption.enabled": "true",
 }
 """Asked of a cluster that authenticates, unless `spark_settings` say otherwise."""
@@ -44,7 +44,7 @@ _ENCRYPTION: Final = (
 
 
 def is_local(master: str) -> bool:
-    """Return whether tasks run on the driver's own machine, as its child processes."""
+    """Return whether tasks run on the driver's machine, as child processes of the driver."""
     return master == "local" or master.startswith("local[")
 
 
@@ -94,10 +94,11 @@ _PASSWORDS: Final = frozenset({"PGPASSWORD"})
 
 
 def choose_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the Spark process gets: those that Java, Spark and libpq read.
+    """Return the variables of the Spark process: only the variables that Java, Spark and libpq
+    read.
 
-    All others stay behind, because variables of this process hold passwords that Spark does not
-    need. A job brings the passwords of its own two databases in a file.
+    Variables of this process may hold passwords that Spark does not need. A job file contains the
+    passwords of the job's two databases.
     """
     return {
         name: value

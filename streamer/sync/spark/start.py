@@ -1,9 +1,9 @@
 """Starts Spark in this process, for the programs that `streamer.sync.spark.job` runs.
 
-A local driver gets a JVM of streamer's own start (`streamer.sync.spark.jvm`), and Python processes
-that have imported their code before they fork (`streamer.sync.spark.worker`). PySpark itself starts
-the driver of a cluster. Nothing starts a SQL session: a program that needs DataFrames makes one
-from the context.
+A local driver gets a JVM that streamer starts (`streamer.sync.spark.jvm`), and Python processes
+that import code before the fork (`streamer.sync.spark.worker`). PySpark starts the driver of a
+cluster. This module starts no SQL session: a program that needs DataFrames creates a session from
+the context.
 """
 
 import os
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from pyspark import SparkContext
 
-# Half the time to start: jobs end before optimizing them pays off.
+# Half the time to start: jobs end before optimizing pays off.
 _JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",
-    # Rows pass through Python processes; the JVMs only hand out work. This is about their least.
+    # Rows pass through Python processes; the JVMs only distribute work and need little memory.
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
     "spark.driver.defaultJavaOptions": _JAVA_OPTIONS,
@@ -52,7 +52,7 @@ class StartedSpark:
     """The JVM would have started faster with a class data archive."""
 
     def stop(self) -> None:
-        """End Spark in order; return when its JVM is gone."""
+        """End Spark in order; return after the end of the JVM."""
         self.context.stop()
         if self.jvm is not None:
             assert self.jvm.process.stdin is not None
@@ -68,10 +68,10 @@ def choose_settings(
     *,
     allow_insecure: bool,
 ) -> dict[str, str]:
-    """Return the settings of a driver, its master included. *given*: those of spark-submit. Pure.
+    """Return the settings of a driver, including the master. *submitted*: of spark-submit. Pure.
 
-    Without a *master* it is spark-submit's. *spark_settings* take precedence over all but those
-    that protect a local driver.
+    Without a *master*, use spark-submit's. *spark_settings* take precedence over all settings but
+    those that protect a local driver.
     """
     master = master or given.get("spark.master") or "local[*]"
     settings = SETTINGS | {"spark.cores.max": str(jobs)}
@@ -97,7 +97,7 @@ def start_spark(
 ) -> StartedSpark:
     """Start or join Spark. *jobs* limits the number of tasks at a time.
 
-    With *archive_classes* a local JVM writes its class data archive there when it ends.
+    With *archive_classes* a local JVM writes a class data archive there at its end.
     """
     wanted = spark_settings or {}
     is_submitted = GATEWAY_VARIABLE in os.environ
@@ -119,7 +119,7 @@ def start_spark(
     from pyspark import SparkConf, SparkContext
 
     if jvm is not None and not _connect(jvm):
-        jvm = None  # PySpark starts another, or reports why that fails
+        jvm = None  # PySpark starts a new JVM, or reports the failure
     conf = SparkConf()
     for name, value in settings.items():
         conf.set(name, value)
@@ -130,12 +130,12 @@ def _read_submitted() -> dict[str, str]:
     """Return the settings of the JVM that spark-submit has started for this driver."""
     from pyspark import SparkConf, SparkContext
 
-    SparkContext.getSystemProperty("spark.master")  # connects to it
+    SparkContext.getSystemProperty("spark.master")  # connects to the JVM
     return dict(SparkConf().getAll())
 
 
 def _connect(jvm: StartedJvm) -> bool:
-    """Let PySpark use *jvm*, as it uses the one of spark-submit; return False if it has ended."""
+    """Make PySpark use *jvm* like a JVM of spark-submit; return False if *jvm* has ended."""
     from pyspark import SparkContext
     from pyspark.serializers import UTF8Deserializer, read_int
 

@@ -1,8 +1,9 @@
-"""The process whose forks run the tasks of a local Spark: it imports the code of a copy once.
+"""The process whose forks run the tasks of a local Spark, and which imports the code of a copy
+once.
 
-PySpark's own daemon forks first, and every fork imports PySpark, from a zip file without compiled
-code. Four forks need about five seconds of processor time for that; this daemon needs half a
-second. Spark starts it in place of `pyspark.daemon` (``spark.python.daemon.module``).
+PySpark's daemon forks first, and every fork imports PySpark, from a zip file without compiled code.
+Four forks need about five seconds of processor time for that; this daemon needs half a second.
+Spark starts it in place of `pyspark.daemon` (``spark.python.daemon.module``).
 """
 
 import gc
