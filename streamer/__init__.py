@@ -5,14 +5,14 @@ decode/         2 DECODE bytes into changes, grouped by transaction            p
 mapping/        3 MAP: which relation goes to which target relation            pure
 apply/          4 APPLY: windows of changes, folded, staged, written
                 5 COMMIT: changes and their progress rows in one transaction
-target/         the subscriber: connections, catalogs, columns and indexes added there
-definitions/    indexes, constraints and defaults of source tables, rendered for their targets
+target/         the subscriber: connections, catalogs, added columns and indexes
+definitions/    indexes, constraints and defaults of source tables, rendered for the target
 progress/       6 ACKNOWLEDGE durable changes; the bookkeeping tables
 sync/           the bulk copy beside the stream, on Spark
 compare/        the rows of sources and target compared while both change, on Spark
 indexes/        indexes that foreign keys need, built beside the stream
 runtime/        the tasks: pipeline.py puts 1 to 6 together (start there), engine, supervisor
-report/         the facts of a fleet, and the one list of problems among them
+report/         the facts of a fleet, and the list of problems
 config/         settings, and the mapping of static mode
 observability/  metrics, logs, HTTP
 commands/       the work of the commands

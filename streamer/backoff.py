@@ -9,7 +9,7 @@ SECONDS_MAX: Final = 5.0
 
 
 class Backoff:
-    """Capped exponential back-off with jitter; it logs once the reason for waiting."""
+    """Capped exponential back-off with jitter, which logs each reason for waiting once."""
 
     def __init__(self, *, first: float = FIRST_SECONDS, most: float = SECONDS_MAX) -> None:
         self._next = first
@@ -17,7 +17,7 @@ class Backoff:
         self._logged: str | None = None
 
     def log(self, logger: Any, what: str, error: BaseException) -> None:
-        """Log a failure unless it equals the one logged last."""
+        """Log a failure unless equal to the last logged failure."""
         text = str(error)
         if text != self._logged:
             self._logged = text

@@ -1,4 +1,4 @@
-"""Reads for many callers at once: requests that come while one is served are served together."""
+"""Batches reads of many callers: requests that arrive during a read share the next read."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,10 +16,10 @@ class _Gathered(Generic[K, V]):
 
 
 class Batched(Generic[K, V]):
-    """Looks keys up by *read*, which takes several and leaves out those that it does not find.
+    """Looks keys up by *read*, which takes several keys and omits missing keys.
 
-    One call of *read* runs at a time, and begins after the requests that it serves. If it fails or
-    is cancelled, that ends the request that made it alone; the others read again.
+    A single call of *read* runs at a time, and begins after the requests that it serves. A failure
+    or a cancellation ends only the request that made the call; the remaining requests read again.
     """
 
     def __init__(self, read: Callable[[list[K]], Awaitable[Mapping[K, V]]]) -> None:
@@ -33,7 +33,7 @@ class Batched(Generic[K, V]):
         batch.keys[key] = None
         async with self._lock:
             if batch.found is None:
-                await asyncio.sleep(0)  # others may ask in this turn of the event loop
+                await asyncio.sleep(0)  # more requests may come in this turn of the event loop
                 if self._open is batch:
                     self._open = _Gathered()
                 batch.found = await self._read(list(batch.keys))

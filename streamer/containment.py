@@ -40,8 +40,8 @@ def contained(work: str) -> Iterator[None]:
 def ending(work: str, tasks: Collection["asyncio.Task[Any]"]) -> Iterator[None]:
     """Wait in this block for the end of *tasks*, which are cancelled.
 
-    A task that has not ended after `END_SECONDS` is a defect: the log names it with its place, and
-    it is cancelled again. A library may have lost the cancellation, as `apart` tells.
+    A task that has not ended after `END_SECONDS` is a defect: the log names the task and the place,
+    and the task is cancelled again. A library may have lost the cancellation, as in `apart`.
     """
     loop = asyncio.get_running_loop()
     timers: list[asyncio.TimerHandle] = []
@@ -62,10 +62,10 @@ def ending(work: str, tasks: Collection["asyncio.Task[Any]"]) -> Iterator[None]:
 
 
 async def apart(work: Coroutine[Any, Any, T], name: str) -> T:
-    """Await *work* in a task of its own; a cancellation of the caller counts however it ends.
+    """Await *work* in a separate task; no end of *work* loses a cancellation of the caller.
 
-    Before Python 3.13 asyncio.TaskGroup forgets a cancellation that comes while it ends with an
-    error. A caller that retries after errors would go on.
+    Before Python 3.13 asyncio.TaskGroup forgets a cancellation that comes while the group ends with
+    an error. A caller that retries after errors would go on.
     """
     task = asyncio.create_task(work, name=name)
     try:
@@ -74,7 +74,7 @@ async def apart(work: Coroutine[Any, Any, T], name: str) -> T:
         task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # it is of no interest any more
+            task.exception()  # retrieved, but of no interest any more
         raise
     return task.result()
 
@@ -86,8 +86,7 @@ async def enduring(
 ) -> None:
     """Run *work* that all sources need; after an error, restart it with a back-off.
 
-    *failed* runs before each restart. It informs the parts that rely on the work of the failed
-    attempt.
+    *failed* runs before each restart, and informs the parts that rely on the failed work.
     """
     backoff = Backoff(first=1.0, most=AGAIN_SECONDS_MAX)
     while True:

@@ -1,4 +1,4 @@
-"""Errors and waits as the bookkeeping stores them and views show them. Pure."""
+"""Errors and waits in the bookkeeping and in views. Pure."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from streamer.remedies import Remedy
 @final
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """An error as the bookkeeping stores it, and as status, page, API and readiness show it.
+    """An error in the bookkeeping, status, page, API and readiness.
 
     ``remedy``: the part of ``text`` with the operator's next step, if known, without values of
     rows.
@@ -28,7 +28,7 @@ class ErrorReport:
 
     @property
     def message(self) -> str:
-        """The text without its remedy; with the places that callers added."""
+        """The text without the remedy, with the places that callers added."""
         message, separator, notes = self.text.rpartition(f"; {self.hint}")
         return message + notes if self.remedy is not None and separator else self.text
 
@@ -42,7 +42,7 @@ class ErrorReport:
 
     @property
     def stored_remedy(self) -> str | None:
-        """The remedy as a JSON column has it."""
+        """The remedy as text for a JSON column."""
         return None if self.remedy is None else json.dumps(self.remedy.to_json())
 
     @classmethod
@@ -67,9 +67,7 @@ class ErrorReport:
 @final
 @dataclass(frozen=True, slots=True)
 class TableWait:
-    """What a table waits for. ``is_turn``: no operator needs to act, because the copy begins by
-    itself.
-    """
+    """The reason why a table waits. ``is_turn``: the copy begins without an operator."""
 
     text: str
     remedy: Remedy | None = None
@@ -94,7 +92,7 @@ class TableWait:
 
 
 def classes_of_errors() -> Iterator[type[StreamerError]]:
-    """Yield every class of errors of the imported modules, a class before those below it."""
+    """Yield every class of errors of the imported modules, a class before its subclasses."""
 
     def below(error: type[StreamerError]) -> Iterator[type[StreamerError]]:
         yield error
@@ -105,7 +103,7 @@ def classes_of_errors() -> Iterator[type[StreamerError]]:
 
 
 def runbook_address(code: str | None) -> str | None:
-    """Return where the page has the runbook of *code*; None for no code, or for an unknown one."""
+    """Return the path of *code*'s runbook on the page; None for a missing or unknown code."""
     for error in classes_of_errors():
         if error.code == code:
             return f"{RUNBOOKS}/{error.runbook}"

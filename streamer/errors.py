@@ -1,7 +1,7 @@
-"""The errors that streamer raises on purpose, with the reaction that each one needs.
+"""The errors that streamer raises on purpose, with the reaction that each needs.
 
-The class names the failure. ``code`` is its name in bookkeeping, log, status, metrics and the API,
-and decides the runbook. ``retry`` tells the supervisor whether another attempt can succeed.
+The class names the failure. ``code`` is the name in bookkeeping, log, status, metrics and the API,
+and decides the runbook. ``retry`` tells the supervisor whether a further attempt can succeed.
 ``remedy`` of an instance has the commands and SQL to run. Callers add the place with ``add_note``.
 Messages never contain connection strings or passwords.
 
@@ -79,14 +79,14 @@ class StreamerError(Exception):
 class DefectError(StreamerError):
     """A defect of streamer in the work for one table or source.
 
-    It stops that table or source; the log has the traceback.
+    The defect stops that table or source; the log has the traceback.
     """
 
     retry = Retry.MANUAL
 
 
 class ConfigurationError(StreamerError):
-    """The configuration asks for something impossible."""
+    """The configuration demands the impossible."""
 
     code = "configuration"
     runbook = "configuration-rejected"
@@ -157,7 +157,7 @@ class StandbyWaitError(SourceError):
 
 
 class SourceElsewhereError(SourceConnectionError):
-    """A command reached another server than the one from which `run` streams."""
+    """A command reached another server than the server from which `run` streams."""
 
     code = "source_elsewhere"
     advice = "Stop an old primary, or correct the hosts of the url."
@@ -167,7 +167,7 @@ class SourceElsewhereError(SourceConnectionError):
 class SourceOldPrimaryError(SourceConnectionError):
     """The server is the old primary of a source that has failed over, or a copy of that.
 
-    A copy from it would lose the commits of the new primary, so no hint offers a resync.
+    A copy from that server would lose the commits of the new primary, so no hint offers a resync.
     """
 
     code = "old_primary"
@@ -178,7 +178,7 @@ class SourceOldPrimaryError(SourceConnectionError):
 class SourceDatabaseError(SourceError):
     """The url of a source leads to another database of its server.
 
-    Neither a copy nor another slot helps, so the hint names the url alone.
+    Neither a copy nor a new slot helps, so the hint names the url alone.
     """
 
     code = "source_database"
@@ -190,7 +190,7 @@ class SourceDatabaseError(SourceError):
 class SourcePasswordError(SourceConnectionError):
     """The password of a source cannot be read from its file or command, or the source rejects it.
 
-    The next attempt reads it again, so a password that changes on both sides is no final error.
+    The next attempt reads the password again, so a change on both sides is no final error.
     """
 
     code = "source_password"
@@ -286,7 +286,7 @@ class SlotInvalidatedError(SourceError):
 
 
 class SourceDivergedError(SourceError):
-    """Source, slot and target do not share one history; streaming would lose changes."""
+    """Source, slot and target do not share a history; streaming would lose changes."""
 
     code = "diverged"
     retry = Retry.MANUAL
@@ -313,7 +313,7 @@ class ProtocolError(StreamerError):
 
 
 class TableGoneError(SourceError):
-    """The source lacks a mapped table, or has another one under its name."""
+    """The source lacks a mapped table, or has another table under that name."""
 
     code = "table_gone"
     runbook = "table-gone"
@@ -386,7 +386,7 @@ class TargetConnectionError(TargetError):
 
 
 class TargetMovedError(TargetConnectionError):
-    """A connection reached another server than the one that holds the source's lock, as during a
+    """A connection reached another server than the server with the source's lock, as during a
     failover of the target.
 
     ``claims``: the claims that could not be proven there, if known.
@@ -407,7 +407,7 @@ class TargetMovedError(TargetConnectionError):
 class TargetPasswordError(TargetConnectionError):
     """The password of the target cannot be read from its file or command, or the target rejects it.
 
-    The next attempt reads it again.
+    The next attempt reads the password again.
     """
 
     code = "target_password"
@@ -478,14 +478,14 @@ class TargetSchemaError(TargetError):
 
 
 class SharedTargetError(TargetSchemaError):
-    """A change of one source would alter a type that other sources of the target still have."""
+    """A change of one source would alter a type that other sources of the target still use."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, hint="it goes on once the other sources have made this change")
 
 
 class ColumnsRenamedError(TargetSchemaError):
-    """Columns of a source table had names of each other, so values may have gone to wrong ones."""
+    """Columns of a source table exchanged names, so values may be in wrong columns."""
 
     code = "columns_renamed"
     advice = "Run the `streamer resync` in the message."
@@ -563,7 +563,7 @@ class ConflictError(TargetError):
     """A constraint of the target rejects a row, or a row to change is missing and cannot be
     created.
 
-    ``kind`` is PostgreSQL's term where it has one (conflict.c): insert_exists, update_missing, ….
+    ``kind`` is PostgreSQL's term, if any (conflict.c): insert_exists, update_missing, ….
     """
 
     code = "conflict"
@@ -633,7 +633,7 @@ class ComparisonError(StreamerError):
 
 
 class ScriptError(StreamerError):
-    """A script of `streamer execute` failed, or the target waits for one."""
+    """A script of `streamer execute` failed, or the target waits for a script."""
 
     code = "script"
     retry = Retry.MANUAL

@@ -26,5 +26,5 @@ def command(
 
 
 def need_resync(tables: Iterable[object]) -> str:
-    """Say that *tables* need a copy because changes of them are lost."""
+    """Return the hint that *tables* need a copy because changes are lost."""
     return f"these tables need a resync: {', '.join(map(str, tables))}"

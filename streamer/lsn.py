@@ -1,21 +1,21 @@
 """Positions in a source's write-ahead log.
 
-PostgreSQL documentation, "pg_lsn Type": an LSN is a 64-bit byte position. Its text is two
-hexadecimal numbers of up to eight digits each, with a slash between them.
+PostgreSQL documentation, "pg_lsn Type": an LSN is a 64-bit byte position. The text is two
+hexadecimal numbers of up to eight digits each, separated by a slash.
 """
 
 import re
 from typing import Final, Self
 
-# As pg_lsn_in reads it: int() would also take signs, spaces, underscores and other scripts' digits.
+# The syntax of pg_lsn_in: int() would also accept signs, spaces, underscores and non-ASCII digits.
 _WRITTEN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
 class Lsn(int):
     """A byte position in the source's write-ahead log.
 
-    Ordered like an integer, printed the way PostgreSQL prints it: ``16/B374D848``.
-    ``Lsn(0)`` is PostgreSQL's InvalidXLogRecPtr and means "nothing yet".
+    Ordered like an integer, printed like in PostgreSQL: ``16/B374D848``. ``Lsn(0)`` is PostgreSQL's
+    InvalidXLogRecPtr and means "no position yet".
     """
 
     __slots__ = ()

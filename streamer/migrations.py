@@ -1,4 +1,4 @@
-"""Where the SQL files of `migrations/` are, in a checkout or in a wheel, and their names."""
+"""The paths and names of the SQL files of `migrations/`, in a checkout or in a wheel."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file of SQL, applied in one transaction together with the record that it was."""
+    """A file of SQL, applied in a transaction together with the record of the migration."""
 
     number: int
     name: str

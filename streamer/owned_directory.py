@@ -1,14 +1,14 @@
 """Directories and files that only this user can change, and the directory of one process.
 
-Other users can make a directory before this process does, in a temporary directory or on a shared
-disk. Whoever owns a directory can replace each file in it. So this process uses a directory only if
-it belongs to this user alone, and reads jobs and secrets only from such files. Nor may other users
-rename a directory on its way: they could put one of theirs in its place. So paths below a checked
+In a temporary directory or on a shared disk, any user can create a directory before this process.
+The owner of a directory can replace each file there. So this process uses a directory only if it
+belongs to this user alone, and reads jobs and secrets only from such files. Nor may a different
+user be able to rename a parent directory, and so substitute the directory. So paths below a checked
 directory stay valid, and no descriptor has to be held open.
 
-The directory of one process goes with the process, or as the next one starts. A file in it stays
-locked while its process lives. A killed process cannot remove its directory, in which there may be
-connection strings, so the next process that makes one removes it.
+The directory of a process is removed at the end of the process, or at the next start. A file there
+stays locked while the process lives. A killed process cannot remove its directory, which may
+contain connection strings, so the next process removes the old directory.
 """
 
 import errno
@@ -28,7 +28,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class NotPrivateError(OSError):
-    """Other users can change a directory or file. ``remedy``: the command that changes this."""
+    """A different user can change a directory or file. ``remedy``: the command that helps."""
 
     def __init__(self, path: Path, problem: str, remedy: str | None = None) -> None:
         super().__init__(errno.EPERM, problem, str(path))
@@ -36,9 +36,9 @@ class NotPrivateError(OSError):
 
 
 def make_private(directory: Path) -> None:
-    """Make *directory* with mode 0700, or check that it belongs to this user alone.
+    """Create *directory* with mode 0700, or check that it belongs to this user alone.
 
-    Raises OSError: a NotPrivateError for a directory of another user or with another mode.
+    Raises OSError: a NotPrivateError for a directory of a different user or mode.
     """
     for path in (*reversed(directory.parents), directory):
         if not path.exists():
@@ -58,8 +58,8 @@ def _steps(path: Path) -> Iterator[Path]:
 
 
 def _require_lasting(step: Path) -> None:
-    """Raise NotPrivateError if another user could put something else in the place of *step*, or of
-    an entry of this user in *step*. The operator trusts the groups of this process.
+    """Raise NotPrivateError if a different user could replace *step*, or an entry of this user in
+    *step*. The operator trusts the groups of this process.
     """
     facts = step.lstat()
     if facts.st_uid not in (0, os.geteuid()):
@@ -74,7 +74,7 @@ def _require_lasting(step: Path) -> None:
 
 
 def open_private(directory: Path) -> int:
-    """Open a directory that belongs to this user alone; return its descriptor. Raises OSError."""
+    """Open a directory that belongs to this user alone; return the descriptor. Raises OSError."""
     if directory.is_symlink():
         raise NotPrivateError(directory, "it is a symbolic link")
     descriptor = os.open(directory, _DIRECTORY)
@@ -119,13 +119,13 @@ class OwnedDirectory:
         self._lock = self._take_lock()
 
     def make_again(self) -> None:
-        """Make the directory after a cleaner has removed it. Raises OSError."""
+        """Create the directory again after a cleaner has removed it. Raises OSError."""
         make_private(self.path)
         os.close(self._lock)
         self._lock = self._take_lock()
 
     def close(self) -> None:
-        """Remove the directory with everything in it."""
+        """Remove the directory with all files."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
@@ -136,7 +136,7 @@ class OwnedDirectory:
         self.close()
 
     def _take_lock(self) -> int:
-        """Lock the file, again if another process removed it as that of a dead one meanwhile."""
+        """Lock the file, again if a starting process removed it as a dead process's meanwhile."""
         while True:
             make_private(self.path)
             try:
@@ -165,7 +165,7 @@ def remove_stale(parent: Path, prefix: str) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            continue  # its process lives
+            continue  # the process lives
         else:
             shutil.rmtree(directory, ignore_errors=True)
         finally:

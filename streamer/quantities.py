@@ -6,7 +6,7 @@ _BYTES: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def format_bytes(value: float) -> str:
-    """Return a number of bytes with its unit, in at most three digits."""
+    """Return a number of bytes with a unit, in at most three digits."""
     for unit in _BYTES:
         if value < 1000 or unit == _BYTES[-1]:
             break

@@ -1,7 +1,7 @@
-"""Remedies as data: the words for an operator, with commands and SQL as parts of them. Pure.
+"""Remedies as data: words for an operator, with commands and SQL as parts. Pure.
 
-A remedy is typed where an error is raised. Views render its steps as lines to paste, and never look
-for them in a sentence.
+A remedy is typed where an error is raised. Views render the steps as lines to paste, and never
+parse a sentence.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ Side = Literal["source", "target"]
 class Command:
     """A command line to run beside streamer.
 
-    ``action``, ``table``: of a command of streamer about one table; the page has forms for some.
+    ``action``, ``table``: of a command of streamer about a table; the page has forms for some.
     """
 
     line: str
@@ -35,8 +35,8 @@ class Command:
 @final
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """Statements to run at one side. ``is_choice``: they end or remove something that may be of use
-    to others.
+    """Statements to run at one side. ``is_choice``: the statements end or remove an object that may
+    still be in use.
     """
 
     side: Side
@@ -62,7 +62,7 @@ class Remedy:
 
     @classmethod
     def of(cls, *parts: "str | Step | Remedy | None") -> Self:
-        """Join *parts*; a remedy among them lends its own."""
+        """Join *parts*; a remedy among the parts contributes its parts."""
         flat: list[str | Step] = []
         for part in parts:
             if isinstance(part, Remedy):
@@ -135,6 +135,6 @@ def at_target(*statements: str) -> Sql:
 def resync_source(
     tables: Iterable[object], *options: str, database: str, sid: str | None
 ) -> Remedy:
-    """Return the remedy of an error that costs *tables*, all of one source, their changes."""
+    """Return the remedy of an error that loses changes of *tables*, all of one source."""
     again = run("resync", "*.*", *options, database=database, sid=sid)
     return Remedy.of(f"{need_resync(tables)}; run: ", again)

@@ -1,4 +1,4 @@
-"""Waits for an event for a limited time, and for a blocking call to its end."""
+"""Waits for an event for a limited time, and for the end of a blocking call."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,11 @@ async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call that leaves something behind, such as a file.
+    """Run a blocking call with a lasting effect, such as a new file.
 
-    asyncio cannot cancel a thread. Cancelled, this waits until the call has ended, so that the
-    caller can undo it, and so that nothing appears later. The threads are not those of asyncio, in
-    which look-ups of names may hang.
+    asyncio cannot cancel a thread. A cancellation waits until the call has ended, so that the
+    caller can undo the effect, and so that no file appears later. The threads are not those of
+    asyncio, in which look-ups of names may hang.
     """
     call = partial(contextvars.copy_context().run, function, *args, **kwargs)
     task = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(_threads, call))

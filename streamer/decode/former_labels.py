@@ -1,9 +1,9 @@
-"""Gives values of enums the present names of their labels.
+"""Converts values of enums to the present names of labels.
 
 ALTER TYPE … RENAME VALUE locks no table. So a transaction may write rows, wait, and commit after
 the rename. PostgreSQL decodes each change by the catalogs of its position in the WAL (snapbuild.c,
 SnapBuildDistributeSnapshotAndInval). So such a row comes behind the rename with the former label.
-The type has no such label any more, and nothing else can bring one. Pure.
+The type has no such label any more, and no further change can have this label. Pure.
 """
 
 import re
@@ -20,14 +20,14 @@ _ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
 
 
 class FormerLabels:
-    """Converts the columns of one table, by their position in a row."""
+    """Converts the columns of a table, by position in a row."""
 
     def __init__(self, scalars: Mapping[int, Labels], arrays: Mapping[int, Labels]) -> None:
         self._scalars = {number: _encoded(labels) for number, labels in scalars.items()}
         self._arrays = {number: _encoded(labels) for number, labels in arrays.items()}
 
     def reading(self, read: Callable[..., tuple[Row, int]]) -> Callable[..., tuple[Row, int]]:
-        """Return a function that reads a row as *read* does, and converts it."""
+        """Return a function that reads a row with *read*, and converts the row."""
 
         def read_renamed(message: bytes, *position: int) -> tuple[Row, int]:
             row, end = read(message, *position)
@@ -47,7 +47,7 @@ def _encoded(labels: Labels) -> dict[bytes, bytes]:
 
 
 def _convert_array(value: Value, labels: Mapping[bytes, bytes]) -> Value:
-    """Convert the elements of an array, as ``array_out`` writes it."""
+    """Convert the elements of an array in the format of ``array_out``."""
 
     def convert(found: re.Match[bytes]) -> bytes:
         quoted, plain = found.groups()

@@ -1,12 +1,12 @@
 """Large messages and values: passed on in pieces, never copied as a whole.
 
-PostgreSQL allows a value of nearly 1 GB, and each copy of it costs as much memory again. A message
-of more than `LARGE_BYTES` is therefore a memoryview. It shows the frame from libpq, or the mapped
-spool file in which the message waits. Slices of a memoryview share its bytes. Code that handles
+PostgreSQL allows a value of nearly 1 GB, and each copy costs as much memory again. A message of
+more than `LARGE_BYTES` is therefore a memoryview of the frame from libpq, or of the mapped spool
+file in which the message waits. Slices of a memoryview share these bytes. Code that handles
 messages sees no difference: both types have the operations that decoding needs.
 
-A column value of more than `LARGE_VALUE_BYTES` in such a message is a `LargeValue`. It is no buffer
-on purpose: ``bytes.join`` refuses it, so no code copies one by accident. Pure.
+A column value of more than `LARGE_VALUE_BYTES` in such a message is a `LargeValue`. A `LargeValue`
+is deliberately no buffer: ``bytes.join`` refuses the value, so no code copies it by accident. Pure.
 """
 
 import mmap
@@ -21,7 +21,7 @@ PIECE_BYTES: Final = 256 * 1024
 
 
 def as_message(view: memoryview) -> bytes:
-    """Return *view* as a message: a copy if it is small, so that libpq can free the frame."""
+    """Return *view* as a message: a copy if small, so that libpq can free the frame."""
     return cast("bytes", view) if len(view) > LARGE_BYTES else view.tobytes()
 
 
@@ -35,8 +35,8 @@ def slices(data: bytes, bounds: Sequence[int]) -> list[bytes]:
 def pieces(data: bytes) -> Iterator[bytes]:
     """Yield *data* in pieces of at most `PIECE_BYTES`.
 
-    Read pages of a mapped file count as memory of the process until it gives them back. So it
-    returns each page as soon as the caller asks for the next piece.
+    Read pages of a mapped file count as memory of the process until it releases the pages. So each
+    page is released when the caller requests the next piece.
     """
     view = memoryview(data)
     file = view.obj
@@ -47,7 +47,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 class LargeValue:
-    """A large item of a row. Equal to, and hashed like, the bytes it stands for."""
+    """A large item of a row, which is equal to, and hashed like, bytes of that content."""
 
     __slots__ = ("view",)
 

@@ -1,13 +1,12 @@
-"""The messages of PostgreSQL's logical replication protocol, as the output plugin pgoutput sends
-them.
+"""The messages of PostgreSQL's logical replication protocol that the output plugin pgoutput sends.
 
-PostgreSQL documentation, chapter "Logical Replication Message Formats"; pgoutput.c and proto.c
-write them. Integers are big endian, strings end with NUL, times count microseconds from 2000-01-01
+PostgreSQL documentation, chapter "Logical Replication Message Formats"; source files pgoutput.c and
+proto.c. Integers are big endian, strings end with NUL, times count microseconds from 2000-01-01
 UTC.
 
-The assembler knows row messages (insert, update, delete) by their first byte, and keeps their bytes
-for the worker (`streamer.decode.tuples`). `parse` is for all the others. Anything unexpected is a
-ProtocolError with its offset: a guess here would write wrong data.
+The assembler identifies row messages (insert, update, delete) by the first byte, and keeps the
+bytes for the worker (`streamer.decode.tuples`). `parse` is for all other messages. Unexpected data
+is a ProtocolError with the offset: a guess here would write wrong data.
 """
 
 import itertools
@@ -80,7 +79,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A published column: its name, type and whether the replica identity uses it."""
+    """A published column: name, type and whether the replica identity uses the column."""
 
     name: str
     type_oid: int
@@ -100,7 +99,7 @@ def next_number() -> int:
 class Relation:
     """The definition of a relation for the changes that follow.
 
-    ``replica_identity`` is pg_class.relreplident: ``d`` default, ``n`` nothing, ``f`` full, ``i``
+    ``replica_identity`` is pg_class.relreplident: ``d`` default, ``n`` none, ``f`` full, ``i``
     index.
     """
 
@@ -150,12 +149,12 @@ class LogicalMessage:
 
     @property
     def is_instruction(self) -> bool:
-        """Whether it belongs to streamer and has a place among the changes of its transaction."""
+        """Whether this is a message to streamer with a place among the changes of a transaction."""
         return self.transactional and self.prefix.startswith(OWN_PREFIX)
 
     @property
     def subxid(self) -> bytes | None:
-        """The subtransaction that wrote it, where the message says so: one about a definition."""
+        """The subtransaction that wrote the message; only in messages about definitions."""
         word, _, _ = self.content.partition(b" ")
         if self.prefix != DDL_PREFIX or not word.isdigit():
             return None
@@ -205,7 +204,7 @@ Message = (
 
 
 class _Cursor:
-    """Reads the fields of one message in order."""
+    """Reads the fields of a message in order."""
 
     __slots__ = ("_conversion", "_data", "_position")
 
@@ -262,7 +261,7 @@ class _Cursor:
             raise self.error("undecodable text in") from None
 
     def prefix(self) -> str:
-        """The prefix of a message of any program: the source does not check its encoding."""
+        """The prefix of a message of any program: the source does not check the encoding."""
         return self._terminated().decode(errors="replace")
 
     def content(self) -> bytes:
@@ -276,7 +275,7 @@ class _Cursor:
         return self._position < len(self._data)
 
     def row(self) -> list[bytes]:
-        """The columns of a TupleData, each with its kind and length."""
+        """The columns of a TupleData, each with kind and length."""
         columns = []
         for _ in range(self.int16()):
             start = self._position
@@ -295,7 +294,7 @@ _commit_fields: Final = struct.Struct(">xBQQq")
 
 
 def parse_begin(data: bytes) -> Begin:
-    """Parse BEGIN. Separate and fast, like `parse_commit`: every transaction has one of each."""
+    """Parse BEGIN. Separate and fast, like `parse_commit`: every transaction has both messages."""
     if len(data) != _begin_fields.size:
         raise ProtocolError(f"malformed pgoutput message 'B' of {len(data)} bytes")
     final_lsn, commit_time, xid = _begin_fields.unpack(data)
@@ -315,8 +314,8 @@ def parse(
 ) -> Message:
     """Parse a message that is not about a row.
 
-    *in_stream*: it came between STREAM START and STREAM STOP, where messages carry the xid of their
-    (sub)transaction behind the kind byte. *conversion*: of names. Raises ProtocolError for row
+    *in_stream*: the message came between STREAM START and STREAM STOP, where the xid of the
+    (sub)transaction follows the kind byte. *conversion*: of names. Raises ProtocolError for row
     messages too.
     """
     kind = data[0] if data else 0
@@ -412,7 +411,7 @@ ROW_KINDS: Final = frozenset({INSERT, UPDATE, DELETE})
 
 
 def new_row(payload: bytes) -> list[bytes]:
-    """Return the columns of a message's newest row, each with its kind and length."""
+    """Return the columns of a message's newest row, each with kind and length."""
     row: list[bytes] = []
     if payload[0] in ROW_KINDS:
         cursor = _Cursor(payload, None)
@@ -427,7 +426,7 @@ def as_upserts(payload: bytes, relation: Relation) -> list[bytes]:
     """Return the changes that lead to the row of a message, also where the target has that row.
 
     An INSERT becomes an UPDATE: both have the new row behind the OID. An UPDATE of a key becomes a
-    DELETE of the old key, and an UPDATE of the row with the new one. Any other message stays.
+    DELETE of the old key, and an UPDATE of the row with the new key. All other messages stay.
     """
     if payload[0] == INSERT:
         return [b"U" + payload[1:]]

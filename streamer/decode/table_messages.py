@@ -1,11 +1,11 @@
-"""Rows of the capture's table, as the logical messages that they stand for. Pure.
+"""Converts rows of the capture's table to logical messages. Pure.
 
-pgoutput sends logical messages from PostgreSQL 14 on. On older servers the capture inserts its
-messages into a small published table (`streamer.source.ddl_capture`). An INSERT there has the place
-and the subtransaction of the command, as a logical message has. So each one becomes such a message
-before any other code sees it, and everything behind works alike.
+pgoutput sends logical messages from PostgreSQL 14 on. On older servers the capture inserts messages
+into a small published table (`streamer.source.ddl_capture`). An INSERT there has the place and the
+subtransaction of the command, like a logical message. So the stream converts each INSERT to a
+logical message first, and all later code handles both alike.
 
-The table has one column, of type bytea. Layouts: "Logical Replication Message Formats" in
+The table has a single column, of type bytea. Layouts: "Logical Replication Message Formats" in
 PostgreSQL's documentation.
 """
 
@@ -23,17 +23,17 @@ _TRANSACTIONAL: Final = b"\x01" + bytes(8)
 
 
 class TableMessages:
-    """Finds the table in one replication stream, and replaces its rows."""
+    """Finds the table in a replication stream, and replaces the rows."""
 
     def __init__(self, namespace: str, name: str, prefix: str) -> None:
-        """*prefix*: that of the logical messages."""
+        """*prefix*: of the logical messages."""
         self._names = f"{namespace}\0{name}\0".encode()
         self._prefix = prefix.encode() + b"\0"
         self._relids: set[bytes] = set()
         self._in_stream = False
 
     def reset(self) -> None:
-        """Forget the stream: another connection describes its relations anew."""
+        """Forget the stream: a new connection describes all relations again."""
         self._relids.clear()
         self._in_stream = False
 
@@ -72,7 +72,7 @@ class TableMessages:
 
 
 def _value(payload: bytes, begin: int) -> bytes | None:
-    """Return the only value of the row that begins there, from its text or binary form."""
+    """Return the only value of the row at *begin*, from the text or binary format."""
     if len(payload) < begin + _COLUMN.size:
         return None
     tuple_kind, columns, kind, length = _COLUMN.unpack_from(payload, begin)

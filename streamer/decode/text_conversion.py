@@ -1,13 +1,12 @@
-"""Converts text of a source in another encoding than UTF8 or SQL_ASCII to UTF-8, value by value.
+"""Converts text of a source whose encoding is neither UTF8 nor SQL_ASCII to UTF-8, value by value.
 
-PostgreSQL can convert text while it sends it, but one character without an equivalent in UTF-8 then
-ends the stream of all tables. So the source sends its stored text unchanged, and this module
-converts rows. The table of characters comes from the source's own conversion
-(`streamer.source.database_encoding`). Python's codecs would differ from PostgreSQL in some
-characters.
+PostgreSQL can convert text before sending, but a character without an equivalent in UTF-8 then ends
+the stream of all tables. So the source sends stored text unchanged, and this module converts rows.
+The source's conversion provides the table of characters (`streamer.source.database_encoding`).
+Python's codecs would differ from PostgreSQL in some characters.
 
-A value with a character that has no equivalent becomes an `UnconvertedText`, which no COPY takes.
-Its change then counts as one whose value the target refuses. Pure.
+A value with a character that has no equivalent becomes an `UnconvertedText`, which no COPY accepts.
+The change is then handled like a change whose value the target refuses. Pure.
 """
 
 import codecs
@@ -56,7 +55,7 @@ def character_ranges(encoding: str) -> tuple[tuple[tuple[int, int], ...], ...]:
 
 
 class TextConversion:
-    """Converts text of one encoding; *characters* are those outside ASCII, with their UTF-8."""
+    """Converts text of an encoding; *characters*: all outside ASCII, with the UTF-8 bytes."""
 
     def __init__(self, encoding: str, characters: Mapping[bytes, bytes]) -> None:
         self.encoding = encoding
@@ -68,7 +67,7 @@ class TextConversion:
         self._table = None if self._is_multibyte else _single_byte_table(characters)
 
     def convert(self, value: bytes) -> Value:
-        """Return *value* in UTF-8; an `UnconvertedText` if one of its characters has none."""
+        """Return *value* in UTF-8; an `UnconvertedText` if a character has no equivalent."""
         if value.isascii():
             return value
         if self._table is not None:
@@ -91,7 +90,7 @@ class TextConversion:
         return found.decode()
 
     def reading(self, read: ReadRow) -> ReadRow:
-        """Return a function that reads a row as *read* does, and converts it."""
+        """Return a function that reads a row with *read*, and converts the row."""
 
         def read_converted(message: bytes, *position: int) -> tuple[Row, int]:
             row, end = read(message, *position)
@@ -143,8 +142,8 @@ class TextConversion:
 class UnconvertedText(LargeValue):
     """Text as the source stores it: large, or with a character that UTF-8 lacks.
 
-    As bytes it is UTF-8 with a byte before each such character that is never valid there. So
-    neither a target nor a retry from quarantine can take it for another text.
+    The bytes are UTF-8 with an invalid byte before each such character. So neither a target nor a
+    retry from quarantine can mistake the value for a different text.
     """
 
     __slots__ = ("conversion",)
@@ -154,7 +153,7 @@ class UnconvertedText(LargeValue):
         self.conversion = conversion
 
     def missing(self) -> bytes | None:
-        """Return its first character without an equivalent in UTF-8."""
+        """Return the first character without an equivalent in UTF-8."""
         return self.conversion.missing(self.view)
 
     def pieces(self) -> Iterator[bytes]:

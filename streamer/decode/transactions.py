@@ -1,21 +1,21 @@
-"""Messages to transactions: the changes of one commit, in their order.
+"""Messages to transactions: the changes of a commit, in order.
 
 The assembler takes the payloads of replication frames and returns *blocks* and *pieces*. A block
-holds the whole transactions of a burst, with one list of changes for each relation. A transaction
-larger than ``piece_bytes_max`` makes several pieces, so that memory stays bounded. Only its last
+holds the whole transactions of a burst, with a list of changes for each relation. A transaction
+larger than ``piece_bytes_max`` makes several pieces, so that memory stays bounded. Only the last
 piece has an ``end_lsn``; until then a lost connection can still undo the transaction (`reset`).
 
-Streamed transactions (protocol version 2, STREAM START … STREAM COMMIT) arrive before they commit.
-A `StreamSpool` keeps each top-level transaction, which becomes pieces at STREAM COMMIT. STREAM
-ABORT of a subtransaction removes exactly the messages with its xid. These include RELATION
-messages: the source rolled back their definition as well, and sends the valid one before the next
-change (`cleanup_rel_sync_cache` in pgoutput.c).
+Streamed transactions (protocol version 2, STREAM START … STREAM COMMIT) arrive before the commit. A
+`StreamSpool` keeps each top-level transaction, which becomes pieces at STREAM COMMIT. STREAM ABORT
+of a subtransaction removes exactly the messages with the subtransaction's xid. These include
+RELATION messages: the source rolled back that definition as well, and sends the valid definition
+before the next change (`cleanup_rel_sync_cache` in pgoutput.c).
 
 A transactional logical message whose prefix begins with `pgoutput.OWN_PREFIX` is an *instruction*.
-It keeps its place among the changes: those behind it go into other lists. Its transaction is in no
-block. A streamed one carries the xid of the top-level transaction (pgoutput_message in
-pgoutput.c), so STREAM ABORT of its subtransaction does not remove it. A message about a definition
-names the subtransaction itself.
+An instruction keeps its place among the changes: later changes go into new lists. A transaction
+with an instruction is in no block. A streamed instruction carries the xid of the top-level
+transaction (pgoutput_message in pgoutput.c), so STREAM ABORT of a subtransaction does not remove
+the instruction. A message about a definition names the subtransaction in its content.
 
 Pure, apart from the given spool.
 """
@@ -44,10 +44,10 @@ _KEPT_KINDS: Final = _ROW_KINDS + bytes([pgoutput.RELATION, pgoutput.TRUNCATE])
 
 @dataclass(slots=True)
 class Changes:
-    """Consecutive changes of one relation, all made with the same definition of it.
+    """Consecutive changes of a relation, all made with the same definition.
 
-    In a block, ``numbers`` are the transactions that made them, and ``stops`` where those of each
-    end. Both are empty for the changes of one transaction.
+    In a block, ``numbers`` are the transactions that made the changes, and ``stops`` where the
+    changes of each end. Both are empty for the changes of one transaction.
     """
 
     relation: Relation
@@ -61,7 +61,7 @@ class Changes:
         return sum(map(len, self.payloads))
 
     def by_number(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield the number of each transaction of a block, and its payloads."""
+        """Yield the number and the payloads of each transaction of a block."""
         start = 0
         for number, stop in zip(self.numbers, self.stops, strict=True):
             yield number, self.payloads[start:stop]
@@ -79,7 +79,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """A logical message to streamer. ``place``: so many `Changes` of its piece come before it."""
+    """A logical message to streamer. ``place``: the number of `Changes` in the piece before it."""
 
     place: int
     message: LogicalMessage
@@ -98,9 +98,9 @@ class TransactionPiece:
 
 @dataclass(slots=True)
 class TransactionBlock:
-    """Consecutive whole transactions, each of which begins its commit behind the one before.
+    """Consecutive whole transactions, each of which begins the commit behind the last.
 
-    The lists have an item for each transaction, which is known by its number in them.
+    The lists have an item for each transaction; the index is the transaction's number.
     """
 
     xids: list[int] = field(default_factory=list)
@@ -115,7 +115,7 @@ class TransactionBlock:
         )
 
     def pieces(self) -> Iterator[TransactionPiece]:
-        """Yield the transactions one by one."""
+        """Yield each transaction as a piece."""
         by_number: list[list[Changes]] = [[] for _ in self.xids]
         for changes in self.changes:
             for number, payloads in changes.by_number():
@@ -136,15 +136,15 @@ class _Nowhere(list[bytes]):
 
 
 class StreamSpool(Protocol):
-    """Keeps the messages of one streamed transaction, in order.
+    """Keeps the messages of a streamed transaction, in order.
 
-    With a *subxid* they are changes of one relation made by that (sub)transaction, and no longer
-    have it in front of them.
+    Messages with a *subxid* are changes of one relation by that (sub)transaction, and no longer
+    contain the xid.
     """
 
     def append(self, subxid: bytes, messages: list[bytes]) -> None: ...
     def append_large(self, subxid: bytes, message: bytes) -> None:
-        """Keep one row message, which still has *subxid* behind its kind, without copying it."""
+        """Keep a row message, which still has *subxid* behind the kind, without a copy."""
         ...
 
     def replay(self) -> Iterator[tuple[bytes, list[bytes]]]: ...
@@ -165,11 +165,12 @@ class _Streamed:
 
 
 class TransactionAssembler:
-    """Groups the messages of one replication stream into transactions.
+    """Groups the messages of a replication stream into transactions.
 
-    *wanted* tells for each piece whether the mapping includes a relation; the assembler drops other
-    changes. *forward_origins*: keep transactions that the source received by replication.
-    *messages*: finds the logical messages of a source that sends them as rows of a table.
+    *is_mapped* tells for each piece whether the mapping includes a relation; the assembler drops
+    changes of unmapped relations. *forward_origins*: keep transactions that the source received by
+    replication. *messages*: finds the logical messages of a source that sends them as rows of a
+    table.
     """
 
     def __init__(
@@ -200,21 +201,19 @@ class TransactionAssembler:
         self._size = 0
         self._streamed: dict[int, _Streamed] = {}
         self._in_stream: _Streamed | None = None
-        self._kept: list[bytes] = []  # of that, and not in its spool yet
+        self._kept: list[bytes] = []  # of that transaction, not in the spool yet
 
     @property
     def is_between_transactions(self) -> bool:
         """Whether no transaction is incomplete, apart from streamed ones.
 
-        Streamed transactions do not count: they commit after any position that the slot can confirm
-        now, so the source sends them again from their start.
+        Streamed transactions do not count: such a transaction commits after any position that the
+        slot can confirm now, so the source sends it again from the start.
         """
         return self._transaction is None and self._in_stream is None
 
     def reset(self) -> None:
-        """Drop unfinished transactions: the connection is lost, and the source will send them
-        again.
-        """
+        """Drop unfinished transactions, which the source will send again over a new connection."""
         self._transaction = self._in_stream = None
         self._kept.clear()
         self._relations.clear()
@@ -229,10 +228,10 @@ class TransactionAssembler:
         self._streamed.clear()
 
     def feed(self, payloads: list[bytes]) -> Iterator[TransactionPiece | TransactionBlock]:
-        """Take a burst of messages in the order they came; yield the transactions they complete.
+        """Take a burst of messages in order; yield the completed transactions.
 
         A burst bounds a block, and how far a piece may exceed ``piece_bytes_max``. Raises
-        ProtocolError for anything unknown, truncated or out of order.
+        ProtocolError for an unknown, truncated or misplaced message.
         """
         if self._messages is not None:
             payloads = list(self._messages.replace(payloads))
@@ -244,7 +243,8 @@ class TransactionAssembler:
                 number = self._gather(compiled, payloads, number)
                 if number == count:
                     break
-            # The hot path of pure Python: ordinary transactions, and messages of streamed ones.
+            # The hot path of pure Python: ordinary transactions, and messages of streamed
+            # transactions.
             payload = payloads[number]
             kind = payload[0] if payload else 0
             if self._in_stream is not None:
@@ -379,8 +379,8 @@ class TransactionAssembler:
 
     def _start_block(self) -> None:
         self._block = TransactionBlock()
-        # The relations of the block by relid, as they are defined now; and those with changes of
-        # the present transaction. Relations that are not mapped are in both, and not in the block.
+        # The relations of the block by relid, with the present definitions; and the relations with
+        # changes of the present transaction. Unmapped relations are in both, and not in the block.
         self._opened: dict[bytes, Changes] = {}
         self._touched: dict[bytes, Changes] = {}
         self._former: list[Changes] = []
@@ -390,7 +390,7 @@ class TransactionAssembler:
         """Those of the present transaction, which then is alone in the block."""
 
     def _take_block(self) -> Iterator[TransactionBlock]:
-        """Yield the block if it has transactions; changes of the present one stay behind."""
+        """Yield a non-empty block; changes of the present transaction stay behind."""
         block = self._block
         if not block.xids:
             return
@@ -405,7 +405,7 @@ class TransactionAssembler:
         yield block
 
     def _forget_unwanted(self) -> None:
-        """Ask anew in the next burst: a table may join before it."""
+        """Check the mapping again in the next burst: a table may join before that."""
         for relid, changes in list(self._opened.items()):
             if isinstance(changes.payloads, _Nowhere):
                 del self._opened[relid]
@@ -418,7 +418,7 @@ class TransactionAssembler:
             yield self._block.changes[-1]
 
     def _finish_piece(self, end_lsn: Lsn | None) -> TransactionPiece:
-        """Return the changes of the present transaction; the block has no other."""
+        """Return the changes of the present transaction, which is the only one of the block."""
         assert self._transaction is not None
         piece = TransactionPiece(
             self._transaction, self._block.changes, end_lsn, self._instructions
@@ -455,7 +455,7 @@ class TransactionAssembler:
         relid = relation.relid.to_bytes(4, "big")
         self._relations[relid] = relation
         self._arrivals[relid] = max(arrival, self._arrivals.get(relid, 0))
-        # Later changes have the new definition and go into another list.
+        # Later changes have the new definition and go into a new list.
         self._opened.pop(relid, None)
         if (changes := self._touched.pop(relid, None)) is not None:
             self._former.append(changes)
@@ -464,7 +464,7 @@ class TransactionAssembler:
         if self._is_foreign:
             return
         self._instructions.append(Instruction(len(self._block.changes), message))
-        # Later changes come behind the instruction: they go into other lists.
+        # Changes behind the instruction go into new lists.
         self._opened.clear()
         self._former += self._touched.values()
         self._touched.clear()
@@ -518,7 +518,7 @@ class TransactionAssembler:
             assert self._in_stream is not None
             spool = self._in_stream.spool
             # Most streamed changes come in runs of one relation. The assembler unpacks a run here,
-            # where the source takes longer than we do; later it goes through in one piece.
+            # while the source is slower than streamer; later the run passes as a whole.
             if len({message[1:9] for message in kept}) == 1 and {m[0] for m in kept} <= _ROW_SET:
                 spool.append(kept[0][1:5], [message[:1] + message[5:] for message in kept])
             else:
@@ -531,8 +531,8 @@ class TransactionAssembler:
     def _handle_stream_abort(self, message: pgoutput.StreamAbort) -> None:
         streamed = self._streamed.get(message.xid)
         if streamed is None:
-            # PostgreSQL 18 also sends this for a transaction that it found aborted before it sent
-            # any of it. There is nothing to remove then.
+            # PostgreSQL 18 also sends this for an aborted transaction of which it has sent no part.
+            # Then no message is to be removed.
             return
         if message.subxid == message.xid:
             streamed.spool.close()
@@ -565,11 +565,11 @@ class TransactionAssembler:
         self._keep_newer(*former)
 
     def _keep_newer(self, arrivals: dict[bytes, int], relations: dict[bytes, Relation]) -> None:
-        """Go back to the definitions that came behind those of a streamed transaction.
+        """Go back to definitions that arrived after the definitions of a streamed transaction.
 
-        They hold for later transactions, and pgoutput may not send them again (`schema_sent` in
-        pgoutput.c). The definition of a table that is written to can change nevertheless: no
-        lock keeps ALTER PUBLICATION from another column list.
+        Later transactions use these, and pgoutput may not send the messages again (`schema_sent` in
+        pgoutput.c). The definition of a table that is written to can change nevertheless: no lock
+        prevents ALTER PUBLICATION with a new column list.
         """
         for relid, arrival in arrivals.items():
             if self._arrivals[relid] == arrival:

@@ -3,12 +3,12 @@
 PostgreSQL documentation, "Logical Replication Message Formats", TupleData: an int16 column count,
 then a kind byte for each column. After kinds ``t`` (text) and ``b`` (binary), an int32 length and
 that many bytes follow. Kind ``n`` is NULL, kind ``u`` an unchanged TOAST value that was not sent.
-Binary transport has texts too: of types that have no function to send them.
+Binary transport has texts too: of types without a send function.
 
-A row is a list with one item per column, and no item is a Python value. In text transport an item
-holds the column's text. In binary transport it holds its length *and* bytes, as a row of
-``COPY … (FORMAT binary)`` needs. One call costs about a microsecond for five columns, so it is
-plain code without objects. It checks once per row, not once per column.
+A row is a list with an item per column, and no item is a Python value. In text transport an item
+holds the column's text. In binary transport an item holds length *and* bytes, as a row of ``COPY …
+(FORMAT binary)`` needs. A call costs about a microsecond for five columns, so this is plain code
+without objects, with checks per row, not per column.
 """
 
 import struct
@@ -30,7 +30,7 @@ Value = bytes
 
 
 class _Sentinel(array):  # type: ignore[type-arg]
-    """Can be joined into COPY data like any value, but equals nothing except itself.
+    """Can be joined into COPY data like any value, but is equal only to itself.
 
     So a text value of a backslash and N is not NULL.
     """
@@ -54,7 +54,7 @@ PendingRow = Row | bytes
 
 
 class MixedRow(Row):
-    """A row that holds something other than values; rows without are plain lists."""
+    """A row with NULLs or unchanged values; rows of values only are plain lists."""
 
     __slots__ = ("null_count", "unchanged_count")
 
@@ -65,7 +65,7 @@ class MixedRow(Row):
 
 
 def read_text_tuple(data: bytes, position: int) -> tuple[Row, int]:
-    """Read the TupleData of text transport at *position*; return the row and its end.
+    """Read the TupleData of text transport at *position*; return the row and the end.
 
     The end can lie behind the end of *data* if the message is truncated: the caller knows the end
     of the message and checks. IndexError and struct.error also mean a truncated message.
@@ -90,8 +90,8 @@ def read_text_row(message: bytes) -> tuple[Row, int]:
     """Read the only tuple of a row message of text transport; like `read_text_tuple`, but faster.
 
     Text has no NUL bytes, so the three NUL bytes of a length below 256 mark the start of a column.
-    If this finds the expected number of columns, each with its stated length, the result is
-    certain. Otherwise the message is read column by column.
+    If the expected number of columns appears, each with the stated length, the result is certain.
+    Otherwise the message is read column by column.
     """
     try:
         parts = message.split(b"t\0\0\0")
@@ -115,7 +115,7 @@ def read_binary_row(message: bytes) -> tuple[Row, int]:
 
 
 def read_binary_tuple(data: bytes, position: int) -> tuple[Row, int]:
-    """Read the TupleData of binary transport: like `read_text_tuple`, items with their length."""
+    """Read the TupleData of binary transport: like `read_text_tuple`, items with length."""
     if isinstance(data, memoryview):
         return _read_large_tuple(data, position, KIND_BINARY)
     start = position
@@ -169,13 +169,13 @@ def _read_large_tuple(data: bytes, position: int, value_kind: int) -> tuple[Row,
 
 
 def read_rows(rows: Sequence[PendingRow], binary: bool) -> list[Row]:
-    """Return *rows* with the messages among them read."""
+    """Return *rows* with all messages read."""
     read = read_binary_row if binary else read_text_row
     return [read(row)[0] if isinstance(row, bytes) else row for row in rows]
 
 
 def is_partial(row: PendingRow) -> bool:
-    """Whether *row* lacks values because they are unchanged TOAST values."""
+    """Whether *row* lacks unchanged TOAST values."""
     return isinstance(row, MixedRow) and row.unchanged_count > 0
 
 
@@ -185,7 +185,7 @@ def unchanged_positions(row: PendingRow) -> frozenset[int]:
 
 
 def merge(newer: Row, older: Row) -> Row:
-    """Fill the unchanged values of *newer* from *older*, which may itself be partial."""
+    """Fill the unchanged values of *newer* from *older*, which may be partial, too."""
     merged = MixedRow()
     for new, old in zip(newer, older, strict=True):
         value = old if new is UNCHANGED else new
