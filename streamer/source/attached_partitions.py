@@ -109,18 +109,18 @@ async def read_leaves(
     """Return the partitions of the partitioned tables among *names*, as the transaction of
     *connection* sees them. Include tables without partitions: the first partition may bring rows.
     """
-    wanted = list(names)
-    if not wanted:
+    listed = list(names)
+    if not listed:
         return {}
     rows = await fetch_all(
         connection,
         _LEAVES_SQL,
-        [name.namespace for name in wanted],
-        [name.name for name in wanted],
+        [name.namespace for name in listed],
+        [name.name for name in listed],
     )
     leaves: dict[RelationName, list[Leaf]] = defaultdict(list)
     for row in rows:
-        its = leaves[RelationName(row["namespace"], row["name"])]
+        root_leaves = leaves[RelationName(row["namespace"], row["name"])]
         if row["is_root"]:
             continue
         leaf = Leaf(
@@ -131,7 +131,7 @@ async def read_leaves(
             row["may_read"],
             row["is_foreign"],
         )
-        its.append(leaf)
+        root_leaves.append(leaf)
     return leaves
 
 

@@ -30,7 +30,7 @@ where a.attrelid = any (%s::oid[]) and a.attnum > 0 and not a.attisdropped
 
 async def read_bytewise(connection: Connection, oids: Sequence[int]) -> dict[int, frozenset[str]]:
     """Return the names of columns ordered by bytes, by the OIDs of tables."""
-    found: dict[int, set[str]] = {oid: set() for oid in oids}
+    names_by_oid: dict[int, set[str]] = {oid: set() for oid in oids}
     for row in await fetch_all(connection, _BYTEWISE_SQL, list(oids)):
-        found[row["relid"]].add(row["name"])
-    return {oid: frozenset(names) for oid, names in found.items()}
+        names_by_oid[row["relid"]].add(row["name"])
+    return {oid: frozenset(names) for oid, names in names_by_oid.items()}

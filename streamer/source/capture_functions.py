@@ -628,5 +628,5 @@ _NOT_MARKED: Final = ("grant ", "comment ", "alter table ")
 
 def mark_of(statements: Sequence[str]) -> str:
     """Return the comment that tells the version of the capture."""
-    text = "\n".join(each for each in statements if not each.startswith(_NOT_MARKED))
+    text = "\n".join(statement for statement in statements if not statement.startswith(_NOT_MARKED))
     return CAPTURE_MARK + sha256(text.encode()).hexdigest()[:16]

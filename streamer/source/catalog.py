@@ -206,7 +206,7 @@ from pg_catalog.pg_control_system() c
 
 
 async def check_same_database(
-    source: SourceMapping, connection: Connection, known: KnownPlace
+    source: SourceMapping, connection: Connection, stored: KnownPlace
 ) -> None:
     """Refuse a different database of the same server, for a command. Raises SourceDatabaseError.
 
@@ -216,7 +216,7 @@ async def check_same_database(
         row = await fetch_one(connection, _DATABASE_SQL)
     except psycopg.errors.InsufficientPrivilege:
         return
-    require_same_database(source, known, **row)
+    require_same_database(source, stored, **row)
 
 
 async def read_server_plainly(connection: Connection) -> SourceServer:
@@ -396,9 +396,9 @@ def _relation(
         columns=tuple(columns),
         primary_key=next((named(key) for key in keys if key["is_primary"]), ()),
         unique_keys=tuple(named(key) for key in keys if key["is_unique"]),
-        objects=tuple(DefinedObject(**each) for each in row.pop("objects") or ()),
+        objects=tuple(DefinedObject(**entry) for entry in row.pop("objects") or ()),
         types=tuple(map(DefinedType.of, row.pop("types", None) or ())),
-        partitions=tuple(Partition(**each) for each in row.pop("partitions", ())),
+        partitions=tuple(Partition(**entry) for entry in row.pop("partitions", ())),
         **row,
     )
 

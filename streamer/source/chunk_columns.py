@@ -27,18 +27,18 @@ def chunk_columns(
         return "it has no key"
     if not relation.has_usable_identity:
         return f"its updates are not published ({relation.identity.obstacle})"
-    known = set(names)
+    copied = set(names)
     columns = {column.name: column for column in relation.columns}
-    found: list[tuple[str, str]] = []
+    ordered: list[tuple[str, str]] = []
     for name in key:
         column = columns[name]
-        if name not in known or column.generated or not _is_ordered(column, bytewise):
+        if name not in copied or column.generated or not _is_ordered(column, bytewise):
             break
-        found.append((name, column.type))
-    if found and is_distant:
+        ordered.append((name, column.type))
+    if ordered and is_distant:
         return "neighbours of its key are far apart, so each chunk would read the whole table"
-    if found:
-        return tuple(found)
+    if ordered:
+        return tuple(ordered)
     first = columns[key[0]]
     begins = f'its key begins with "{first.name}" of type {first.type}'
     if _is_ordered(first, bytewise):

@@ -151,9 +151,9 @@ def conninfo(source: SourceMapping, **parameters: str) -> str:
     url = source.url.reveal()
     if (first := _first_hosts.get(source.url)) is not None:
         url = with_host_first(url, first)
-    own = {k: str(v) for k, v in conninfo_to_dict(url).items() if v is not None}
+    from_url = {k: str(v) for k, v in conninfo_to_dict(url).items() if v is not None}
     defaults = _CONNECTION_DEFAULTS | {"application_name": f"streamer {source.label}"}
-    return make_conninfo(**(defaults | own | {"client_encoding": "UTF8"} | parameters))
+    return make_conninfo(**(defaults | from_url | {"client_encoding": "UTF8"} | parameters))
 
 
 _PASSWORD_REFUSAL: Final = "authentication failed"
@@ -273,15 +273,15 @@ async def _is_pooled(
         return int((await fetch_one(of, sql))["pid"])
 
     async def begin(sql: str) -> None:
-        await other.execute(sql.encode())
+        await second.execute(sql.encode())
 
-    other = await _log_in(source, parameters)
+    second = await _log_in(source, parameters)
     try:
         return await pooler.shares_sessions(
-            source.url, row["pid"], partial(ask, connection), partial(ask, other), begin
+            source.url, row["pid"], partial(ask, connection), partial(ask, second), begin
         )
     finally:
-        await other.close()
+        await second.close()
 
 
 @asynccontextmanager

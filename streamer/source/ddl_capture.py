@@ -121,18 +121,18 @@ async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
     rows = await fetch_all(plain, _READ_SQL, schema)
     if not rows:
         return Capture(is_there=False, is_current=False, may_create=may_create, token=None)
-    (found,) = rows
-    if not found["mark"].startswith(CAPTURE_MARK) or not found["is_trusted"]:
+    (row,) = rows
+    if not row["mark"].startswith(CAPTURE_MARK) or not row["is_trusted"]:
         return Capture(
             is_there=False, is_current=False, may_create=False, token=None, is_taken=True
         )
-    is_whole = found["triggers"] == _TRIGGERS and found["is_readable"]
+    is_whole = row["triggers"] == _TRIGGERS and row["is_readable"]
     token = None
-    if found["is_readable"]:
+    if row["is_readable"]:
         tokens = await fetch_all(plain, f"select token from {quote_identifier(schema)}.{SECRET}")
         token = tokens[0]["token"] if tokens else None
     statements = create_sql(source, role["name"], plain.info.server_version)
-    is_current = found["mark"] == mark_of(statements)
+    is_current = row["mark"] == mark_of(statements)
     return Capture(
         is_there=True,
         is_current=bool(is_whole and is_current and token),
@@ -211,7 +211,7 @@ async def publish_messages(plain: Connection, source: SourceMapping) -> None:
 async def send_baseline(
     plain: Connection,
     source: SourceMapping,
-    known: Mapping[RelationName, SourceDefinition | None],
+    stored: Mapping[RelationName, SourceDefinition | None],
 ) -> None:
     """Send the present definitions of some tables through the stream, each at its position.
 
@@ -229,7 +229,7 @@ async def send_baseline(
     )
     emit += f" from {schema}.describe(%s::regclass, %s, '', %s::jsonb) d (content)"
     emit += " where d.content is not null"
-    for name, definition in known.items():
+    for name, definition in stored.items():
         table = quote_qualified(name.namespace, name.name)
         seen = None if definition is None else json.dumps(definition.identities)
         try:
@@ -260,10 +260,10 @@ async def read_present(
         row = await fetch_one(
             plain, f"select {describe}(%s::regclass, %s, '') as content", table, BASELINE
         )
-    found = None if row["content"] is None else DefinitionMessage.parse(row["content"].encode())
-    if found is None or found.definition is None:
+    message = None if row["content"] is None else DefinitionMessage.parse(row["content"].encode())
+    if message is None or message.definition is None:
         raise SyncError(f'table "{name}" is not in the source')
-    return found
+    return message
 
 
 async def drop_capture(plain: Connection, source: SourceMapping) -> None:

@@ -50,7 +50,7 @@ async def read_guard_facts(
     connection: Connection, source: SourceMapping, names: Iterable[RelationName], version: int
 ) -> GuardFacts:
     """Return the facts about *source* and its tables *names*, in one round trip."""
-    wanted = list(names)
+    listed = list(names)
     sql = _GUARD_SQL.format(
         identities=IDENTITIES_SQL,
         publications=publications_sql(version),
@@ -60,8 +60,8 @@ async def read_guard_facts(
     row = await fetch_one(
         connection,
         sql,
-        [name.namespace for name in wanted],
-        [name.name for name in wanted],
+        [name.namespace for name in listed],
+        [name.name for name in listed],
         [source.publication, source.publication_inserts],
         source.slot,
     )

@@ -80,14 +80,14 @@ async def read_identities(
     connection: Connection, names: Iterable[RelationName]
 ) -> dict[RelationName, RelationIdentity]:
     """Return the replica identities of those of *names* that are there."""
-    wanted = list(names)
-    if not wanted:
+    listed = list(names)
+    if not listed:
         return {}
     rows = await fetch_all(
         connection,
         IDENTITIES_SQL,
-        [name.namespace for name in wanted],
-        [name.name for name in wanted],
+        [name.namespace for name in listed],
+        [name.name for name in listed],
     )
     roots: dict[int, dict[str, Any]] = {}
     leaves: dict[int, list[TableIdentity]] = defaultdict(list)

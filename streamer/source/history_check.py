@@ -114,9 +114,9 @@ class HistoryCheck:
 
     def _thin_out(self) -> None:
         """Leave out every second transaction; the first and the newest stay."""
-        before, newest = list(self._kept), self._kept[-1]
+        landmarks, newest = list(self._kept), self._kept[-1]
         self._kept.clear()
-        for number, landmark in enumerate(before):
+        for number, landmark in enumerate(landmarks):
             if number % 2 and landmark is not newest:
                 self._before_gap.discard(landmark.end_lsn)
                 self._before_gap.add(self._kept[-1].end_lsn)
@@ -138,12 +138,12 @@ class HistoryCheck:
 
     def newest_through(self, lsn: Lsn) -> Landmark | None:
         """Return the newest transaction up to *lsn* that is worth storing, once."""
-        found = None
+        newest = None
         while self._kept and self._kept[0].end_lsn <= lsn:
-            found = self._kept.popleft()
-            self._last_lsn = found.end_lsn if found.end_lsn in self._before_gap else None
-            self._before_gap.discard(found.end_lsn)
-        if found is None or found.end_lsn <= self._stored_lsn:
+            newest = self._kept.popleft()
+            self._last_lsn = newest.end_lsn if newest.end_lsn in self._before_gap else None
+            self._before_gap.discard(newest.end_lsn)
+        if newest is None or newest.end_lsn <= self._stored_lsn:
             return None
-        self._stored_lsn = found.end_lsn
-        return found
+        self._stored_lsn = newest.end_lsn
+        return newest

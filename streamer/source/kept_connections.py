@@ -65,42 +65,42 @@ class KeptConnections:
 
         Raises what `connect` raises, and translates errors inside the block.
         """
-        kept = self._idle.pop(source.url, None)
-        if kept is not None and not kept.is_usable():
-            await kept.connection.close()
-            kept = None
-        if kept is None:
-            kept = _Kept(await connect(source), time.monotonic() + self._seconds)
+        entry = self._idle.pop(source.url, None)
+        if entry is not None and not entry.is_usable():
+            await entry.connection.close()
+            entry = None
+        if entry is None:
+            entry = _Kept(await connect(source), time.monotonic() + self._seconds)
         try:
             with translating(source.label):
-                yield kept.connection
+                yield entry.connection
         except BaseException:
-            await kept.connection.close()
+            await entry.connection.close()
             raise
-        await self._keep(source.url, kept)
+        await self._keep(source.url, entry)
 
-    async def _keep(self, url: Secret, kept: _Kept) -> None:
-        is_reset = url not in self._idle and await _reset(kept.connection)
-        seconds = kept.closes_at - time.monotonic()
+    async def _keep(self, url: Secret, entry: _Kept) -> None:
+        is_reset = url not in self._idle and await _reset(entry.connection)
+        seconds = entry.closes_at - time.monotonic()
         # A concurrent task may have stored a connection during the reset.
         if not is_reset or seconds <= 0 or url in self._idle:
-            await kept.connection.close()
+            await entry.connection.close()
             return
-        self._idle[url] = kept
+        self._idle[url] = entry
         if seconds != math.inf:
-            asyncio.get_running_loop().call_later(seconds, self._expire, url, kept)
+            asyncio.get_running_loop().call_later(seconds, self._expire, url, entry)
 
-    def _expire(self, url: Secret, kept: _Kept) -> None:
-        if self._idle.get(url) is kept:
+    def _expire(self, url: Secret, entry: _Kept) -> None:
+        if self._idle.get(url) is entry:
             del self._idle[url]
-            closing = asyncio.create_task(kept.connection.close(), name="close idle connection")
+            closing = asyncio.create_task(entry.connection.close(), name="close idle connection")
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Close the idle connections."""
         while self._idle:
-            _, kept = self._idle.popitem()
-            await kept.connection.close()
+            _, entry = self._idle.popitem()
+            await entry.connection.close()
         if self._closing:
             await asyncio.wait(self._closing)

@@ -42,8 +42,8 @@ async def name_large_row(
     source: SourceMapping, mappings: Iterable[RelationMapping], error: SourceLimitError
 ) -> SourceLimitError:
     """Return *error* with the table, key and size of the row that is probably at fault."""
-    wanted = list(mappings)
-    options = after_loss(mapping.type for mapping in wanted)
+    tables = list(mappings)
+    options = after_loss(mapping.type for mapping in tables)
     error.remedy = Remedy.of(
         "make the row smaller there or exclude its column, then run: ",
         run("resync", "*.*", *options, database=source.database, sid=source.sid),
@@ -53,10 +53,10 @@ async def name_large_row(
     try:
         async with connection(source) as plain:
             await plain.execute(f"set statement_timeout = {SCAN_SECONDS * 1000}")
-            for mapping in wanted:
-                found = await _largest_row(plain, mapping)
-                if found is not None and (largest is None or found > largest):
-                    largest = found
+            for mapping in tables:
+                row = await _largest_row(plain, mapping)
+                if row is not None and (largest is None or row > largest):
+                    largest = row
     except (psycopg.Error, SourceError):
         pass  # The name only improves the message; the caller raises the error all the same.
     if largest is None or largest[0] < LARGE_BYTES:

@@ -77,30 +77,30 @@ def _reader(row: dict[str, object]) -> str:
     return f'process {row["pid"]} ("{row["application"]}", role "{row["role"]}"{where})'
 
 
-def obstacle(found: Found, source: SourceMapping, installation: str, *, is_known: bool) -> str:
+def obstacle(owners: Found, source: SourceMapping, installation: str, *, is_known: bool) -> str:
     """Return why streamer may not use slot and publications, or an empty string. Pure.
 
     *is_known*: the target has a position of this slot, so a comparison shows whether a client moved
     the slot.
     """
-    others = [other for other in found.installations if other != installation]
-    if others:
-        return f'publication "{source.publication}" belongs to installation {others[0]}' + (
-            f", whose slot is read by {found.reader}" if found.reader else ""
+    foreign_ids = [owner_id for owner_id in owners.installations if owner_id != installation]
+    if foreign_ids:
+        return f'publication "{source.publication}" belongs to installation {foreign_ids[0]}' + (
+            f", whose slot is read by {owners.reader}" if owners.reader else ""
         )
-    if is_known or installation in found.installations or not found.has_slot:
+    if is_known or installation in owners.installations or not owners.has_slot:
         return ""
-    if found.reader is not None:
-        return f'replication slot "{source.slot}" is read by {found.reader}, not for this target'
-    if found.is_used is None:
+    if owners.reader is not None:
+        return f'replication slot "{source.slot}" is read by {owners.reader}, not for this target'
+    if owners.is_used is None:
         return f'replication slot "{source.slot}" is there, and this server cannot tell its use'
-    if found.is_used:
+    if owners.is_used:
         return f'replication slot "{source.slot}" was read from, and not for this target'
     return ""
 
 
 def unproven_rows(
-    found: Found,
+    owners: Found,
     source: SourceMapping,
     installation: str,
     declared: Iterable[RelationName],
@@ -111,12 +111,12 @@ def unproven_rows(
 
     A second target has read from the slot, so this target lacks earlier changes. Pure.
     """
-    others = [other for other in found.installations if other != installation]
-    is_own = installation in found.installations and found.is_used is None
-    is_fresh = not others and (is_own or found.is_used is False)
+    foreign_ids = [owner_id for owner_id in owners.installations if owner_id != installation]
+    is_own = installation in owners.installations and owners.is_used is None
+    is_fresh = not foreign_ids and (is_own or owners.is_used is False)
     tables = [str(name) for name in declared]
     # A slot that streamer makes now passes on all later changes, whoever had the name before.
-    if is_known or not tables or not found.has_slot or is_fresh:
+    if is_known or not tables or not owners.has_slot or is_fresh:
         return None
     drop = f"select pg_drop_replication_slot({quote_literal(source.slot)})"
     return SourceTakenError(
@@ -130,9 +130,9 @@ def unproven_rows(
     )
 
 
-def check_owner(found: Found, source: SourceMapping, installation: str, *, is_known: bool) -> None:
+def check_owner(owners: Found, source: SourceMapping, installation: str, *, is_known: bool) -> None:
     """Refuse objects that a second installation may use. Raises SourceTakenError. Pure."""
-    if problem := obstacle(found, source, installation, is_known=is_known):
+    if problem := obstacle(owners, source, installation, is_known=is_known):
         raise SourceTakenError(
             f'source "{source.label}": {problem}',
             hint=take_over_hint(source),

@@ -78,26 +78,26 @@ async def _look(source: SourceMapping, host: tuple[str, str]) -> Primary | None:
         return None
 
 
-def choose(primaries: Sequence[Primary], known: KnownPlace) -> Primary | None:
+def choose(primaries: Sequence[Primary], stored: KnownPlace) -> Primary | None:
     """Return the primary with the newest branch that goes on with the known history, if any does.
 
     Pure.
     """
 
-    def rank(each: Primary) -> tuple[bool, bool, int]:
+    def rank(primary: Primary) -> tuple[bool, bool, int]:
         return (
-            known.system_identifier in (None, each.server.system_identifier),
-            known.branch is None or is_same_or_continued(known.branch, each.branch),
-            each.branch.timeline,
+            stored.system_identifier in (None, primary.server.system_identifier),
+            stored.branch is None or is_same_or_continued(stored.branch, primary.branch),
+            primary.branch.timeline,
         )
 
     return max(primaries, key=rank, default=None)
 
 
-async def prefer_newest(source: SourceMapping, known: KnownPlace) -> list[Primary]:
+async def prefer_newest(source: SourceMapping, stored: KnownPlace) -> list[Primary]:
     """Have connections to *source* try the newest primary first; return all primaries."""
     primaries = await read_primaries(source)
-    chosen = choose(primaries, known)
+    chosen = choose(primaries, stored)
     if chosen is not None:
         put_host_first(source, chosen.host)
     if len(primaries) > 1:
@@ -110,19 +110,19 @@ async def prefer_newest(source: SourceMapping, known: KnownPlace) -> list[Primar
     return primaries
 
 
-def require_successor(source: SourceMapping, server: SourceServer, known: KnownPlace) -> None:
+def require_successor(source: SourceMapping, server: SourceServer, stored: KnownPlace) -> None:
     """Refuse a server whose timeline is older than the known timeline. Raises
     SourceOldPrimaryError.
 
     A timeline has a higher number than every ancestor.
     """
-    if known.branch is None or known.system_identifier != server.system_identifier:
+    if stored.branch is None or stored.system_identifier != server.system_identifier:
         return
-    if server.timeline < known.branch.timeline:
+    if server.timeline < stored.branch.timeline:
         back = run("run", None, "--take-over", source.label)
         raise SourceOldPrimaryError(
             f'source "{source.label}": the server that answers is on timeline {server.timeline}, '
-            f"and the target follows timeline {known.branch.timeline}: it is the old primary",
+            f"and the target follows timeline {stored.branch.timeline}: it is the old primary",
             hint=Remedy.of(
                 "start the new primary, and stop the old one; or, to give the new primary up, run "
                 "once: ",
@@ -132,15 +132,15 @@ def require_successor(source: SourceMapping, server: SourceServer, known: KnownP
 
 
 async def require_server_of_run(
-    source: SourceMapping, plain: Connection, known: KnownPlace
+    source: SourceMapping, plain: Connection, stored: KnownPlace
 ) -> None:
     """Refuse any server but the server from which `run` streams. Raises SourceElsewhereError.
 
     Without the privilege to read the system identifier, the function refuses no server.
     """
-    if known.system_identifier is None or known.branch is None:
+    if stored.system_identifier is None or stored.branch is None:
         return
-    place = known.system_identifier, known.branch.timeline, 0
+    place = stored.system_identifier, stored.branch.timeline, 0
     try:
         row = await fetch_one(plain, PLACE_SQL)
     except psycopg.errors.InsufficientPrivilege:

@@ -71,11 +71,13 @@ async def connection_to_primary(
     primary = await connect(source, at=AT_PRIMARY)
     try:
         with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
-            its, own = [(await fetch_one(c, _SYSTEM_SQL))["id"] for c in (primary, plain)]
-            if its != own:
+            primary_id, standby_id = [
+                (await fetch_one(c, _SYSTEM_SQL))["id"] for c in (primary, plain)
+            ]
+            if primary_id != standby_id:
                 raise SourceConnectionError(
                     f'source "{source.label}": the hosts of its url belong to different servers: '
-                    f"the primary has system identifier {its}, the standby {own}",
+                    f"the primary has system identifier {primary_id}, the standby {standby_id}",
                     hint="list in the url only a standby and its own primary",
                 )
         yield primary

@@ -200,27 +200,27 @@ def publication_faults(
     present = list(identities)
     faults: list[PublicationFault] = []
     for publication in publications.values():
-        its = [identity for identity in present if publication.has(identity.name)]
+        published = [identity for identity in present if publication.has(identity.name)]
         quoted = quote_identifier(publication.name)
         faults += _option_faults(source, publication, present, version)
-        for identity in its:
+        for identity in published:
             member = publication.members.get(identity.name)
             if member is None or identity.name in lists.refused:
                 continue
-            wanted = lists.columns.get(identity.name)
-            if wanted is not None and (member.columns is None or member.columns > wanted):
-                what = "sends excluded columns"
-            elif member.columns != wanted:
-                what = "keeps back columns by a list"
+            listed = lists.columns.get(identity.name)
+            if listed is not None and (member.columns is None or member.columns > listed):
+                problem = "sends excluded columns"
+            elif member.columns != listed:
+                problem = "keeps back columns by a list"
             elif member.is_filtered and identity.name not in filtered:
-                what = "keeps back rows by a filter"
+                problem = "keeps back rows by a filter"
             else:
                 continue
             sqls = (
                 f"alter publication {quoted} drop table {_members([identity.name])}",
                 f"alter publication {quoted} add table {_members([identity.name], lists=lists)}",
             )
-            faults.append(PublicationFault(publication.name, identity.name, what, sqls))
+            faults.append(PublicationFault(publication.name, identity.name, problem, sqls))
     return faults
 
 
@@ -240,19 +240,19 @@ def _option_faults(
     if held := [name for name in operations if name not in publication.publishes]:
         problems.append((publish, f"does not publish {', '.join(held)}", False))
     if surplus := sorted(publication.publishes.difference(operations)):
-        what = f"publishes {', '.join(surplus)}, which fail for tables without a key"
-        problems.append((publish, what, False))
+        problem = f"publishes {', '.join(surplus)}, which fail for tables without a key"
+        problems.append((publish, problem, False))
     if publication.sends_generated:
-        what = "sends generated columns, which copies and the mapping leave out"
-        problems.append(("publish_generated_columns = none", what, False))
+        problem = "sends generated columns, which copies and the mapping leave out"
+        problems.append(("publish_generated_columns = none", problem, False))
     is_partitioned = any(identity.is_partitioned for identity in present)
     if is_partitioned and not publication.via_root and version >= 13_00_00:
-        what = "publishes partitions by their own names, which the mapping lacks"
-        problems.append(("publish_via_partition_root = true", what, True))
+        problem = "publishes partitions by their own names, which the mapping lacks"
+        problems.append(("publish_via_partition_root = true", problem, True))
     options = ", ".join(dict.fromkeys(option for option, _, _ in problems))
     sql = f"alter publication {quote_identifier(publication.name)} set ({options})"
-    for _, what, only_partitioned in problems:
-        yield PublicationFault(publication.name, None, what, (sql,), only_partitioned)
+    for _, problem, only_partitioned in problems:
+        yield PublicationFault(publication.name, None, problem, (sql,), only_partitioned)
 
 
 def concerns(fault: PublicationFault, publication: Publication, identity: RelationIdentity) -> bool:
@@ -400,23 +400,23 @@ class WantedMembers:
 
 def publication_changes(
     source: SourceMapping,
-    wanted: WantedMembers,
+    membership: WantedMembers,
     existing: Mapping[str, Publication],
     version: int,
     filters: Filters = _NO_FILTERS,
     unfit: Collection[RelationName] = (),
 ) -> PublicationChanges:
-    """Return the statements after which our publications have the members *wanted*. Pure.
+    """Return the statements after which our publications have *membership*. Pure.
 
     *filters*: the filters of new members. *unfit*: members whose filter has to go.
     """
-    lists = wanted.lists
+    lists = membership.lists
     tables_of: dict[str, set[RelationName]] = {
         source.publication: set(),
         source.publication_inserts: set(),
     }
     mapped = set()
-    for identity in wanted.identities:
+    for identity in membership.identities:
         mapped.add(identity.name)
         name = source.publication if identity.is_usable else source.publication_inserts
         if identity.name not in lists.refused:
@@ -428,14 +428,16 @@ def publication_changes(
         members = publication.members
         unlike = {t for t, member in members.items() if member.columns != lists.columns.get(t)}
         narrowed = unlike | {table for table, member in members.items() if member.is_filtered}
-        changing = narrowed.union(filters).intersection(wanted.fresh) | narrowed.intersection(unfit)
-        changing |= unlike.intersection(wanted.relisted)
+        changing = narrowed.union(filters).intersection(membership.fresh) | narrowed.intersection(
+            unfit
+        )
+        changing |= unlike.intersection(membership.relisted)
         changing &= tables & members.keys()
         strangers = {
             table
             for table, member in members.items()
             if table not in tables | {message_table(source)}
-            and (table in mapped or f"{publication.mark}/{member.mark}" not in wanted.kept)
+            and (table in mapped or f"{publication.mark}/{member.mark}" not in membership.kept)
         }
         # Updates of such a table would fail at the source. Two publications with different lists of
         # a table make decoding fail.
@@ -509,9 +511,9 @@ def _members(
 
 
 async def ensure_publications(
-    connection: Connection, source: SourceMapping, wanted: WantedMembers, version: int
+    connection: Connection, source: SourceMapping, membership: WantedMembers, version: int
 ) -> dict[RelationName, SourceRejectedError]:
-    """Give our publications the members *wanted*; existing publications that fit stay.
+    """Give our publications the members of *membership*; existing publications that fit stay.
 
     One transaction makes all changes, so no change of a relation that moves between publications is
     lost. Filters are published where that is safe and the server accepts the filter. Returns errors
@@ -520,11 +522,15 @@ async def ensure_publications(
     SourceContentionError if another session changes the definition of a table.
     """
     existing = await read_publications(connection, source, version)
-    filters = publishable_filters(wanted.mappings, wanted.identities, version)
-    unfit = {m.source for m in wanted.mappings if m.rule.filter is not None} - filters.keys()
+    filters = publishable_filters(membership.mappings, membership.identities, version)
+    unfit = {m.source for m in membership.mappings if m.rule.filter is not None} - filters.keys()
     attempts = []
-    steady = replace(wanted, fresh=frozenset())
-    for wished, members in ((filters, wanted), (_NO_FILTERS, wanted), (_NO_FILTERS, steady)):
+    steady = replace(membership, fresh=frozenset())
+    for wished, members in (
+        (filters, membership),
+        (_NO_FILTERS, membership),
+        (_NO_FILTERS, steady),
+    ):
         changes = publication_changes(source, members, existing, version, wished, unfit)
         if changes not in attempts:
             attempts.append(changes)
@@ -547,19 +553,19 @@ async def ensure_publications(
             )
         else:
             return {}
-    return await _ensure_needed(connection, source, wanted, existing, version)
+    return await _ensure_needed(connection, source, membership, existing, version)
 
 
 async def _ensure_needed(
     connection: Connection,
     source: SourceMapping,
-    wanted: WantedMembers,
+    membership: WantedMembers,
     existing: dict[str, Publication],
     version: int,
 ) -> dict[RelationName, SourceRejectedError]:
     """Run the permitted statements, relation by relation; return the rest as errors."""
-    wanted = wanted.as_they_are()
-    changes = publication_changes(source, wanted, existing, version)
+    membership = membership.as_they_are()
+    changes = publication_changes(source, membership, existing, version)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
         try:
             await _execute(connection, source, changes.all)
@@ -573,13 +579,13 @@ async def _ensure_needed(
             remedy="; ".join(changes.surplus),
         )
     errors = {}
-    for identity in wanted.identities:
-        alone = WantedMembers([identity], lists=wanted.lists)
-        own = publication_changes(source, alone, existing, version)
+    for identity in membership.identities:
+        alone = WantedMembers([identity], lists=membership.lists)
+        single = publication_changes(source, alone, existing, version)
         try:
-            await _execute(connection, source, own.needed)
+            await _execute(connection, source, single.needed)
         except _FORBIDDEN as exc:
-            errors[identity.name] = _rejected(source, exc, own.needed)
+            errors[identity.name] = _rejected(source, exc, single.needed)
         except _CHANGING as exc:
             raise _have_to_wait(source, exc) from exc
     return errors

@@ -125,8 +125,8 @@ class RelationIdentity:
     @property
     def obstacle(self) -> str | None:
         """Why only inserts may be published; None if all changes may."""
-        if (own := self.root.obstacle) is not None:
-            return own
+        if (root_obstacle := self.root.obstacle) is not None:
+            return root_obstacle
         if not (differing := self.differing):
             return None
         leaf = differing[0]

@@ -40,9 +40,9 @@ async def read_retained(connection: Connection, source: SourceMapping) -> Retain
         return None
     (row,) = rows
     end_lsn = Lsn.parse(row["end_lsn"])
-    kept = [Lsn.parse(row[name]) for name in ("restart_lsn", "sync_restart_lsn") if row[name]]
+    positions = [Lsn.parse(row[name]) for name in ("restart_lsn", "sync_restart_lsn") if row[name]]
     return Retained(
-        max(0, end_lsn - min(kept)),
+        max(0, end_lsn - min(positions)),
         max(0, end_lsn - Lsn.parse(row["confirmed_flush_lsn"])),
         row["active"],
     )

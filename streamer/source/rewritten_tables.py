@@ -66,13 +66,13 @@ class Storage:
     def is_lost(self) -> bool:
         return self.file == _LOST
 
-    def has_other_columns(self, before: "Storage") -> bool:
+    def has_other_columns(self, former: "Storage") -> bool:
         """Whether both the file and the columns differ from *former*."""
-        return not before.is_lost and self.file != before.file and self.columns != before.columns
+        return not former.is_lost and self.file != former.file and self.columns != former.columns
 
-    def has_new_toast(self, before: "Storage") -> bool:
+    def has_new_toast(self, former: "Storage") -> bool:
         """Whether the table had a different TOAST table in *former*."""
-        return bool(self.toast and before.toast) and self.toast != before.toast
+        return bool(self.toast and former.toast) and self.toast != former.toast
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +133,12 @@ async def read_stored_tables(
     """Return the tables that have the rows of those of *names* that are there. No lock delays
     that.
     """
-    wanted = list(names)
+    listed = list(names)
     rows = await fetch_all(
         connection,
         _TABLES_SQL,
-        [name.namespace for name in wanted],
-        [name.name for name in wanted],
+        [name.namespace for name in listed],
+        [name.name for name in listed],
     )
     tables: dict[RelationName, list[StoredTable]] = defaultdict(list)
     for row in rows:
@@ -154,7 +154,7 @@ async def read_stored_tables(
 
 
 async def is_rewritten(
-    connection: Connection, table: StoredTable, before: Storage, *, captures: bool
+    connection: Connection, table: StoredTable, former: Storage, *, captures: bool
 ) -> bool | None:
     """Return whether ALTER TABLE rewrote a table since *former* without a change of columns. Return
     None if the table is locked, renamed or gone.
@@ -163,11 +163,11 @@ async def is_rewritten(
     columns in pg_attribute with the rewrite. The rows of a table tell which rewrite was the last.
     """
     now = table.storage
-    if before.is_lost:
+    if former.is_lost:
         return True
-    if now.file == before.file or now.columns != before.columns:
+    if now.file == former.file or now.columns != former.columns:
         return False
-    if now.has_new_toast(before) and not captures:
+    if now.has_new_toast(former) and not captures:
         return True
     if not table.may_read:
         return False

@@ -13,7 +13,7 @@ from streamer.source.timeline_branches import KnownPlace
 
 def require_same_database(
     source: SourceMapping,
-    known: KnownPlace,
+    stored: KnownPlace,
     system_identifier: str,
     database_oid: int,
     names: Mapping[str, str],
@@ -23,12 +23,12 @@ def require_same_database(
     *names*: the names of the server's databases, by OID as text. A missing database was dropped,
     and the slot with it.
     """
-    before = str(known.database_oid)
-    if system_identifier != known.system_identifier or before not in names:
+    stored_oid = str(stored.database_oid)
+    if system_identifier != stored.system_identifier or stored_oid not in names:
         return
-    if database_oid != known.database_oid:
+    if database_oid != stored.database_oid:
         raise SourceDatabaseError(
             f"the url of {source.label} leads to database {names[str(database_oid)]}, "
-            f"until now {names[before]}",
+            f"until now {names[stored_oid]}",
             hint="correct the url",
         )

@@ -87,9 +87,9 @@ def judge_standby_wait(
             f"synchronized_standby_slots ({listed}) have them, and these are behind",
             hint="see pg_stat_replication there",
         )
-    left = quote_literal(", ".join(name for name in names if name in active))
+    remaining = quote_literal(", ".join(name for name in names if name in active))
     slots = ", ".join(f'"{name}"' for name in missing)
-    setting = f"alter system set synchronized_standby_slots = {left}"
+    setting = f"alter system set synchronized_standby_slots = {remaining}"
     return StandbyWaitError(
         f'source "{source.label}": its server sends no changes, because no standby uses slot '
         f"{slots} of synchronized_standby_slots",

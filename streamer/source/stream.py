@@ -307,22 +307,22 @@ class ReplicationStream:
         taken_before = 0
         remaining = BURST_BYTES_MAX
         while True:
-            found = frames.read(payloads, BURST_FRAMES_MAX - len(payloads), remaining, LARGE_BYTES)
+            frame = frames.read(payloads, BURST_FRAMES_MAX - len(payloads), remaining, LARGE_BYTES)
             remaining -= frames.taken_bytes
-            if found is None:
+            if frame is None:
                 burst.has_more = True
                 break
-            if isinstance(found, int):
-                if found == -2:
+            if isinstance(frame, int):
+                if frame == -2:
                     raise psycopg.OperationalError(self._pgconn.get_error_message())
-                if found < 0:
+                if frame < 0:
                     self._raise_ended()
                 if len(payloads) == taken_before:
                     break
                 taken_before = len(payloads)
                 self._pgconn.consume_input()
                 continue
-            view = memoryview(found)
+            view = memoryview(frame)
             if len(view) > LARGE_BYTES:
                 self._received(_lsn_at(self._take_large(view, burst), 1)[0])
             else:

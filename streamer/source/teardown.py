@@ -30,28 +30,30 @@ class Teardown:
 
 
 async def teardown_source(
-    source: SourceMapping, installation: str | None, known: KnownPlace
+    source: SourceMapping, installation: str | None, stored: KnownPlace
 ) -> Teardown:
     """Drop our slot and publications, if present. *stored*: the place that streamer streamed from.
 
     Objects of any installation but *installation* stay, and so does a slot of another program or
     database. Slots of all databases share one name space.
     """
-    taken: str | None = None
+    slot_error: str | None = None
     try:
         async with connection(source) as plain:
-            await check_same_database(source, plain, known)
-            found = await read_found(plain, source)
-            if others := [each for each in found.installations if each != installation]:
+            await check_same_database(source, plain, stored)
+            owners = await read_found(plain, source)
+            if foreign_ids := [
+                owner_id for owner_id in owners.installations if owner_id != installation
+            ]:
                 stays = (
                     f'source "{source.label}": publication "{source.publication}" belongs to '
-                    f"installation {others[0]}, so slot and publications stay"
+                    f"installation {foreign_ids[0]}, so slot and publications stay"
                 )
                 return Teardown(source.label, stays, is_taken=True)
             slot = await read_slot(plain, source.slot)
             misfit = None if slot is None else slot.misfit(await _database_of(plain))
             if misfit is not None:
-                taken = (
+                slot_error = (
                     f'source "{source.label}": replication slot "{source.slot}" {misfit.problem}; '
                     "it stays"
                 )
@@ -63,18 +65,22 @@ async def teardown_source(
             except psycopg.errors.ReadOnlySqlTransaction:
                 return Teardown(
                     source.label,
-                    taken
+                    slot_error
                     or f'source "{source.label}" is a standby, and its slot is dropped; run the '
                     "statements on its primary, which has the rest",
                     (*drop_publications_sql(source), *drop_sql(source)),
-                    taken is not None,
+                    slot_error is not None,
                 )
     except SourceDatabaseError as exc:
         return Teardown(source.label, str(exc), is_taken=True, is_elsewhere=True)
     except (SourceError, psycopg.Error) as exc:
-        left = (drop_own_slot_sql(source.slot), *drop_publications_sql(source), *drop_sql(source))
-        return Teardown(source.label, str(exc), left)
-    return Teardown(source.label, taken, is_taken=taken is not None)
+        statements = (
+            drop_own_slot_sql(source.slot),
+            *drop_publications_sql(source),
+            *drop_sql(source),
+        )
+        return Teardown(source.label, str(exc), statements)
+    return Teardown(source.label, slot_error, is_taken=slot_error is not None)
 
 
 async def _database_of(plain: Connection) -> str:

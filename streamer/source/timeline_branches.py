@@ -50,14 +50,16 @@ class KnownPlace:
     database_oid: int | None = None
 
 
-def common_end(known: Branch, now: Branch) -> Lsn | None:
+def common_end(stored: Branch, now: Branch) -> Lsn | None:
     """Return where two branches forked; `EVERYTHING` if equal, None without a common part."""
-    if not (known.is_known and now.is_known):  # only the numbers are known
-        return EVERYTHING if known.timeline == now.timeline else now.end_of(known.timeline)
+    if not (stored.is_known and now.is_known):  # only the numbers are known
+        return EVERYTHING if stored.timeline == now.timeline else now.end_of(stored.timeline)
     fork_lsn = None
-    its, others = ([*b.ends, (b.timeline, EVERYTHING)] for b in (known, now))
-    for (timeline, end_lsn), (other, other_end_lsn) in zip(its, others, strict=False):
-        if timeline != other:
+    stored_ends, present_ends = ([*b.ends, (b.timeline, EVERYTHING)] for b in (stored, now))
+    for (timeline, end_lsn), (present_timeline, other_end_lsn) in zip(
+        stored_ends, present_ends, strict=False
+    ):
+        if timeline != present_timeline:
             break
         fork_lsn = min(end_lsn, other_end_lsn)
         if end_lsn != other_end_lsn:
@@ -65,12 +67,12 @@ def common_end(known: Branch, now: Branch) -> Lsn | None:
     return fork_lsn
 
 
-def is_same_or_continued(known: Branch, now: Branch) -> bool:
+def is_same_or_continued(stored: Branch, now: Branch) -> bool:
     """Return whether *now* is the branch *stored*, or continues that branch."""
-    return common_end(known, now) == EVERYTHING or is_continued(known, now)
+    return common_end(stored, now) == EVERYTHING or is_continued(stored, now)
 
 
-def is_continued(known: Branch, now: Branch) -> bool:
-    """Return whether *now* is a later timeline that goes on with *known*."""
-    end_lsn = now.end_of(known.timeline)
-    return end_lsn is not None and common_end(known, now) == end_lsn
+def is_continued(stored: Branch, now: Branch) -> bool:
+    """Return whether *now* is a later timeline that continues *stored*."""
+    end_lsn = now.end_of(stored.timeline)
+    return end_lsn is not None and common_end(stored, now) == end_lsn

@@ -10,7 +10,7 @@ from streamer.source.connection import Connection, fetch_all, fetch_one
 async def read_types(connection: Connection, oids: Collection[int]) -> list[DefinedType]:
     """Return the user-defined types among *oids* and all parts, in order of creation."""
     row = await fetch_one(connection, TYPES_SQL.replace("{oids}", "%s::oid[]"), list(oids))
-    return [DefinedType.of(each) for each in row["types"] or ()]
+    return [DefinedType.of(entry) for entry in row["types"] or ()]
 
 
 async def read_named_types(connection: Connection, names: Sequence[str]) -> list[DefinedType]:

@@ -45,9 +45,9 @@ class Reported:
 
     def is_new(self, awaited: str, *subject: str) -> bool:
         """Whether *awaited* names different sessions than the last report of *subject*."""
-        before, now = self._pids.get(subject), re.findall(r"pid \d+", awaited)
+        former, now = self._pids.get(subject), re.findall(r"pid \d+", awaited)
         self._pids[subject] = now
-        return now != before
+        return now != former
 
 
 async def set_lock_timeout(plain: Connection, seconds: float = LOCK_SECONDS) -> None:

@@ -71,8 +71,8 @@ def read_record(descriptor: int, offset: int, size: int) -> tuple[Record, int] |
     length = PREFIX_SIZE + rest_length(prefix)
     if offset + length > size:
         return None
-    found = decode(os.pread(descriptor, length, offset))
-    return None if found is None else (found[0], offset + found[1])
+    result = decode(os.pread(descriptor, length, offset))
+    return None if result is None else (result[0], offset + result[1])
 
 
 class Journal:
@@ -158,8 +158,8 @@ class Journal:
         descriptor = os.open(segment.path, os.O_RDONLY)
         try:
             offset = complete = 0
-            while (found := read_record(descriptor, offset, segment.size)) is not None:
-                record, offset = found
+            while (result := read_record(descriptor, offset, segment.size)) is not None:
+                record, offset = result
                 if record.kind is not Kind.PART:
                     complete = offset
                     self._follow(record)
@@ -227,8 +227,8 @@ class Journal:
     def _cut_positions(self, lsn: Lsn) -> None:
         segment = self._segments[-1]
         self.end_lsn, offset, end = segment.start_lsn, 0, 0
-        while (found := read_record(self._descriptor, offset, segment.size)) is not None:
-            record, offset = found
+        while (result := read_record(self._descriptor, offset, segment.size)) is not None:
+            record, offset = result
             if record.kind is Kind.POSITION and record.lsn > lsn:
                 break
             end = offset
@@ -295,9 +295,9 @@ class Journal:
         failpoint("journal.segment_begun")
 
     def _remove_strays(self) -> None:
-        known = {segment.path for segment in self._segments}
+        current_paths = {segment.path for segment in self._segments}
         for file in [*_files(self.path).values(), *self.path.glob("*.new")]:
-            if file not in known:
+            if file not in current_paths:
                 file.unlink()
 
     def _close_descriptor(self) -> None:
@@ -318,11 +318,11 @@ class Journal:
 
     def segment_at(self, lsn: Lsn) -> Segment:
         """Return the segment where a reader starts that has applied all changes up to *lsn*."""
-        found = self._segments[0]
+        candidate = self._segments[0]
         for segment in self._segments:
             if segment.start_lsn <= lsn:
-                found = segment
-        return found
+                candidate = segment
+        return candidate
 
     def segment_after(self, segment: Segment) -> Segment:
         """Return the segment behind *segment*, which is not the last segment."""
@@ -341,19 +341,19 @@ _HINT: Final = "check that disk for errors; the journal's contents may be lost"
 
 def _files(path: Path) -> dict[int, Path]:
     """Return the segment files in a directory by number; anything else there is not ours."""
-    found = path.glob(f"*{_SUFFIX}")
-    return {int(file.stem): file for file in found if re.fullmatch("[0-9]{1,18}", file.stem)}
+    files = path.glob(f"*{_SUFFIX}")
+    return {int(file.stem): file for file in files if re.fullmatch("[0-9]{1,18}", file.stem)}
 
 
 def _read_header(file: Path, number: int) -> tuple[Header, Lsn]:
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        found = read_record(descriptor, 0, os.fstat(descriptor).st_size)
+        result = read_record(descriptor, 0, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
-    if found is None or found[0].kind is not Kind.HEADER:
+    if result is None or result[0].kind is not Kind.HEADER:
         raise JournalError(f"{file} is damaged", hint=_HINT)
-    header = Header.decode(found[0].body)
+    header = Header.decode(result[0].body)
     if header is None:
         raise JournalError(
             f"{file} was written by another version of streamer",
@@ -361,18 +361,18 @@ def _read_header(file: Path, number: int) -> tuple[Header, Lsn]:
         )
     if header.number != number:
         raise JournalError(f"{file} is damaged: it was number {header.number}", hint=_HINT)
-    return header, found[0].lsn
+    return header, result[0].lsn
 
 
 def remove_journal(path: Path) -> None:
     """Delete the journal in a directory, if present: as a whole, or not at all."""
-    gone = path.with_name(f"{path.name}{_GONE}")
-    shutil.rmtree(gone, ignore_errors=True)
+    discarded = path.with_name(f"{path.name}{_GONE}")
+    shutil.rmtree(discarded, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
-        path.rename(gone)
+        path.rename(discarded)
         failpoint("journal.discarding")
         _flush_directory(path.parent)
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(discarded, ignore_errors=True)
 
 
 def has_journal(path: Path) -> bool:

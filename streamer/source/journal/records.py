@@ -87,13 +87,13 @@ def decode(data: bytes, offset: int = 0) -> tuple[Record, int] | None:
     end = begin + length
     if length < _fields.size or end > len(data):
         return None
-    rest = memoryview(data)[begin:end]
-    if zlib.crc32(rest) != checksum:
+    payload = memoryview(data)[begin:end]
+    if zlib.crc32(payload) != checksum:
         return None
-    kind, lsn, xid, commit_time = _fields.unpack_from(rest)
+    kind, lsn, xid, commit_time = _fields.unpack_from(payload)
     if kind not in _KINDS:
         return None
-    body = as_message(rest[_fields.size :])
+    body = as_message(payload[_fields.size :])
     return Record(Kind(kind), body, Lsn(lsn), xid, commit_time), end
 
 

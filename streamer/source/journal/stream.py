@@ -56,9 +56,9 @@ class JournalStream:
         while size < BURST_BYTES_MAX and burst.wal_end_lsn is None and not self._is_at_end:
             if self._offset >= self._segment.size and self._segment.number < self._journal.end[0]:
                 self._go_on()
-            before = self._offset
+            start_offset = self._offset
             self._read_record(burst)
-            size += self._offset - before
+            size += self._offset - start_offset
         burst.has_more = not self._is_at_end
         failpoint("journal.read")
         return burst
@@ -73,14 +73,14 @@ class JournalStream:
         self._is_first = False
 
     def _read_record(self, burst: Burst) -> None:
-        found = read_record(self._descriptor, self._offset, self._segment.size)
-        if found is None or (found[0].kind is Kind.HEADER and found[0].lsn != self._lsn):
+        result = read_record(self._descriptor, self._offset, self._segment.size)
+        if result is None or (result[0].kind is Kind.HEADER and result[0].lsn != self._lsn):
             raise JournalError(
                 f"{self._segment.path} is damaged at byte {self._offset}",
                 hint="later changes are lost: stop, delete the journal's directory, start, "
                 "and resync the tables that `status` then names",
             )
-        record, offset = found
+        record, offset = result
         if record.lsn > (common_end(self._segment.branch, self._branch) or NOTHING):
             raise _another_branch(self._segment.branch)
         self._offset = offset
