@@ -136,7 +136,7 @@ class Marks:
     def from_json(cls, fields: dict[str, Any]) -> Self:
         tables = {
             name: TableMark(
-                **table | {each: tuple(table[each]) for each in ("definitions", "changes")}
+                **table | {key: tuple(table[key]) for key in ("definitions", "changes")}
             )
             for name, table in fields["tables"].items()
         }
@@ -170,32 +170,32 @@ def late_sql(stopped_at: str | None) -> str:
 def table_marks(
     mappings: Sequence[RelationMapping],
     positions: dict[str, str],
-    here: Iterable[tuple[int, str, str]],
-    there: Iterable[tuple[int, str, str]],
+    of_source: Iterable[tuple[int, str, str]],
+    of_target: Iterable[tuple[int, str, str]],
 ) -> dict[str, TableMark]:
     """Combine the answers of both servers to `tables_sql`. Pure.
 
     A table that is missing on a side gets no mark.
     """
-    sources = {number: facts for number, *facts in here}
-    targets = {number: facts for number, *facts in there}
-    found = {}
+    sources = {number: facts for number, *facts in of_source}
+    targets = {number: facts for number, *facts in of_target}
+    marks = {}
     for number, mapping in enumerate(mappings, 1):
         if number not in sources or number not in targets:
             continue
         pairs = tuple(zip(sources[number], targets[number], strict=True))
         rule = hashlib.sha256(repr((mapping.target, mapping.rule)).encode()).hexdigest()[:16]
         name = str(mapping.source)
-        found[name] = TableMark(rule, positions.get(name, ""), *pairs)
-    return found
+        marks[name] = TableMark(rule, positions.get(name, ""), *pairs)
+    return marks
 
 
-def extent_of(name: str, before: Marks, now: Marks) -> Extent:
+def extent_of(name: str, former: Marks, now: Marks) -> Extent:
     """Return how much of a table may have changed between two marks. Pure."""
-    pairs = ((before.source, now.source), (before.target, now.target))
+    pairs = ((former.source, now.source), (former.target, now.target))
     if any(old.started != new.started or old.types != new.types for old, new in pairs):
         return Extent.WHOLE
-    old, new = before.tables.get(name), now.tables.get(name)
+    old, new = former.tables.get(name), now.tables.get(name)
     if old is None or new is None:
         return Extent.WHOLE
     if (old.rule, old.definitions) != (new.rule, new.definitions):

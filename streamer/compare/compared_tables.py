@@ -122,33 +122,33 @@ def _values(facts: TableFacts) -> list[_Value]:
         raise missing_error(mapping, facts.target.name, missing, types)
     sources = {column.name: column for column in facts.relation.columns}
     values: dict[str, _Value] = {}
-    for found in matched:
-        column = sources[facts.published.columns[found.position].name]
-        if mapping.hash_of(found.name) is None:
-            values[found.name] = _plain_value(column, found.target)
+    for match in matched:
+        column = sources[facts.published.columns[match.position].name]
+        if mapping.hash_of(match.name) is None:
+            values[match.name] = _plain_value(column, match.target)
         else:  # neither server has the key, so a comparison is for NULL alone
             is_null = _HASHED.format(quote_identifier(column.name))
-            values[found.name] = _Value(found.target, is_null, None, is_same=False, is_hashed=True)
+            values[match.name] = _Value(match.target, is_null, None, is_same=False, is_hashed=True)
     for name, expression in mapping.rule.set:
-        there = facts.target.columns.get(name)
-        if there is not None:
-            cast = computed_cast(there, of_target=False)
-            exact = f"::{there.base_type}" if 0 < there.base_oid < STABLE_OIDS_END else ""
-            values[name] = _Value(there, f"(({expression}){cast}){exact}", None, is_same=False)
+        output = facts.target.columns.get(name)
+        if output is not None:
+            cast = computed_cast(output, of_target=False)
+            exact = f"::{output.base_type}" if 0 < output.base_oid < STABLE_OIDS_END else ""
+            values[name] = _Value(output, f"(({expression}){cast}){exact}", None, is_same=False)
     if not values:
         raise MappingError(f'table "{mapping.source}" has no column to compare')
     return list(values.values())
 
 
-def _plain_value(column: "DefinedColumn", there: TargetColumn) -> _Value:
+def _plain_value(column: "DefinedColumn", target: TargetColumn) -> _Value:
     name = quote_identifier(column.name)
-    if column.type in (there.type, there.base_type):
-        return _Value(there, name, column.name, is_same=True)
-    if 0 < there.base_oid < STABLE_OIDS_END:  # the value in the type of the target's column
+    if column.type in (target.type, target.base_type):
+        return _Value(target, name, column.name, is_same=True)
+    if 0 < target.base_oid < STABLE_OIDS_END:  # the value in the type of the target's column
         # The text that the source sends: a cast to text drops the blanks of char(n).
         text = f"case when {name} is distinct from null then pg_catalog.format('%s', {name}) end"
-        return _Value(there, f"({text})::{there.base_type}", column.name, is_same=False)
-    return _Value(there, name, column.name, is_same=False)
+        return _Value(target, f"({text})::{target.base_type}", column.name, is_same=False)
+    return _Value(target, name, column.name, is_same=False)
 
 
 def _own_sid(facts: TableFacts) -> str | None:
@@ -175,16 +175,16 @@ def _key(facts: TableFacts, values: list[_Value]) -> tuple[int, ...]:
 
 def _key_types(values: list[_Value], key: tuple[int, ...]) -> tuple[str, ...]:
     """Return the types by which both servers find a key, or an empty tuple."""
-    found = []
+    types = []
     for position in key:
         value = values[position]
-        there = value.target
-        if not value.is_same or not 0 < there.base_oid < STABLE_OIDS_END:
+        output = value.target
+        if not value.is_same or not 0 < output.base_oid < STABLE_OIDS_END:
             return ()
-        if there.base_oid == _CHAR:
+        if output.base_oid == _CHAR:
             return ()
-        found.append(there.base_type if there.base_oid == _BPCHAR else there.plain_type)
-    return tuple(found)
+        types.append(output.base_type if output.base_oid == _BPCHAR else output.plain_type)
+    return tuple(types)
 
 
 def _is_ordered(
@@ -196,11 +196,11 @@ def _is_ordered(
     if not all(values[i].target.not_null for i in key):
         return False  # a row without a key would be in no range
     names = [values[i].target.name for i in key]
-    wanted = [names, [SID, *names]] if has_sid else [names]
+    index_keys = [names, [SID, *names]] if has_sid else [names]
     return any(
         list(index[: len(names_in_order)]) == names_in_order
         for index in facts.target.unique_keys
-        for names_in_order in wanted
+        for names_in_order in index_keys
     )
 
 
@@ -234,14 +234,14 @@ def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Si
 
 def _where_of_target(facts: TableFacts, values: list[_Value], where: Expression) -> str:
     """Return the operator's condition over the target's columns, by the names of the source's."""
-    there = {v.source: v.target.name for v in values if v.source is not None and v.is_same}
-    if unknown := where.unknown(there):
+    target_names = {v.source: v.target.name for v in values if v.source is not None and v.is_same}
+    if unknown := where.unknown(target_names):
         raise MappingError(
             f'--where uses column "{unknown[0]}", which target table "{facts.target.name}" does not'
             " hold unchanged",
-            hint=f"use these: {', '.join(sorted(there))}",
+            hint=f"use these: {', '.join(sorted(target_names))}",
         )
-    return over_columns(where, there, "t")
+    return over_columns(where, target_names, "t")
 
 
 def _side(table: str, values: list[str], conditions: list[str]) -> Side:

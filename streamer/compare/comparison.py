@@ -227,15 +227,15 @@ class Comparison:
         """
         began = time.monotonic()
         try:
-            found = await self._find(scope)
-            compared = [one for one in found if one.table is not None]
+            items = await self._find(scope)
+            compared = [item for item in items if item.table is not None]
             if compared:
                 await self._compare(compared)
-            for one in found:
-                one.result.seconds = round(time.monotonic() - began, 3)
+            for item in items:
+                item.result.seconds = round(time.monotonic() - began, 3)
             if scope.where is None:
-                await self._store(found)
-            return [one.result for one in found]
+                await self._store(items)
+            return [item.result for item in items]
         finally:
             await self._bookkeeping.close()
 
@@ -248,22 +248,24 @@ class Comparison:
             return None
         return await comparisons.count_ranges(self._bookkeeping, self._comparison_id)
 
-    async def _store(self, found: Sequence[_Found]) -> None:
+    async def _store(self, items: Sequence[_Found]) -> None:
         """Store the results, for `status`, metrics and the standing verification."""
         now = datetime.now(UTC)
         await store_verifications(
             self._bookkeeping,
             (
                 VerificationRecord(
-                    one.record.relation_id,
+                    item.record.relation_id,
                     now,
-                    self._began_at if one.result.is_equal else None,
-                    Lsn.parse(one.result.lsn) if one.result.is_equal and one.result.lsn else None,
-                    one.result.differing,
-                    one.result.undecided,
-                    one.result.error,
+                    self._began_at if item.result.is_equal else None,
+                    Lsn.parse(item.result.lsn)
+                    if item.result.is_equal and item.result.lsn
+                    else None,
+                    item.result.differing,
+                    item.result.undecided,
+                    item.result.error,
                 )
-                for one in found
+                for item in items
             ),
         )
 
@@ -273,14 +275,14 @@ class Comparison:
         await require_installed(self._bookkeeping)
         patterns = [parse_relation(table, "public") for table in scope.tables]
         records = {record.label: record for record in await read_source_records(self._bookkeeping)}
-        found: list[_Found] = []
+        items: list[_Found] = []
         for source in self._mapping.sources:
             if scope.database not in (None, source.database) or scope.sid not in (None, source.sid):
                 continue
             record = records.get(source.label)
             if record is None:
                 continue
-            its = [
+            source_items = [
                 _Found(
                     source,
                     relation,
@@ -297,21 +299,21 @@ class Comparison:
                 if not patterns
                 or any(pattern.matches(parse_name(relation.source)) for pattern in patterns)
             ]
-            if its:
-                await self._read_definitions(source, record, its, scope.where)
-                found += its
-        if not found:
+            if source_items:
+                await self._read_definitions(source, record, source_items, scope.where)
+                items += source_items
+        if not items:
             named = " " + ", ".join(f'"{table}"' for table in scope.tables) if scope.tables else ""
             raise MappingError(
                 f"no table{named} is streamed", hint="`streamer status` lists those that are"
             )
-        return found
+        return items
 
     async def _read_definitions(
         self,
         source: SourceMapping,
         record: SourceRecord,
-        found: list[_Found],
+        items: list[_Found],
         where: Expression | None,
     ) -> None:
         """Read the definitions of a source's tables on both sides."""
@@ -319,14 +321,14 @@ class Comparison:
         self._source_urls.append(source.url)
         async with connection_of_run(source, self._bookkeeping) as plain:
             self._sources[record.source_id] = (await login_of_source(source), place)
-            relations = await read_relations(plain, [parse_name(f.record.source) for f in found])
+            relations = await read_relations(plain, [parse_name(f.record.source) for f in items])
             rules = _rules(source, relations, self._mapping.target_namespace)
             self._lsns[record.source_id] = await flush_wal(plain)
             async with self._bookkeeping.connection() as target:
                 kind = await agree_on_hash(plain, target)
-                for one in found:
+                for item in items:
                     try:
-                        name = parse_name(one.record.source)
+                        name = parse_name(item.record.source)
                         rule = rules.get(name)
                         if rule is None:
                             raise ComparisonError(f'table "{name}" is not in the source')
@@ -334,7 +336,7 @@ class Comparison:
                         if aim is None:
                             raise ComparisonError(f'target table "{rule.target}" does not exist')
                         facts = TableFacts(
-                            relation_id=one.record.relation_id,
+                            relation_id=item.record.relation_id,
                             source_id=record.source_id,
                             database=source.database,
                             sid=source.sid,
@@ -345,8 +347,8 @@ class Comparison:
                             where=where,
                         )
                         if self._options.definitions:
-                            others = await read_others(target, one.record.relation_id)
-                            one.result.definitions = await read_differences(
+                            neighbours = await read_others(target, item.record.relation_id)
+                            item.result.definitions = await read_differences(
                                 plain,
                                 target,
                                 facts.relation.oid,
@@ -354,17 +356,17 @@ class Comparison:
                                 aim,
                                 sid=source.sid,
                                 others=rules.values(),
-                                is_shared=aim.has_sid and bool(others),
+                                is_shared=aim.has_sid and bool(neighbours),
                             )
-                        one.rows = await estimate_rows(plain, facts.relation)
-                        one.size_bytes = await estimate_bytes(plain, facts.relation)
-                        table = build_table(facts, kind, count_buckets(one.rows))
+                        item.rows = await estimate_rows(plain, facts.relation)
+                        item.size_bytes = await estimate_bytes(plain, facts.relation)
+                        table = build_table(facts, kind, count_buckets(item.rows))
                         table = await choose_order(plain, target, facts, table)
-                        one.table = table.since(*self._options.since.get(table.relation_id, ()))
-                        self._check_statements(one.table)
+                        item.table = table.since(*self._options.since.get(table.relation_id, ()))
+                        self._check_statements(item.table)
                     except StreamerError as exc:
-                        one.result.error = str(exc)
-                await _read_storage([one for one in found if one.table], plain, target)
+                        item.result.error = str(exc)
+                await _read_storage([item for item in items if item.table], plain, target)
 
     def _check_statements(self, table: ComparedTable) -> None:
         """Raises ComparisonError if no SQL statements can make the table equal."""
@@ -383,25 +385,25 @@ class Comparison:
 
     # ---- ranges --------------------------------------------------------------------------------
 
-    async def _compare(self, found: Sequence[_Found]) -> None:
-        tables = [one.table for one in found if one.table is not None]
-        record = await self._begin(found)
+    async def _compare(self, group: Sequence[_Found]) -> None:
+        tables = [item.table for item in group if item.table is not None]
+        record = await self._begin(group)
         self._began_at, self._comparison_id = record.began_at, record.comparison_id
-        left = [r for r in record.ranges if not r.is_done]
-        if len(left) < len(record.ranges):
+        remaining = [r for r in record.ranges if not r.is_done]
+        if len(remaining) < len(record.ranges):
             log.info(
                 "going on with an interrupted comparison",
                 ranges=len(record.ranges),
-                done=len(record.ranges) - len(left),
+                done=len(record.ranges) - len(remaining),
             )
-        size_bytes = sum(one.size_bytes for one in found)
-        by_pages = [one.size_bytes for one in found if one.table and not one.table.is_ordered]
+        size_bytes = sum(item.size_bytes for item in group)
+        by_pages = [item.size_bytes for item in group if item.table and not item.table.is_ordered]
         async with passwords_kept(self._target_url, *self._source_urls):
-            results = await self._run_job(tables, record, left, size_bytes, by_pages)
-        by_id = {one.record.relation_id: one.result for one in found}
-        for one in found:
-            assert one.table is not None
-            one.result.lsn = str(record.lsns[one.table.source_id])
+            results = await self._run_job(tables, record, remaining, size_bytes, by_pages)
+        by_id = {item.record.relation_id: item.result for item in group}
+        for item in group:
+            assert item.table is not None
+            item.result.lsn = str(record.lsns[item.table.source_id])
         for row in results:
             relation_id, keys = row.pop("relation_id"), row.pop("keys", None)
             result = by_id[relation_id]
@@ -420,32 +422,32 @@ class Comparison:
                 result.continued_from = record.began_at.isoformat(timespec="seconds")
         await end_comparison(self._bookkeeping, record.comparison_id)
 
-    async def _begin(self, found: Sequence[_Found]) -> ComparisonRecord:
+    async def _begin(self, items: Sequence[_Found]) -> ComparisonRecord:
         """Return the comparison to continue, or a new comparison."""
-        tables = sorted(one.identity for one in found)
+        tables = sorted(item.identity for item in items)
         fingerprint = hashlib.sha256("\n".join([self._options.purpose, *tables]).encode())
         if self._options.continues:
             record = await find_comparison(self._bookkeeping, fingerprint.hexdigest())
             if record is not None:
                 return record
-        ranges = await self._plan(found)
+        ranges = await self._plan(items)
         return await begin_comparison(
             self._bookkeeping, fingerprint.hexdigest(), dict(self._lsns), ranges
         )
 
-    async def _plan(self, found: Sequence[_Found]) -> list[RangeRecord]:
+    async def _plan(self, items: Sequence[_Found]) -> list[RangeRecord]:
         planned: list[RangeRecord] = []
         rate = task_rate(self._options.rows_per_second, self._options.jobs, self._options.jobs)
         for source in self._mapping.sources:
-            its = [one for one in found if one.source is source]
-            if not its:
+            source_items = [item for item in items if item.source is source]
+            if not source_items:
                 continue
             async with connection_of_run(source, self._bookkeeping) as plain:
-                for one in its:
-                    assert one.table is not None
-                    ranges = await cut_table(plain, one.table, one.rows, rate)
+                for item in source_items:
+                    assert item.table is not None
+                    ranges = await cut_table(plain, item.table, item.rows, rate)
                     planned += [
-                        RangeRecord(one.record.relation_id, number, unit.lower, unit.upper)
+                        RangeRecord(item.record.relation_id, number, unit.lower, unit.upper)
                         for number, unit in enumerate(ranges)
                     ]
         return planned
@@ -456,7 +458,7 @@ class Comparison:
         self,
         tables: list[ComparedTable],
         record: ComparisonRecord,
-        left: list[RangeRecord],
+        remaining: list[RangeRecord],
         size_bytes: int,
         by_pages: list[int],
     ) -> list[dict[str, Any]]:
@@ -466,10 +468,10 @@ class Comparison:
         return await self._runner.submit(
             make_job(
                 tables,
-                [Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper)) for r in left],
+                [Unit(r.relation_id, r.number, KeyRange(r.lower, r.upper)) for r in remaining],
                 ComparisonEnds(await login_of_target(self._target_url), self._sources),
                 options.jobs,
-                task_rate(options.rows_per_second, options.jobs + more, len(left) + more),
+                task_rate(options.rows_per_second, options.jobs + more, len(remaining) + more),
                 size_bytes=size_bytes,
                 page_readers=page_readers,
                 comparison_id=record.comparison_id,
@@ -514,15 +516,15 @@ def make_job(
 
 
 async def _read_storage(
-    found: Sequence[_Found], plain: Connection, target: TargetConnection
+    items: Sequence[_Found], plain: Connection, target: TargetConnection
 ) -> None:
-    """Read which tables, columns and files the ranges of *found* are about to be read from."""
-    tables = [one.table for one in found if one.table is not None]
-    here = tables_sql([parse_name(table.source_name) for table in tables])
-    there = tables_sql([parse_name(table.target_name) for table in tables])
-    for rows in (await fetch_all(plain, here.encode()), await target.fetch(there)):
+    """Read which tables, columns and files the ranges of *items* are about to be read from."""
+    tables = [item.table for item in items if item.table is not None]
+    source_sql = tables_sql([parse_name(table.source_name) for table in tables])
+    target_sql = tables_sql([parse_name(table.target_name) for table in tables])
+    for rows in (await fetch_all(plain, source_sql.encode()), await target.fetch(target_sql)):
         for row in rows:
-            found[row["number"] - 1].storage += (row["definition"], row["files"])
+            items[row["number"] - 1].storage += (row["definition"], row["files"])
 
 
 def _rules(
@@ -577,8 +579,8 @@ async def cut_table(
         return [KeyRange()]
     size = await fetch_one(plain, table.size_sql(table.source).encode())
     percent = sampled_percent(rows, size["pages"], count)
-    found = await fetch_all(plain, table.sample_sql(table.source, percent, count).encode())
-    return split_range(KeyRange(), [tuple(row["k"]) for row in found])
+    sample = await fetch_all(plain, table.sample_sql(table.source, percent, count).encode())
+    return split_range(KeyRange(), [tuple(row["k"]) for row in sample])
 
 
 _CORRELATION_SQL: Final = """
@@ -595,21 +597,21 @@ async def choose_order(
         return table
     is_distant = bool(await distant_keys.find_distant(plain, [facts.relation]))
     if not is_distant:
-        there = facts.target.name
-        found = await target.fetch_value(
-            _CORRELATION_SQL, there.namespace, there.name, table.key_columns[0]
+        target_name = facts.target.name
+        correlation = await target.fetch_value(
+            _CORRELATION_SQL, target_name.namespace, target_name.name, table.key_columns[0]
         )
-        is_distant = found is not None and found < distant_keys.CORRELATION_MIN
+        is_distant = correlation is not None and correlation < distant_keys.CORRELATION_MIN
     return replace(table, is_ordered=False) if is_distant else table
 
 
 async def agree_on_hash(plain: Connection, target: TargetConnection) -> HashKind:
     """Return the hash that both servers compute alike."""
-    here = await fetch_one(
+    row = await fetch_one(
         plain,
         f"select current_setting('server_encoding') as encoding, ({PROBE_SQL}) as probe".encode(),
     )
-    there = await target.fetch(
+    rows = await target.fetch(
         f"select current_setting('server_encoding') as encoding, ({PROBE_SQL}) as probe"
     )
-    return choose_hash((here["encoding"], there[0]["encoding"]), (here["probe"], there[0]["probe"]))
+    return choose_hash((row["encoding"], rows[0]["encoding"]), (row["probe"], rows[0]["probe"]))

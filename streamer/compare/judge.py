@@ -61,12 +61,13 @@ def find_difference(
 
     *keeps_more*: rows that only the target has are no difference.
     """
-    here, there = Counter(v for _, v in source), Counter(v for _, v in target)
-    lacking, surplus = list((here - there).elements()), list((there - here).elements())
+    source_counts, target_counts = Counter(v for _, v in source), Counter(v for _, v in target)
+    lacking = list((source_counts - target_counts).elements())
+    surplus = list((target_counts - source_counts).elements())
     different = min(len(lacking), len(surplus))
     columns: set[int] = set()
-    for one, other in zip(lacking, surplus, strict=False):
-        columns |= {n for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b}
+    for new, old in zip(lacking, surplus, strict=False):
+        columns |= {n for n, (a, b) in enumerate(zip(new, old, strict=True)) if a != b}
     missing, extra = len(lacking) - different, len(surplus) - different
     if keeps_more:
         extra = 0
@@ -120,9 +121,9 @@ class _Pending:
         """Return whether the source had *content* in the newest reading up to *target_lsn* or
         later, and forget older readings.
         """
-        known = [n for n, (lsn, _) in enumerate(self.contents) if lsn <= target_lsn]
-        del self.contents[: known[-1] if known else 0]
-        return any(content == found for _, found in self.contents)
+        numbers = [n for n, (lsn, _) in enumerate(self.contents) if lsn <= target_lsn]
+        del self.contents[: numbers[-1] if numbers else 0]
+        return any(content == seen for _, seen in self.contents)
 
 
 class Judge:

@@ -81,9 +81,9 @@ def _read(
 ) -> None:
     """Read ranges until none is left: the work of a thread."""
     is_background, of = bool(job.get("is_background")), reader.findings.of
-    left = (u for u in units if not (is_background and _is_enough(of(u.relation_id))))
+    open_units = (u for u in units if not (is_background and _is_enough(of(u.relation_id))))
     with reader:
-        differing = chain.from_iterable(map(reader.find, left))
+        differing = chain.from_iterable(map(reader.find, open_units))
         if job["finds_only"]:
             parts.extend(differing)
             return

@@ -75,10 +75,10 @@ def count_page_parts(
     *size_bytes*: with the values outside of the pages. *rate*: rows per second at most.
     *lists_places*: see `Pages`.
     """
-    wanted = -(-size_bytes // (LISTED_BYTES if lists_places else PAGES_BYTES))
+    count = -(-size_bytes // (LISTED_BYTES if lists_places else PAGES_BYTES))
     if rate is not None:
-        wanted = max(wanted, round(rows / (rate * PACE_SECONDS)))
-    return max(1, min(wanted, pages, RANGES_MAX))
+        count = max(count, round(rows / (rate * PACE_SECONDS)))
+    return max(1, min(count, pages, RANGES_MAX))
 
 
 def count_page_readers(sizes_bytes: Iterable[int], jobs: int) -> tuple[int, int]:
@@ -106,8 +106,8 @@ def whole_rate(rows_per_second: float | None, buckets: int) -> float | None:
 
 def count_buckets(rows: int) -> int:
     """Return the number of buckets for a table of about *rows*: a power of two."""
-    wanted = max(1, min(-(-rows // BUCKET_ROWS), BUCKETS_MAX))
-    return 1 << (wanted - 1).bit_length()
+    count = max(1, min(-(-rows // BUCKET_ROWS), BUCKETS_MAX))
+    return 1 << (count - 1).bit_length()
 
 
 def join_buckets(count: int, numbers: Iterable[int], numbers_max: int) -> tuple[int, list[int]]:

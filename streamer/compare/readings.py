@@ -308,10 +308,10 @@ class RangeReader:
         """
         table = self._tables[unit.relation_id]
         with reading():
-            here, there = (self._digest_side(table, unit, side) for side in (SOURCE, TARGET))
-            if is_first and here == there and self._comparison_id is not None:
-                self._record(unit, sum(rows for rows, _, _ in here.values()))
-        return here, there
+            source, target = (self._digest_side(table, unit, side) for side in (SOURCE, TARGET))
+            if is_first and source == target and self._comparison_id is not None:
+                self._record(unit, sum(rows for rows, _, _ in source.values()))
+        return source, target
 
     def _digest_side(self, table: ComparedTable, unit: Unit, side: int) -> Sums:
         connection = self._servers.of(table, side)
@@ -330,23 +330,23 @@ class RangeReader:
         self, table: ComparedTable, unit: Unit, side: int, parts: "SharedItems[Pages]"
     ) -> Sums:
         """Read *parts* in several threads, each with separate connections."""
-        others = self._servers.more(self._page_readers - 1)
+        connections = self._servers.more(self._page_readers - 1)
         rate, of = self._rows_per_second, self._comparison_id
-        readers = [self, *(RangeReader(self._tables, each, rate, of) for each in others)]
+        readers = [self, *(RangeReader(self._tables, reader, rate, of) for reader in connections)]
         with ThreadPoolExecutor(len(readers)) as pool:
-            running = [pool.submit(each._add_up, table, unit, side, parts) for each in readers]
-            found: Sums = {}
+            running = [pool.submit(reader._add_up, table, unit, side, parts) for reader in readers]
+            sums: Sums = {}
             try:
-                for each in running:
-                    add(found, each.result())
+                for reader in running:
+                    add(sums, reader.result())
             finally:
                 parts.stop()
-        return found
+        return sums
 
     def _add_up(self, table: ComparedTable, unit: Unit, side: int, parts: Iterator[Pages]) -> Sums:
         connection = self._servers.of(table, side)
         limit = self._rows_per_second if side == SOURCE else None
-        found: Sums = {}
+        sums: Sums = {}
         for pages in parts:
             rate = None
             if pages == ALL_PAGES and not table.is_ordered:
@@ -359,10 +359,10 @@ class RangeReader:
                 if rate is not None:  # each parallel worker would get the whole rate
                     connection.execute("set local max_parallel_workers_per_gather = 0")
                 rows = connection.execute(sql.encode()).fetchall()
-            add(found, {b: (n, int(one), int(two)) for b, n, one, two in rows})
+            add(sums, {b: (n, int(first), int(second)) for b, n, first, second in rows})
             if side == SOURCE:
                 self._pace.wait(sum(row[1] for row in rows), time.monotonic() - began)
-        return found
+        return sums
 
     def _is_throttled(self, table: ComparedTable) -> bool:
         row = self._servers.target.execute(IS_THROTTLED_SQL, (table.source_id,)).fetchone()
@@ -571,10 +571,10 @@ class KeyJudging:
     def _read(self, table: ComparedTable, side: int, keys: dict[int, str]) -> dict[int, list[Row]]:
         sql = table.read_sql(table.side(side))
         parameters = table.read_parameters(keys)
-        found: dict[int, list[Row]] = {}
+        rows_by_key: dict[int, list[Row]] = {}
         for n, place, values in self._servers.of(table, side).execute(sql.encode(), parameters):
-            found.setdefault(n, []).append((place, tuple(values)))
-        return found
+            rows_by_key.setdefault(n, []).append((place, tuple(values)))
+        return rows_by_key
 
     def _shown(
         self, table: ComparedTable, keys: dict[int, str]
@@ -587,12 +587,12 @@ class KeyJudging:
         named = [] if table.is_named_by_hash else [(n, -1, text, None) for n, text in keys.items()]
         sides = (SOURCE, TARGET) if table.is_named_by_hash or self._with_values else ()
         with ExitStack() as stack:
-            found = [
+            streams = [
                 stack.enter_context(closing(self._stream_shown(table, side, keys)))
                 for side in sides
                 if keys
             ]
-            rows = heapq.merge(named, *found, key=itemgetter(0))
+            rows = heapq.merge(named, *streams, key=itemgetter(0))
             for n, group in itertools.groupby(rows, key=itemgetter(0)):
                 shown: tuple[list[list[str]], list[list[str]]] = ([], [])
                 for _, side, key, values in group:

@@ -78,16 +78,16 @@ class TableFinding:
             keys=[] if is_undecided else [verdict.key],
         )
 
-    def add(self, other: "TableFinding", keys_max: int) -> None:
+    def add(self, finding: "TableFinding", keys_max: int) -> None:
         for name in ("rows_source", "rows_target", "missing", "extra", "different", "undecided"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.error = self.error or other.error
-        if other.sample:
-            sample = sorted([*self.sample, *other.sample], key=lambda v: (v.kind, v.key))
+            setattr(self, name, getattr(self, name) + getattr(finding, name))
+        self.error = self.error or finding.error
+        if finding.sample:
+            sample = sorted([*self.sample, *finding.sample], key=lambda v: (v.kind, v.key))
             self.sample = sample[:SAMPLE_ROWS]
-        if self.keys is not None and other.keys is not None:
-            self.keys += other.keys
-        if other.keys is None or len(self.keys or ()) > keys_max:
+        if self.keys is not None and finding.keys is not None:
+            self.keys += finding.keys
+        if finding.keys is None or len(self.keys or ()) > keys_max:
             self.keys = None
 
 

@@ -42,16 +42,16 @@ def run(
     findings = Findings(tables, job["keys_max"])
     settings = {name: job[name] for name in job.keys() - {"tables", "units", "ends"}}
     jobs = max(1, int(job["jobs"]))
-    kept: list[RDD[Any]] = []
+    stages: list[RDD[Any]] = []
 
     def run_stage(name: str, rows: "RDD[Any]", task: Task) -> "RDD[Any]":
         """Run *task* once: a stage that is computed again would read the servers again."""
         context.setJobDescription(f"streamer compare: {name}")
         work = partial(task, tables=tables, ends=ends, job=settings)
-        kept.append(rows.mapPartitions(work).persist(StorageLevel.DISK_ONLY))
-        for by_table in kept[-1].filter(is_findings).collect():
+        stages.append(rows.mapPartitions(work).persist(StorageLevel.DISK_ONLY))
+        for by_table in stages[-1].filter(is_findings).collect():
             findings.merge(by_table)
-        return kept[-1].filter(is_row)
+        return stages[-1].filter(is_row)
 
     try:
         parts = run_stage("ranges", _spread(context, job["units"], jobs), find_parts)
@@ -65,7 +65,7 @@ def run(
             write_files(job, tables, verdicts, partial(_write_report, context))
         return findings.results()
     finally:
-        for rows in kept:
+        for rows in stages:
             rows.unpersist()
 
 

@@ -18,27 +18,27 @@ def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
 
     A history has no such statements: versions need the times of the changes.
     """
-    wanted: list[Values] = list(entry.get("source") or [])
-    found: list[Values] = list(entry.get("target") or [])
-    for values in list(found):
-        if values in wanted:
-            wanted.remove(values)
-            found.remove(values)
+    source_rows: list[Values] = list(entry.get("source") or [])
+    target_rows: list[Values] = list(entry.get("target") or [])
+    for values in list(target_rows):
+        if values in source_rows:
+            source_rows.remove(values)
+            target_rows.remove(values)
     quoted = table.target.table
     into = quoted.removeprefix("only ")
-    while wanted and found:
-        values, old = wanted.pop(0), found.pop(0)
+    while source_rows and target_rows:
+        values, old = source_rows.pop(0), target_rows.pop(0)
         changed = ", ".join(
             f"{quote_identifier(column)} = {_literal(value)}"
             for column, value in values.items()
             if old.get(column) != value
         )
         yield f"update {quoted} set {changed} where {_one(table, quoted, old)}"
-    for old in () if table.keeps_more else found:
+    for old in () if table.keeps_more else target_rows:
         yield f"delete from {quoted} where {_one(table, quoted, old)}"
-    own = {"sid": table.sid} if table.has_sid else {}
-    for values in wanted:
-        row = own | values
+    sid_value = {"sid": table.sid} if table.has_sid else {}
+    for values in source_rows:
+        row = sid_value | values
         listed = ", ".join(_literal(value) for value in row.values())
         yield (
             f"insert into {into} ({quote_columns(row)}) overriding system value values ({listed})"
@@ -48,13 +48,13 @@ def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
 def _one(table: ComparedTable, quoted: str, values: Values) -> str:
     """Return the condition for a single row with *values*, of several equal rows."""
     row = ({"sid": table.sid} if table.has_sid else {}) | values
-    same = " and ".join(
+    condition = " and ".join(
         f"{quote_identifier(column)} is null"
         if value is None
         else f"pg_catalog.format('%s', {quote_identifier(column)}) = {_literal(value)}"
         for column, value in row.items()
     )
-    return f"(tableoid, ctid) = (select tableoid, ctid from {quoted} where {same} limit 1)"
+    return f"(tableoid, ctid) = (select tableoid, ctid from {quoted} where {condition} limit 1)"
 
 
 def _literal(value: str | None) -> str:

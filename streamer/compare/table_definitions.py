@@ -30,32 +30,32 @@ async def read_differences(
     target: TargetConnection,
     oid: int,
     mapping: RelationMapping,
-    there: TargetRelation,
+    table: TargetRelation,
     *,
     sid: str | None,
     others: Collection[RelationMapping],
     is_shared: bool = False,
 ) -> list[DefinitionDifference]:
-    """Return the differences of a table. *mappings*: the tables of the source, for foreign keys.
+    """Return the differences of a table. *others*: the tables of the source, for foreign keys.
     *is_shared*: further sources write to the target table, too.
 
     Raises SourceError, TargetError.
     """
-    (here,) = await fetch_all(plain, definitions_sql("%s::oid[]"), [oid])
-    (row,) = await target.fetch(definitions_sql("$1::oid[]"), [there.oid])
-    source, present = definition_of(here), definition_of(dict(row))
-    has_sid = sid is not None and there.has_sid
+    (source_row,) = await fetch_all(plain, definitions_sql("%s::oid[]"), [oid])
+    (row,) = await target.fetch(definitions_sql("$1::oid[]"), [table.oid])
+    source, present = definition_of(source_row), definition_of(dict(row))
+    has_sid = sid is not None and table.has_sid
     places: dict[RelationName, TargetPlace] = {
-        other.source: TargetPlace(other, has_sid) for other in others
+        mapped.source: TargetPlace(mapped, has_sid) for mapped in others
     }
     place = TargetPlace(
-        mapping, has_sid, frozenset(there.columns), is_partitioned=there.is_partitioned
+        mapping, has_sid, frozenset(table.columns), is_partitioned=table.is_partitioned
     )
     differences = table_difference(source, place, places.get, present, is_shared=is_shared)
     (ours,) = await fetch_all(plain, _TYPES_SQL + "%s", oid)
-    theirs = await target.fetch_value(_TYPES_SQL + "$1", there.oid)
-    keeps_more = is_shared or any(each.type is TableType.HISTORY for each in (mapping, *others))
-    types = type_difference(_types(ours["types"]), _types(theirs), keeps_more=keeps_more)
+    target_types = await target.fetch_value(_TYPES_SQL + "$1", table.oid)
+    keeps_more = is_shared or any(rule.type is TableType.HISTORY for rule in (mapping, *others))
+    types = type_difference(_types(ours["types"]), _types(target_types), keeps_more=keeps_more)
     return types + differences
 
 

@@ -61,11 +61,11 @@ Sums = dict[int, tuple[int, int, int]]
 """The number of rows and two sums over their hashes, by bucket."""
 
 
-def add(found: Sums, more: Sums) -> None:
+def add(sums: Sums, more: Sums) -> None:
     """Add the sums of further rows to *sums*."""
     for bucket, (count, first, second) in more.items():
-        n, one, two = found.get(bucket, (0, 0, 0))
-        found[bucket] = n + count, one + first, two + second
+        n, n_first, n_second = sums.get(bucket, (0, 0, 0))
+        sums[bucket] = n + count, n_first + first, n_second + second
 
 
 def differing_buckets(
@@ -78,9 +78,9 @@ def differing_buckets(
     none = (0, 0, 0)
     pairs = {n: (source.get(n, none), target.get(n, none)) for n in sorted(source.keys() | target)}
     return {
-        bucket: (here[0], there[0])
-        for bucket, (here, there) in pairs.items()
-        if here != there and (here[0] or not keeps_more)
+        bucket: (source_sum[0], target_sum[0])
+        for bucket, (source_sum, target_sum) in pairs.items()
+        if source_sum != target_sum and (source_sum[0] or not keeps_more)
     }
 
 
@@ -109,11 +109,11 @@ class Side:
         equal.
         """
         listed = ", ".join(f"{value} as v{n + 1}" for n, value in enumerate(self.values))
-        known = "" if self.since is None else f"{_known_sql(self.since)} as known, "
+        known_sql = "" if self.since is None else f"{_known_sql(self.since)} as known, "
         within = _pages_sql(pages)
         where = self.where or ("where true" if within else "")
         where = " and ".join(filter(None, (where, within)))
-        return f"(select {_PLACE}, {known}{listed} from {self.table} t {clause} {where}) b"
+        return f"(select {_PLACE}, {known_sql}{listed} from {self.table} t {clause} {where}) b"
 
 
 def _pages_sql(pages: Pages) -> str:
@@ -193,12 +193,12 @@ class ComparedTable:
             }
         )
 
-    def since(self, here: int | None = None, there: int | None = None) -> "ComparedTable":
+    def since(self, of_source: int | None = None, of_target: int | None = None) -> "ComparedTable":
         """Return the table with the transactions from which on rows may have changed."""
         return replace(
             self,
-            source=replace(self.source, since=here),
-            target=replace(self.target, since=there),
+            source=replace(self.source, since=of_source),
+            target=replace(self.target, since=of_target),
         )
 
     def side(self, number: int) -> Side:
@@ -274,8 +274,8 @@ class ComparedTable:
     def ranges_condition(self, side: Side, ranges: Iterable[KeyRange]) -> str:
         """Return the condition for rows of *side* in any of the ranges."""
         names = [side.values[i] for i in self.key]
-        found = [range_sql(unit, names, self.key_types) for unit in ranges]
-        return " or ".join(f"({condition})" for condition in found) or "false"
+        conditions = [range_sql(unit, names, self.key_types) for unit in ranges]
+        return " or ".join(f"({condition})" for condition in conditions) or "false"
 
     def buckets_condition(self, side: Side, count: int, numbers: Iterable[int]) -> str:
         """Return the condition for rows of *side* in *numbers* of *count* buckets."""
@@ -377,34 +377,34 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
         parameters, in the order of the numbers.
         """
         if not with_values:
-            found = f"{self._key_text}, null::text[] from {self._found_sql(side)}"
-            return f"select distinct on (k.n) k.n, {found} order by k.n"
+            shown_sql = f"{self._key_text}, null::text[] from {self._found_sql(side)}"
+            return f"select distinct on (k.n) k.n, {shown_sql} order by k.n"
         # FORMAT calls the output function of every type.
         names = [f"b.v{i + 1}" for i in range(len(self.columns))]
         shown = ", ".join(
             f"case when {n} is distinct from null then pg_catalog.format('%%s', {n}) end"
             for n in names
         )
-        found = f"array[{shown}]::text[] from {self._found_sql(side)}"
-        return f"select k.n, {self._key_text}, {found} order by k.n"
+        shown_sql = f"array[{shown}]::text[] from {self._found_sql(side)}"
+        return f"select k.n, {self._key_text}, {shown_sql} order by k.n"
 
     def _found_sql(self, side: Side) -> str:
         """Return keys k, given as parameters, joined to the rows b."""
         rows = side.rows()
         names = [f"k{j + 1}" for j in range(len(self.key_types))]
         if not self.is_named_by_hash:
-            same = " and ".join(
+            condition = " and ".join(
                 f"b.v{i + 1} = k.{name}::{kind}"
                 for i, name, kind in zip(self.key, names, self.key_types, strict=True)
             )
         else:
-            names, same = ["k"], 'b.name collate "C" = k.k collate "C"'
+            names, condition = ["k"], 'b.name collate "C" = k.k collate "C"'
             # OFFSET keeps PostgreSQL from computing the name of a row for each key.
             rows = f"(select b.*, {self._name} as name from {rows} offset 0) b"
         arrays = "pg_catalog.unnest(%s::int4[])" + ", pg_catalog.unnest(%s::text[])" * len(names)
         keys = f"rows from ({arrays}) as k (n, {', '.join(names)})"
         # psycopg reads % as the start of a parameter.
-        return f"{keys} join {rows.replace('%', '%%')} on {same}"
+        return f"{keys} join {rows.replace('%', '%%')} on {condition}"
 
     def read_parameters(self, keys: dict[int, str]) -> list[Any]:
         """Return the parameters of `read_sql`. *keys*: the names of keys by number."""

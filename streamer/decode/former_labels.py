@@ -49,12 +49,12 @@ def _encoded(labels: Labels) -> dict[bytes, bytes]:
 def _convert_array(value: Value, labels: Mapping[bytes, bytes]) -> Value:
     """Convert the elements of an array in the format of ``array_out``."""
 
-    def convert(found: re.Match[bytes]) -> bytes:
-        quoted, plain = found.groups()
+    def convert(match: re.Match[bytes]) -> bytes:
+        quoted, plain = match.groups()
         label = plain if quoted is None else _ESCAPED.sub(rb"\1", quoted)
         now = labels.get(label)
         if now is None or (plain is not None and plain.upper() == b"NULL"):
-            return found[0]
+            return match[0]
         return b'"' + re.sub(rb'(["\\])', rb"\\\1", now) + b'"'
 
     bounds, equals, items = value.rpartition(b"={") if value.startswith(b"[") else (b"", b"", value)

@@ -217,9 +217,9 @@ class _Cursor:
         end = self._position + size
         if end > len(self._data):
             raise self.error("truncated")
-        taken = self._data[self._position : end]
+        field = self._data[self._position : end]
         self._position = end
-        return taken
+        return field
 
     def error(self, problem: str) -> ProtocolError:
         kind = chr(self._data[0])

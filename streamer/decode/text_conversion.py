@@ -82,12 +82,12 @@ class TextConversion:
 
     def name(self, data: bytes) -> str:
         """Convert a name. Raises ProtocolError."""
-        found = self.convert(data)
-        if isinstance(found, UnconvertedText):
+        converted = self.convert(data)
+        if isinstance(converted, UnconvertedText):
             raise ProtocolError(
                 f'a name with a character of encoding "{self.encoding}" that UTF-8 lacks'
             )
-        return found.decode()
+        return converted.decode()
 
     def reading(self, read: ReadRow) -> ReadRow:
         """Return a function that reads a row with *read*, and converts the row."""
@@ -106,17 +106,17 @@ class TextConversion:
 
     def in_pieces(self, view: memoryview) -> Iterator[bytes]:
         """Yield a text in UTF-8, with `_NOT_UTF8` before each character that has no equivalent."""
-        rest = b""
+        incomplete = b""
         size = 0
         for piece in pieces(cast("bytes", view)):
             size += len(piece)
-            data = rest + piece
+            data = incomplete + piece
             end = len(data) if size == len(view) else self._end_of_characters(data)
             yield self._find.sub(self._mark_missing, data[:end])
-            rest = data[end:]
+            incomplete = data[end:]
 
-    def _mark_missing(self, found: re.Match[bytes]) -> bytes:
-        return self._characters.get(found[0]) or _NOT_UTF8 + found[0]
+    def _mark_missing(self, match: re.Match[bytes]) -> bytes:
+        return self._characters.get(match[0]) or _NOT_UTF8 + match[0]
 
     def _end_of_characters(self, data: bytes) -> int:
         """Return where the last whole character of *data* ends; the rest is in the next piece."""
@@ -125,17 +125,17 @@ class TextConversion:
         start = len(data)
         while start and data[start - 1] >= 0x80:
             start -= 1
-        for found in self._find.finditer(data, start):
-            if len(found[0]) == 1:
-                return found.start()
+        for match in self._find.finditer(data, start):
+            if len(match[0]) == 1:
+                return match.start()
         return len(data)
 
     def missing(self, view: memoryview) -> bytes | None:
         """Return the first character of a text that has no equivalent in UTF-8."""
         for piece in self.in_pieces(view):
             if (at := piece.find(_NOT_UTF8)) >= 0:
-                found = self._find.match(piece, at + 1)
-                return found[0] if found is not None else piece[at + 1 :]
+                character = self._find.match(piece, at + 1)
+                return character[0] if character is not None else piece[at + 1 :]
         return None
 
 

@@ -175,7 +175,7 @@ class TransactionAssembler:
 
     def __init__(
         self,
-        wanted: Callable[[Relation], bool],
+        is_mapped: Callable[[Relation], bool],
         open_spool: Callable[[int], StreamSpool],
         *,
         piece_bytes_max: int,
@@ -183,7 +183,7 @@ class TransactionAssembler:
         messages: "TableMessages | None" = None,
     ) -> None:
         self._messages = messages
-        self._wanted = wanted
+        self._wanted = is_mapped
         self._open_spool = open_spool
         self._piece_bytes_max = piece_bytes_max
         self._forward_origins = forward_origins
@@ -279,7 +279,7 @@ class TransactionAssembler:
         begun: Any = None
         if transaction is not None:
             begun = (transaction.xid, transaction.final_lsn, transaction.commit_time)
-        number, left = compiled.gather(
+        number, unfinished = compiled.gather(
             payloads,
             number,
             self._block,
@@ -289,12 +289,12 @@ class TransactionAssembler:
             is_foreign=self._is_foreign,
             takes_commit=not (self._in_pieces or self._former or self._instructions),
         )
-        if left is not begun:
+        if unfinished is not begun:
             self._size = 0
             self._is_foreign = False
             self._transaction = None
-            if left is not None:
-                xid, final_lsn, commit_time = left
+            if unfinished is not None:
+                xid, final_lsn, commit_time = unfinished
                 self._transaction = Transaction(xid, Lsn(final_lsn), commit_time)
         return number
 
@@ -399,8 +399,8 @@ class TransactionAssembler:
         for changes in former:
             self._former += self._stay_behind(changes)
         for relid, changes in touched.items():
-            for rest in self._stay_behind(changes):
-                self._opened[relid] = self._touched[relid] = rest
+            for changes_behind in self._stay_behind(changes):
+                self._opened[relid] = self._touched[relid] = changes_behind
         block.changes = [changes for changes in block.changes if changes.payloads]
         yield block
 
@@ -412,9 +412,9 @@ class TransactionAssembler:
 
     def _stay_behind(self, changes: Changes) -> Iterator[Changes]:
         stop = changes.stops[-1] if changes.stops else 0
-        if rest := changes.payloads[stop:]:
+        if later := changes.payloads[stop:]:
             del changes.payloads[stop:]
-            self._block.changes.append(Changes(changes.relation, rest))
+            self._block.changes.append(Changes(changes.relation, later))
             yield self._block.changes[-1]
 
     def _finish_piece(self, end_lsn: Lsn | None) -> TransactionPiece:
@@ -503,30 +503,30 @@ class TransactionAssembler:
                 raise ProtocolError(f"pgoutput message {chr(kind)!r} inside a stream")
 
     def _keep(self) -> None:
-        kept, self._kept = self._kept, []
+        messages, self._kept = self._kept, []
         start = 0
-        for number, message in enumerate(kept):
+        for number, message in enumerate(messages):
             if isinstance(message, memoryview):
                 assert self._in_stream is not None
-                self._keep_small(kept[start:number])
+                self._keep_small(messages[start:number])
                 self._in_stream.spool.append_large(bytes(message[1:5]), message)
                 start = number + 1
-        self._keep_small(kept[start:] if start else kept)
+        self._keep_small(messages[start:] if start else messages)
 
-    def _keep_small(self, kept: list[bytes]) -> None:
-        if kept:
+    def _keep_small(self, run: list[bytes]) -> None:
+        if run:
             assert self._in_stream is not None
             spool = self._in_stream.spool
             # Most streamed changes come in runs of one relation. The assembler unpacks a run here,
             # while the source is slower than streamer; later the run passes as a whole.
-            if len({message[1:9] for message in kept}) == 1 and {m[0] for m in kept} <= _ROW_SET:
-                spool.append(kept[0][1:5], [message[:1] + message[5:] for message in kept])
+            if len({message[1:9] for message in run}) == 1 and {m[0] for m in run} <= _ROW_SET:
+                spool.append(run[0][1:5], [message[:1] + message[5:] for message in run])
             else:
-                for message in kept:
+                for message in run:
                     if message[0] == pgoutput.RELATION:
                         self._relation_count += 1
                         self._in_stream.arrivals.append(self._relation_count)
-                spool.append(b"", kept)
+                spool.append(b"", run)
 
     def _handle_stream_abort(self, message: pgoutput.StreamAbort) -> None:
         streamed = self._streamed.get(message.xid)

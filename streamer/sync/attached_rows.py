@@ -44,8 +44,8 @@ def resync_of(mapping: RelationMapping, bounds: Sequence[str | None]) -> Resync:
             names = parse_condition(text).names
         except MappingError:
             return Resync(Mode.DIFF)
-        there = [mapping.target_column(name) for name in names]
-        if any(name is None or mapping.is_computed(name) for name in there):
+        target_columns = [mapping.target_column(name) for name in names]
+        if any(name is None or mapping.is_computed(name) for name in target_columns):
             return Resync(Mode.DIFF)
     return Resync(Mode.DIFF, scope=RowScope(tuple(text for text in bounds if text is not None)))
 
@@ -73,15 +73,15 @@ class AttachedRows:
                     self._asked.pop((relation_id, leaf), None)
                 return []
             # A copy that fails has no point.
-            done = [leaf for leaf, before in asked.items() if before not in (None, point)]
-            if wanted := [leaf for leaf in gaps if leaf not in done]:
-                found = await fetch_all(plain, _BOUNDS_SQL, [leaf.oid for leaf in wanted])
-                resync = resync_of(mapped.mapping, [row["bounds"] for row in found])
+            done = [leaf for leaf, asked_point in asked.items() if asked_point not in (None, point)]
+            if requested := [leaf for leaf in gaps if leaf not in done]:
+                rows = await fetch_all(plain, _BOUNDS_SQL, [leaf.oid for leaf in requested])
+                resync = resync_of(mapped.mapping, [row["bounds"] for row in rows])
                 await request_automatic(connection, relation_id, resync)
                 failpoint("attach.requesting")
         for leaf in done:
             del self._asked[relation_id, leaf]
-        for leaf in wanted:
+        for leaf in requested:
             self._asked[relation_id, leaf] = point
             log.info(
                 "rows of an attached partition are brought",

@@ -71,9 +71,9 @@ _ALTERS_VALUES: Final = frozenset(
 )
 
 
-def alters_values(before: SourceDefinition, after: SourceDefinition) -> bool:
+def alters_values(former: SourceDefinition, after: SourceDefinition) -> bool:
     """Whether a change of types alters the text of values. Pure."""
-    return any(change.kind in _ALTERS_VALUES for change in all_differences(before, after))
+    return any(change.kind in _ALTERS_VALUES for change in all_differences(former, after))
 
 
 class ChangedDefinitions:
@@ -91,13 +91,13 @@ class ChangedDefinitions:
 
         Raises DefinitionStopError if an operator has to decide, TargetSchemaError, and SyncError.
         """
-        known = await read_definitions(target, [mapped.relation_id for mapped, _ in pairs])
+        definitions = await read_definitions(target, [mapped.relation_id for mapped, _ in pairs])
         settled = []
         for mapped, relation in pairs:
-            if mapped.relation_id not in known and not mapped.state.follows:
+            if mapped.relation_id not in definitions and not mapped.state.follows:
                 await self._join_others(target, mapped, relation)
-                known = await read_definitions(target, [m.relation_id for m, _ in pairs])
-            if _differs(known.get(mapped.relation_id), relation):
+                definitions = await read_definitions(target, [m.relation_id for m, _ in pairs])
+            if _differs(definitions.get(mapped.relation_id), relation):
                 settled.append((mapped, await self._settle(source, target, mapped, relation)))
             else:
                 settled.append((mapped, relation))
@@ -121,7 +121,7 @@ class ChangedDefinitions:
         if not await read_others(target, mapped.relation_id):
             return
         missing = missing_columns(published_relation(relation), mapped.mapping, table)
-        there = part_of_target(
+        present = part_of_target(
             relation.definition,
             mapped.mapping,
             table,
@@ -129,9 +129,9 @@ class ChangedDefinitions:
             await read_partitions(target, table),
             {name for name, _ in missing},
         )
-        if there == relation.definition:
+        if present == relation.definition:
             return
-        await store_first_definitions(target, {mapped.relation_id: there})
+        await store_first_definitions(target, {mapped.relation_id: present})
 
     async def know(self, target: TargetConnection, pairs: Sequence[Pair]) -> None:
         """Store the definitions that target tables fit, where no definition is stored yet.
@@ -139,14 +139,14 @@ class ChangedDefinitions:
         A repeated copy then knows the difference. The lane of a relation in sync may be behind the
         present definition, and reads definitions from the stream.
         """
-        known = {
+        definitions = {
             mapped.relation_id: relation.definition
             for mapped, relation in pairs
             if not mapped.state.follows
         }
-        await store_first_definitions(target, known)
+        await store_first_definitions(target, definitions)
         for mapped, relation in pairs:
-            if mapped.parts is not None or mapped.relation_id in known:
+            if mapped.parts is not None or mapped.relation_id in definitions:
                 mapped.knows(parts_of(relation.definition, relation.name.namespace))
 
     async def _settle(
@@ -168,8 +168,8 @@ class ChangedDefinitions:
             if now is None:
                 raise SyncError(f'table "{relation.name}" is not in the source')
             relation = now
-            known = await read_definition(target, mapped.relation_id)
-            if not _differs(known, relation):
+            stored = await read_definition(target, mapped.relation_id)
+            if not _differs(stored, relation):
                 return relation
         log.warning(
             "the definition of a table is not the one that its stream brings",
@@ -197,9 +197,9 @@ class ChangedDefinitions:
         definition = message.definition
         assert definition is not None
         lsn = await flush_wal(source)
-        known = await read_definition(target, mapped.relation_id)
-        assert known is not None
-        changes = all_differences(known, definition)
+        stored = await read_definition(target, mapped.relation_id)
+        assert stored is not None
+        changes = all_differences(stored, definition)
         if any(isinstance(change, TypeChange) for change in changes):
             await self._wait_for_stream(lsn)
         # Stored definitions of indexes have the former names of columns.
@@ -207,10 +207,10 @@ class ChangedDefinitions:
         change = None
         try:
             async with transaction(target):
-                known = await read_definition(target, mapped.relation_id)
-                assert known is not None
-                changes = all_differences(known, definition)
-                words = [str(each) for each in changes]
+                stored = await read_definition(target, mapped.relation_id)
+                assert stored is not None
+                changes = all_differences(stored, definition)
+                words = [str(difference) for difference in changes]
                 place = await place_of_copy(target, mapped.relation_id, words, lsn)
                 await supersede(target, place)
                 change = TableChange(
@@ -240,5 +240,5 @@ async def _present(source: Connection, name: RelationName) -> SourceDefinition |
     return None if now is None else now.definition
 
 
-def _differs(known: SourceDefinition | None, relation: SourceRelation) -> bool:
-    return known is not None and bool(all_differences(known, relation.definition))
+def _differs(stored: SourceDefinition | None, relation: SourceRelation) -> bool:
+    return stored is not None and bool(all_differences(stored, relation.definition))

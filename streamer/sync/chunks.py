@@ -82,9 +82,9 @@ def chunk_bytes(limit: int) -> int:
 
 def size_of_chunk(copy: TableCopy, bytes_max: int, part_bytes: int) -> ChunkSize:
     """Return how to cut chunks of *bytes_max*, with parts of about *part_bytes*."""
-    known = [heap for heap in copy.seen.heaps if heap.row_count]
-    rows = sum(heap.row_count for heap in known)
-    row_bytes = sum(heap.size_bytes for heap in known) // rows if rows else ASSUMED_ROW_BYTES
+    counted = [heap for heap in copy.seen.heaps if heap.row_count]
+    rows = sum(heap.row_count for heap in counted)
+    row_bytes = sum(heap.size_bytes for heap in counted) // rows if rows else ASSUMED_ROW_BYTES
     parts = max(1, min(PARTS_MAX, -(-bytes_max // part_bytes)))
     rows = max(1, bytes_max // max(1, row_bytes) // parts)
     step = max(1, rows // min(PARTS_MAX, len(copy.seen.heaps)))
@@ -107,17 +107,17 @@ def fingerprint(copy: TableCopy) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def find_change(copy: TableCopy, before: ChunkedCopy) -> str | None:
+def find_change(copy: TableCopy, former: ChunkedCopy) -> str | None:
     """Return why *copy* cannot copy the chunk behind *former*, or None.
 
     Partitions may be attached or detached. A partition that stays must keep its storage, as every
     table must.
     """
-    if before.target_oid != copy.target.oid:
+    if former.target_oid != copy.target.oid:
         return OTHER_TARGET
-    stores = dict(before.stores)
+    stores = dict(former.stores)
     is_same = (
-        before.definition == fingerprint(copy)
+        former.definition == fingerprint(copy)
         and copy.seen.can_split
         and all(stores.get(oid, filenode) == filenode for oid, filenode in _stores(copy))
     )
@@ -172,13 +172,13 @@ async def choose_columns(
 
 
 class ChunkSearch:
-    """Finds the end of the chunk behind *before*, and the ends of the chunk's parts. Pure.
+    """Finds the end of the chunk behind *copied*, and the ends of the chunk's parts. Pure.
 
     The heaps supply keys one by one, in the order of the first keys.
     """
 
-    def __init__(self, before: ChunkedCopy, size: ChunkSize) -> None:
-        self._before = before
+    def __init__(self, copied: ChunkedCopy, size: ChunkSize) -> None:
+        self._before = copied
         self._size = size
         self._keys: dict[Heap, tuple[Key, ...]] = {}
         self._least: list[tuple[Values, Key]] = []
@@ -201,36 +201,36 @@ class ChunkSearch:
 
     def cut(self) -> TableChunk:
         """Return the chunk with at least one part for each heap."""
-        before, last = self._before, self.last
-        each = self._size.rows // self._size.step
+        copied, last = self._before, self.last
+        keys_per_part = self._size.rows // self._size.step
         parts: list[ChunkPart] = []
         for heap, keys in self._keys.items():
-            borders = [before.border]
-            for key in keys[each - 1 :: each]:
-                if self.needs(key_values(key, before.types)) and key not in (borders[-1], last):
+            borders = [copied.border]
+            for key in keys[keys_per_part - 1 :: keys_per_part]:
+                if self.needs(key_values(key, copied.types)) and key not in (borders[-1], last):
                     borders.append(key)
             borders.append(last)
             parts += [ChunkPart(heap, *pair) for pair in pairwise(borders)]
-        after = replace(before, border=last, count=before.count + 1) if last else None
-        return TableChunk(before, tuple(parts), after)
+        after = replace(copied, border=last, count=copied.count + 1) if last else None
+        return TableChunk(copied, tuple(parts), after)
 
 
 async def find_chunk(
-    plain: Connection, copy: TableCopy, before: ChunkedCopy, size: ChunkSize
+    plain: Connection, copy: TableCopy, copied: ChunkedCopy, size: ChunkSize
 ) -> TableChunk:
     """Find the keys where the next chunk and its parts end, under the snapshot of *plain*.
 
-    *before*: the rows that the target has; the border is empty in front of the first chunk.
+    *copied*: the rows that the target has; the border is empty in front of the first chunk.
     Statements and locks are per partition, because a table may have thousands. Partitions that
     begin behind the chunk are not read. Raises RewrittenError, psycopg.Error.
     """
-    firsts = {heap: await _read_first(plain, heap, before) for heap in copy.seen.heaps}
-    begun = [(key_values(key, before.types), heap) for heap, key in firsts.items() if key]
-    search = ChunkSearch(replace(before, stores=_stores(copy)), size)
+    firsts = {heap: await _read_first(plain, heap, copied) for heap in copy.seen.heaps}
+    begun = [(key_values(key, copied.types), heap) for heap, key in firsts.items() if key]
+    search = ChunkSearch(replace(copied, stores=_stores(copy)), size)
     for first, heap in sorted(begun, key=lambda each: each[0]):
         if not search.needs(first):
             break
-        search.add(heap, await _read_keys(plain, heap, before, search.last, size))
+        search.add(heap, await _read_keys(plain, heap, copied, search.last, size))
     if not begun:
         search.add(copy.seen.heaps[0], ())  # the part reads no row
     return search.cut()
@@ -242,15 +242,15 @@ def cut_into_parts(
     """Return the parts of *chunk* as those of a copy. Pure."""
     parts: list[CopyPart] = []
     size_bytes = size.part_bytes * size.parts // len(chunk.parts)
-    for number, each in enumerate(chunk.parts):
-        condition = each.condition(chunk.before)
-        order = replace(copy.order, heaps=(each.heap,), scope=condition, can_split=False)
+    for number, chunk_part in enumerate(chunk.parts):
+        condition = chunk_part.condition(chunk.before)
+        order = replace(copy.order, heaps=(chunk_part.heap,), scope=condition, can_split=False)
         (part,) = cut(copy_source(order, source_version, target_version))
         parts.append(replace(part, part=number, size_bytes=size_bytes))
     return parts
 
 
-async def _read_first(plain: Connection, heap: Heap, before: ChunkedCopy) -> Key | None:
+async def _read_first(plain: Connection, heap: Heap, copied: ChunkedCopy) -> Key | None:
     """Return the first key of *heap* behind the border, or None.
 
     An old snapshot sees no row of a table that was rewritten or renamed since. Without a part of
@@ -258,11 +258,11 @@ async def _read_first(plain: Connection, heap: Heap, before: ChunkedCopy) -> Key
     """
     if not heap.stores:
         return None  # a table without partitions
-    listed, texts = _columns(before)
+    listed, texts = _columns(copied)
     (store,) = heap.stores
     query = (
         f"select (select array[{texts}] from {_escaped(heap.relation_sql)} t"
-        f" where {_behind(before)} order by {listed} limit 1) as k,"
+        f" where {_behind(copied)} order by {listed} limit 1) as k,"
         " pg_catalog.pg_relation_filenode(%s::oid) is distinct from %s::oid"
         " or pg_catalog.to_regclass(%s)::oid is distinct from %s::int8::oid as is_another"
     )
@@ -273,16 +273,16 @@ async def _read_first(plain: Connection, heap: Heap, before: ChunkedCopy) -> Key
 
 
 async def _read_keys(
-    plain: Connection, heap: Heap, before: ChunkedCopy, last: Key, size: ChunkSize
+    plain: Connection, heap: Heap, copied: ChunkedCopy, last: Key, size: ChunkSize
 ) -> tuple[Key, ...]:
     """Return the key of every `ChunkSize.step`-th row. *last*: the chunk ends there or before; may
     be empty.
     """
-    listed, texts = _columns(before)
+    listed, texts = _columns(copied)
     query = (
         f"select k from (select pg_catalog.row_number() over (order by {listed}) as n,"
         f" array[{texts}] as k from {_escaped(heap.relation_sql)} t"
-        f" where {_behind(before, last)} order by {listed} limit %s) r"
+        f" where {_behind(copied, last)} order by {listed} limit %s) r"
         " where n %% %s = 0 order by n"
     )
     rows = await _fetch(plain, query, size.rows * size.parts, size.step)
@@ -298,16 +298,16 @@ async def _fetch(plain: Connection, query: str, *parameters: int | str) -> list[
             await plain.execute("rollback to savepoint chunk")  # lets go of the lock
 
 
-def _columns(before: ChunkedCopy) -> tuple[str, str]:
+def _columns(copied: ChunkedCopy) -> tuple[str, str]:
     """Return the columns of the borders for a query, and the values as text."""
     # Qualified: an output column of the query would hide a key of that name in ORDER BY.
-    names = [f"t.{quote_identifier(name)}" for name in before.columns]
+    names = [f"t.{quote_identifier(name)}" for name in copied.columns]
     return _escaped(", ".join(names)), _escaped(", ".join(f"{name}::text" for name in names))
 
 
-def _behind(before: ChunkedCopy, last: Key = ()) -> str:
-    names = [f"t.{quote_identifier(name)}" for name in before.columns]
-    return _escaped(_between(names, before.types, before.border, last))
+def _behind(copied: ChunkedCopy, last: Key = ()) -> str:
+    names = [f"t.{quote_identifier(name)}" for name in copied.columns]
+    return _escaped(_between(names, copied.types, copied.border, last))
 
 
 def _escaped(sql: str) -> str:

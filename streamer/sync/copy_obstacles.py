@@ -58,9 +58,9 @@ class TargetDatabase:
         A promoted standby and a restored copy have the system identifier of the origin, but a new
         timeline. A copied data directory has the same timeline, too, but a different start time.
         """
-        here = source.system_identifier, source.timeline, source.database
+        place = source.system_identifier, source.timeline, source.database
         is_one_server = source.in_recovery or source.started in (0, self.started)
-        return here == (self.system_identifier, self.timeline, self.database) and is_one_server
+        return place == (self.system_identifier, self.timeline, self.database) and is_one_server
 
 
 TARGET_DATABASE_SQL: Final = f"""

@@ -88,8 +88,8 @@ def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any
     """Connect with settings pinned, for the length of a block. *url*: made by `job_url`."""
     keepalives = {name: str(value) for name, value in session.KEEPALIVES.items()}
     defaults = {"connect_timeout": "10"} | keepalives
-    own = {k: str(v) for k, v in conninfo_to_dict(open_job_url(url)).items() if v is not None}
-    parameters = defaults | own | {"client_encoding": "UTF8"}
+    from_url = {k: str(v) for k, v in conninfo_to_dict(open_job_url(url)).items() if v is not None}
+    parameters = defaults | from_url | {"client_encoding": "UTF8"}
     parameters["application_name"] = application_name[:63]
     with psycopg.connect(make_conninfo(**parameters), autocommit=True) as connection:
         info = connection.info
@@ -366,18 +366,18 @@ class PartCopier:
         """Return which row and column of the source the target refuses for its encoding."""
         source = self._source.pgconn
         names = source.exec_(f"{locate} limit 0".encode())
-        found = None
+        location = None
         with self._bytes_as_stored():
             _start(source, f"copy ({locate}) to stdout", pq.ExecStatus.COPY_OUT)
             while (row := source.get_copy_data(1))[0] >= 0:
                 if row[0] == 0:
                     _await_data(source)
                 else:
-                    found = found or invalid_text(bytes(row[1]))
+                    location = location or invalid_text(bytes(row[1]))
             _finish(source)
-        if found is None:
+        if location is None:
             return None
-        place, number = found
+        place, number = location
         name = (names.fname(number) or b"").decode("utf-8", "replace")
         return (
             f'at the source, column "{name}" of the row with ctid {place} is not valid UTF-8: '

@@ -87,7 +87,7 @@ def copy_source(order: CopyOrder, source_version: int, target_version: int) -> C
     if order.mapping.type is TableType.HISTORY and order.only is None:
         _add_history(selection, order.target)
     rule = order.mapping.rule
-    keys = {each.target: each.check for each in rule.hashes}
+    keys = {hashed.target: hashed.check for hashed in rule.hashes}
     hashes = [(at, keys[name]) for at, name in enumerate(selection.names) if name in keys]
     conditions = [] if rule.filter is None else [rule.filter.text]
     if order.scope is not None:
@@ -115,10 +115,10 @@ def _add_columns(selection: _Selection, order: CopyOrder) -> None:
             continue  # not published either
         if name is not None and mapping.has_expression(name):
             continue
-        there = order.target.columns.get(name) if name is not None else None
-        if name is None or there is None or there.generated or not order.brings(name):
+        existing = order.target.columns.get(name) if name is not None else None
+        if name is None or existing is None or existing.generated or not order.brings(name):
             continue
-        is_same = column.type_oid == there.type_oid
+        is_same = column.type_oid == existing.type_oid
         selection.add(
             quote_identifier(column.name), name, is_same=is_same, type_oid=column.type_oid
         )
@@ -128,12 +128,12 @@ def _add_computed(selection: _Selection, order: CopyOrder) -> None:
     for name, expression in order.mapping.rule.set:
         if not order.brings(name):
             continue
-        there = order.target.columns[name]
+        target_column = order.target.columns[name]
         selection.add(
-            f"({expression}){computed_cast(there, of_target=False)}",
+            f"({expression}){computed_cast(target_column, of_target=False)}",
             name,
-            is_same=there.base_oid == there.type_oid,
-            type_oid=there.type_oid,
+            is_same=target_column.base_oid == target_column.type_oid,
+            type_oid=target_column.type_oid,
         )
 
 
@@ -168,5 +168,5 @@ def part_bytes(size: int, rows: int | None, rows_per_second: float | None) -> in
     """
     if rows_per_second is None or not size or not rows:
         return PART_BYTES
-    wanted = rows_per_second * PART_SECONDS_MAX * size / rows
-    return max(PART_BYTES_MIN, min(PART_BYTES, round(wanted)))
+    paced_bytes = rows_per_second * PART_SECONDS_MAX * size / rows
+    return max(PART_BYTES_MIN, min(PART_BYTES, round(paced_bytes)))

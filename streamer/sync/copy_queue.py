@@ -125,10 +125,10 @@ class CopyQueue:
         """Return the relations of *batch*, which `take` returned, whose copy is neither done nor
         given up.
         """
-        mine = [mapped for mapped in batch if self.is_taken(mapped, batch)]
-        mine = [mapped for mapped in mine if mapped not in self._leaving]
-        self._copying -= {mapped for mapped in mine if mapped.state.is_lost}
-        return [mapped for mapped in mine if mapped in self._copying]
+        members = [mapped for mapped in batch if self.is_taken(mapped, batch)]
+        members = [mapped for mapped in members if mapped not in self._leaving]
+        self._copying -= {mapped for mapped in members if mapped.state.is_lost}
+        return [mapped for mapped in members if mapped in self._copying]
 
     def _let_go(self, mapped: "MappedRelation") -> None:
         if self._taken.pop(mapped, None) is not None:

@@ -146,11 +146,11 @@ class CopyWaits:
         for mapped in self.preparing:
             name = mapped.mapping.target
             tables[name.namespace, name.name] = mapped
-        own = (self._context.application_name, self._context.task_name)
+        names = (self._context.application_name, self._context.task_name)
         return {
             tables[session.namespace, session.table]: blockers[session.pid]
             for session in sessions
-            if session.application_name in own
+            if session.application_name in names
             and session.pid in blockers
             and (session.namespace, session.table) in tables
         }
@@ -169,9 +169,9 @@ class CopyWaits:
         for reason, waiting in new.items():
             await self._reports.tell_waiting(waiting, reason)
             self._told |= dict.fromkeys(waiting, reason)
-        if gone := [mapped for mapped in self._told if mapped not in reasons]:
-            await self._reports.tell_waiting(gone, None)
-            for mapped in gone:
+        if ended := [mapped for mapped in self._told if mapped not in reasons]:
+            await self._reports.tell_waiting(ended, None)
+            for mapped in ended:
                 del self._told[mapped]
 
 

@@ -103,8 +103,8 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
     for heap in [heap for heap in source.heaps if heap.page_count] or source.heaps[:1]:
         count = 1
         if source.can_split:
-            wanted = min(-(-heap.size_bytes // part_bytes), PARTS_MAX)
-            count = max(1, min(wanted, heap.page_count))
+            part_count = min(-(-heap.size_bytes // part_bytes), PARTS_MAX)
+            count = max(1, min(part_count, heap.page_count))
         for number in range(count):
             first = number * heap.page_count // count
             last = (number + 1) * heap.page_count // count

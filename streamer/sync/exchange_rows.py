@@ -104,20 +104,20 @@ class Exchange:
         """Name both sides ``here`` and ``there``, rows with a hash, equal rows with numbers."""
         digest = "sha256(convert_to({}, 'UTF8')) as streamer_hash"
         number = "row_number() over (partition by streamer_hash) as streamer_number"
-        here = digest.format(self._row("t"))
+        target_digest = digest.format(self._row("t"))
         staged = digest.format(self._row("s"))
         stage = f"select s.ctid as streamer_ctid, {staged} from {self.stage} s"
         return (
             f"with here as (select streamer_relid, streamer_ctid, streamer_hash, {number} "
-            f"from (select t.tableoid as streamer_relid, t.ctid as streamer_ctid, {here} "
+            f"from (select t.tableoid as streamer_relid, t.ctid as streamer_ctid, {target_digest} "
             f"from {self.rows} t where {self._current} and {self.scope}) r), "
             f"there as (select streamer_ctid, streamer_hash, {number} from ({stage}) r)"
         )
 
-    def _also(self, one: str, other: str) -> str:
+    def _also(self, alias: str, twin: str) -> str:
         return (
-            f"exists (select from {other} where {other}.streamer_hash = {one}.streamer_hash "
-            f"and {other}.streamer_number = {one}.streamer_number)"
+            f"exists (select from {twin} where {twin}.streamer_hash = {alias}.streamer_hash "
+            f"and {twin}.streamer_number = {alias}.streamer_number)"
         )
 
     _AT_PLACE = "t.tableoid = here.streamer_relid and t.ctid = here.streamer_ctid"

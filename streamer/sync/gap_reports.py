@@ -51,8 +51,8 @@ async def know_leaves(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
     """Take the partitions of *relations* that the transaction of *plain* sees as known."""
-    for mapped, known in (await read_present(plain, relations)).items():
-        await set_leaves(bookkeeping, mapped.relation_id, known)
+    for mapped, leaves in (await read_present(plain, relations)).items():
+        await set_leaves(bookkeeping, mapped.relation_id, leaves)
 
 
 async def read_present(
@@ -62,10 +62,10 @@ async def read_present(
     transactions that attached it.
     """
     by_name = {mapped.mapping.source: mapped for mapped in relations}
-    found = await read_leaves(plain, by_name)
+    leaves_by_name = await read_leaves(plain, by_name)
     return {
-        by_name[name]: {leaf.oid: leaf.attached_by for leaf in its if not leaf.is_foreign}
-        for name, its in found.items()
+        by_name[name]: {leaf.oid: leaf.attached_by for leaf in leaves if not leaf.is_foreign}
+        for name, leaves in leaves_by_name.items()
     }
 
 
@@ -99,9 +99,9 @@ async def look_at_leaves(
     stored = await read_known_leaves(bookkeeping, ids) if ids else {}
     for name, present in leaves.items():
         mapped = by_name[name]
-        known = stored.get(mapped.relation_id)
-        own = [leaf for leaf in present if not leaf.is_foreign]
-        gaps[mapped] += await _find_leaves(bookkeeping, plain, mapped, own, known, attached)
+        former = stored.get(mapped.relation_id)
+        local = [leaf for leaf in present if not leaf.is_foreign]
+        gaps[mapped] += await _find_leaves(bookkeeping, plain, mapped, local, former, attached)
         if foreign := [leaf for leaf in present if leaf.is_foreign]:
             gaps[mapped].append(_foreign_gap(foreign))
     for mapped, reasons in gaps.items():
@@ -129,8 +129,8 @@ def _foreign_gap(leaves: list[Leaf]) -> _Gap:
 async def _report(bookkeeping: Bookkeeping, mapped: MappedRelation, gaps: list[_Gap]) -> None:
     source, name = mapped.source, str(mapped.mapping.source)
     resync = run("resync", name, "--mode", "diff", database=source.database, sid=source.sid)
-    before = "".join(gap.before for gap in gaps)
-    error = GapError("; ".join(gap.reason for gap in gaps), hint=Remedy.of(before, "run: ", resync))
+    steps = "".join(gap.before for gap in gaps)
+    error = GapError("; ".join(gap.reason for gap in gaps), hint=Remedy.of(steps, "run: ", resync))
     if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
         log.warning("table lacks rows", table=name, error=str(error), **error.log_fields)
 
@@ -140,18 +140,18 @@ async def _find_leaves(
     plain: Connection,
     mapped: MappedRelation,
     leaves: list[Leaf],
-    known: dict[int, str] | None,
+    stored: dict[int, str] | None,
     attached: AttachedRows | None,
 ) -> list[_Gap]:
     """Return the gaps by partitions of this server, and store those that are known by now."""
     # An older version copied without recording partitions, so present partitions count as known.
-    new = [] if known is None else [leaf for leaf in leaves if leaf.oid not in known]
+    new = [] if stored is None else [leaf for leaf in leaves if leaf.oid not in stored]
     brought = [await brought_rows(plain, leaf) for leaf in new]
     gaps = [leaf for leaf, has in zip(new, brought, strict=True) if has]
     unknown = [leaf for leaf, has in zip(new, brought, strict=True) if has is not False]
     # The stream lacks all changes of a partition while it was detached.
-    before = known or {}
-    away = [leaf for leaf in leaves if before.get(leaf.oid, "") not in ("", leaf.attached_by)]
+    former = stored or {}
+    away = [leaf for leaf in leaves if former.get(leaf.oid, "") not in ("", leaf.attached_by)]
     done: list[Leaf] = []
     if attached is not None and (gaps or away):
         done = await attached.bring(bookkeeping, plain, mapped, gaps + away)
@@ -159,10 +159,10 @@ async def _find_leaves(
     for leaf in away:
         if leaf in done:
             continue
-        seen[leaf.oid] = before[leaf.oid]
+        seen[leaf.oid] = former[leaf.oid]
     if done:
         failpoint("attach.brought")
-    if seen != known:
+    if seen != stored:
         await set_leaves(bookkeeping, mapped.relation_id, seen)
     if attached is not None:
         return []
@@ -170,18 +170,18 @@ async def _find_leaves(
         (gaps, "came as a partition with rows in it, which do not travel"),
         (away, "was detached and attached again, and changes made meanwhile are not replicated"),
     ]
-    return [_Gap(f"{_names(its)} {what}") for its, what in parts if its]
+    return [_Gap(f"{_names(members)} {reason}") for members, reason in parts if members]
 
 
 def _names(leaves: list[Leaf]) -> str:
     return ", ".join(f'"{leaf.name}"' for leaf in leaves)
 
 
-def replaced_columns(known: Mapping[str, int], now: Mapping[str, ColumnNow]) -> list[str]:
+def replaced_columns(stored: Mapping[str, int], now: Mapping[str, ColumnNow]) -> list[str]:
     """Return the columns whose number differs from *stored*, which has a negative number for a
     column that the target does not get. Pure.
     """
-    return [c for c, its in now.items() if abs(known.get(c, its.number)) != its.number]
+    return [c for c, column in now.items() if abs(stored.get(c, column.number)) != column.number]
 
 
 async def _find_columns(
@@ -195,14 +195,14 @@ async def _find_columns(
         stored = await read_known(connection, ids)
     for name, columns in (await read_columns(plain, by_name)).items():
         mapped = by_name[name]
-        known = stored.get(mapped.relation_id)
-        if known is None:
+        stored_numbers = stored.get(mapped.relation_id)
+        if stored_numbers is None:
             numbers = {column: now.number for column, now in columns.items()}
             async with bookkeeping.connection() as connection:
                 await store_known(connection, mapped.relation_id, numbers)
             continue
-        if others := replaced_columns(known, columns):
-            listed = ", ".join(f'"{column}"' for column in others)
+        if replaced := replaced_columns(stored_numbers, columns):
+            listed = ", ".join(f'"{column}"' for column in replaced)
             gaps[mapped] = _Gap(
                 f"column {listed} of the source is another one since a DROP or RENAME, so older "
                 "rows keep former values"
@@ -227,23 +227,23 @@ async def _find_rewritten(
     for name, tables in (await read_stored_tables(plain, by_name)).items():
         mapped = by_name[name]
         # `initial: none` copies no row, so the present storage counts as known.
-        known = stored.get(mapped.relation_id)
+        stored_storage = stored.get(mapped.relation_id)
         present = {}
         cast: list[str] | None = None
         for table in tables:
-            before = (known or {}).get(table.oid, table.storage)
-            signs = await is_rewritten(plain, table, before, captures=captures)
+            former = (stored_storage or {}).get(table.oid, table.storage)
+            signs = await is_rewritten(plain, table, former, captures=captures)
             if signs is None:
-                present[table.oid] = before
+                present[table.oid] = former
             else:
                 present[table.oid] = table.storage.lost if signs else table.storage
-            if not captures and table.storage.has_other_columns(before):
+            if not captures and table.storage.has_other_columns(former):
                 if cast is None:
                     cast = await _find_cast(bookkeeping, plain, mapped)
                 if cast:
                     present[table.oid] = table.storage.lost
-        if present != known and not await set_storage(
-            bookkeeping, mapped.relation_id, present, known
+        if present != stored_storage and not await set_storage(
+            bookkeeping, mapped.relation_id, present, stored_storage
         ):
             continue  # a copy has stored a different storage
         if lost := [table.name for table in tables if present[table.oid].is_lost]:
@@ -283,17 +283,19 @@ def cast_columns(
     A target with an equal type has cast the values equally. If *former* is unknown, the target's
     types replace *former*.
     """
-    known = None if former is None else {column.number: column.type for column in former}
+    former_types = None if former is None else {column.number: column.type for column in former}
     inputs = mapping.expression_inputs([column.name for column in now])
-    found = []
+    names = []
     for column in now:
-        there = mapping.target_column(column.name)
+        target_name = mapping.target_column(column.name)
         is_input = column.name in inputs
-        own = None if there is None else target.get(there)
-        before = own if known is None else known.get(column.number)
-        if own is None and not is_input:
+        target_type = None if target_name is None else target.get(target_name)
+        former_type = target_type if former_types is None else former_types.get(column.number)
+        if target_type is None and not is_input:
             continue
-        is_same = before in (None, column.type) or (own == column.type and not is_input)
-        if not is_same and not widens(str(before), column.type):
-            found.append(column.name)
-    return found
+        is_same = former_type in (None, column.type) or (
+            target_type == column.type and not is_input
+        )
+        if not is_same and not widens(str(former_type), column.type):
+            names.append(column.name)
+    return names

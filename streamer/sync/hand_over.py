@@ -226,7 +226,7 @@ class Finisher:
             self._queue.remove(copy.mapped)
             self._context.events.handed_over(copy.mapped, None, copy.mapped.end_lsn)
 
-    async def finish(self, copy: TableCopy, rows: int, size: int, kept: KeptConnection) -> None:
+    async def finish(self, copy: TableCopy, rows: int, size: int, session: KeptConnection) -> None:
         """Complete a relation, whose parts are all copied, and hand it over to the stream.
 
         The round tries a hindered exchange again later: all rows are in the target.
@@ -242,7 +242,7 @@ class Finisher:
                 else:
                     await self._context.events.reach(copy.mapped, copy.consistent_point)
                 failpoint("sync.at_point")
-            async with _using(kept) as target:
+            async with _using(session) as target:
                 if await self._is_elsewhere(target, copy):
                     return
                 if copy.scope.is_to_point and await self._plan_strays(target, copy):
@@ -290,13 +290,13 @@ class Finisher:
 
         PostgreSQL shows the present labels of enums and attributes, also under a snapshot.
         """
-        before, name = copy.relation.definition, copy.relation.name
-        if not before.types:
+        former, name = copy.relation.definition, copy.relation.name
+        if not former.types:
             return False
         context = self._context
         async with context.sources.connection(context.source) as source:
             now = (await read_relations(source, [name])).get(name)
-        return now is not None and alters_values(before, now.definition)
+        return now is not None and alters_values(former, now.definition)
 
     async def find_transient(self, copy: TableCopy) -> str | None:
         """Return why the target may refuse values of *copy* only for now; None if permanently."""
@@ -406,9 +406,9 @@ def _can_wait(copy: TableCopy, error: StreamerError) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _using(kept: KeptConnection) -> AsyncIterator[TargetConnection]:
+async def _using(session: KeptConnection) -> AsyncIterator[TargetConnection]:
     """Use a connection for a block; discard a connection whose state is unknown afterwards."""
-    target = await kept.get()
+    target = await session.get()
     try:
         yield target
     except BaseException:

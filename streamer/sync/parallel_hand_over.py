@@ -66,20 +66,20 @@ class Finishing:
                 task.cancel()
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
-            for kept in self._free:
-                await kept.close()
+            for session in self._free:
+                await session.close()
         finally:  # a cancelled close would leave a session behind
-            for kept in self._free:
-                kept.terminate()
+            for session in self._free:
+                session.terminate()
 
     async def _finish(self, copy: TableCopy, rows: int, size: int) -> None:
         async with self._places:
-            kept = (
+            session = (
                 self._free.pop()
                 if self._free
                 else KeptConnection(self._context.address, self._context.task_name)
             )
             try:
-                await self._finisher.finish(copy, rows, size, kept)
+                await self._finisher.finish(copy, rows, size, session)
             finally:
-                self._free.append(kept)
+                self._free.append(session)

@@ -103,13 +103,13 @@ class CopyPlanner:
         )
         seen = await self._look_together(copies)
         for copy in copies:
-            if (found := seen.get(copy.relation.name)) is not None:
-                await self._take_definition(copy, found, publications.values())
+            if (table := seen.get(copy.relation.name)) is not None:
+                await self._take_definition(copy, table, publications.values())
                 continue
             plain = copy.plain
             await plain.execute("savepoint look")
             try:
-                found = await watched(
+                table = await watched(
                     self._context.source,
                     self._context.server,
                     plain,
@@ -123,7 +123,7 @@ class CopyPlanner:
                     raise
                 await self._finisher.refuse_copy(copy, exc)
             else:
-                await self._take_definition(copy, found, publications.values())
+                await self._take_definition(copy, table, publications.values())
             if not plain.closed:  # the locks since the savepoint are let go
                 await plain.execute("rollback to savepoint look")
         await self._reports.tell_waiting([copy.mapped for copy in copies], None)
@@ -144,39 +144,39 @@ class CopyPlanner:
         return seen
 
     async def _take_definition(
-        self, copy: TableCopy, found: TableSeen | None, publications: Iterable[Publication]
+        self, copy: TableCopy, table: TableSeen | None, publications: Iterable[Publication]
     ) -> None:
         """Copy by the definition of the snapshot, if equal to the prepared definition."""
-        if found is None or not is_same(copy.relation, found.relation):
+        if table is None or not is_same(copy.relation, table.relation):
             await self._finisher.leave_changed(copy, "as its copy began")
-        elif not self._is_published(found, publications):
+        elif not self._is_published(table, publications):
             reason = f'"{copy.name}" was not published yet as its copy began'
             await self._finisher.leave(copy, reason)
         else:
-            copy.reads(found.relation)
-            copy.seen = found
+            copy.reads(table.relation)
+            copy.seen = table
 
-    def _is_published(self, found: TableSeen, publications: Iterable[Publication]) -> bool:
+    def _is_published(self, table: TableSeen, publications: Iterable[Publication]) -> bool:
         """Whether the stream brings all changes behind the snapshot.
 
         A table that was dropped and created again is published again by the guard, which needs a
         moment. PostgreSQL 12 publishes the leaves of a partitioned table instead.
         """
-        identity = found.relation.identity
+        identity = table.relation.identity
         if identity.is_partitioned and self._context.server.version < 13_00_00:
             return True
         return membership_fingerprint(publications, identity) is not None
 
     async def _look_at(self, copy: TableCopy, plain: Connection) -> TableSeen | None:
-        found = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
+        table = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
         # A copy of some rows may omit rows of an attached partition. A chunk has only rows behind
         # the border, so partitions are known as of the first chunk.
-        if found is not None and found.relation.is_partitioned and copy.scope.is_whole:
+        if table is not None and table.relation.is_partitioned and copy.scope.is_whole:
             if copy.scope.is_to_point:  # after a failure, rows of a later partition are missing
                 present = await read_present(plain, [copy.mapped])
-                return replace(found, leaves=present.get(copy.mapped))
+                return replace(table, leaves=present.get(copy.mapped))
             await know_leaves(self._context.bookkeeping, plain, [copy.mapped])
-        return found
+        return table
 
     # ---- 4: parts ------------------------------------------------------------------------------
 
@@ -257,9 +257,9 @@ class CopyPlanner:
 
         If the table has changed since the last chunk, the copy begins again in the next round.
         """
-        before = copy.mapped.state.chunks
-        if before is not None:
-            if (reason := find_change(copy, before)) is not None:
+        copied = copy.mapped.state.chunks
+        if copied is not None:
+            if (reason := find_change(copy, copied)) is not None:
                 self._queue.rewritten(copy.mapped, in_vain=True)
                 forgets = reason == OTHER_TARGET and not copy.was_created
                 copy.is_done = True
@@ -284,10 +284,10 @@ class CopyPlanner:
             may_defer = self._context.settings.defer_indexes and is_large(copy.seen)
             if may_defer and not self._context.captures:  # the stream may drop or rename an index
                 await _defer_indexes(target, copy, is_streamed=True)
-            before = begin_chunks(copy, columns, limit)
-        chunk_size = size_of_chunk(copy, before.next_bytes, size)
+            copied = begin_chunks(copy, columns, limit)
+        chunk_size = size_of_chunk(copy, copied.next_bytes, size)
         try:
-            copy.chunk = await find_chunk(copy.plain, copy, before, chunk_size)
+            copy.chunk = await find_chunk(copy.plain, copy, copied, chunk_size)
         except psycopg.errors.LockNotAvailable as exc:
             await self._finisher.leave(copy, f'"{copy.name}" is locked: {first_line(exc)}')
             return True
@@ -307,10 +307,10 @@ class CopyPlanner:
         await reach_with_snapshot(self._context.events, copy)
         context = self._context
         ends = await read_ends(context, [copy], self._snapshot, context.settings.jobs)
-        found = await context.find_differences(context, copy, ends)
+        differences = await context.find_differences(context, copy, ends)
         failpoint("sync.compared")
-        if found is not None:
-            copy.found = RowScope(found=found)
+        if differences is not None:
+            copy.found = RowScope(found=differences)
 
 
 async def read_ends(
@@ -327,9 +327,9 @@ async def read_ends(
         claim=context.claim.proof,
         rows_per_second=task_rate(settings.rows_per_second, settings.jobs, task_count),
         hash_keys={
-            each.check: each.key.reveal()
+            hashed.check: hashed.key.reveal()
             for copy in copies
-            for each in copy.mapped.mapping.rule.hashes
+            for hashed in copy.mapped.mapping.rule.hashes
         },
     )
 

@@ -296,7 +296,7 @@ class Preparation:
         await self._refuse_own_targets(target, [mapped.mapping for mapped, _ in pairs])
         facts: dict[MappedRelation, ExpressionFacts] = {}
         targets = [mapped.mapping.target for mapped, _ in pairs]
-        before = {} if self._changed is None else await read_relations(target, targets)
+        former = {} if self._changed is None else await read_relations(target, targets)
         pairs = await self._settled(source, target, pairs)
         for mapped, relation in pairs:
             if not mapped.state.is_to_declare:
@@ -307,32 +307,32 @@ class Preparation:
                 if mapped.mapping.rule.expressions
                 else ExpressionFacts({}, {})
             )
-        there = await read_relations(target, targets)
-        missing = [pair for pair in pairs if pair[0].mapping.target not in there]
+        tables = await read_relations(target, targets)
+        missing = [pair for pair in pairs if pair[0].mapping.target not in tables]
         if missing and self._create_tables:
             await self._create(source, target, missing, facts)
         # A second source may have created a table before or after the query above.
         late = [
             (mapped, relation)
             for mapped, relation in pairs
-            if mapped.mapping.target not in before and mapped not in self._created
+            if mapped.mapping.target not in former and mapped not in self._created
         ]
         if late:
             settled = dict(await self._settled(source, target, late))
             pairs = [(mapped, settled.get(mapped, relation)) for mapped, relation in pairs]
         if missing or late:
-            there = await read_relations(target, targets)
+            tables = await read_relations(target, targets)
         copies: list[TableCopy] = []
         for mapped, relation in pairs:
-            found = there.get(mapped.mapping.target)
-            if found is None:
+            table = tables.get(mapped.mapping.target)
+            if table is None:
                 name = mapped.mapping.target
                 raise missing_target(name, await read_kind(target, name))
             was_created = mapped in self._created
             copy = TableCopy(
                 mapped,
                 relation,
-                found,
+                table,
                 was_created,
                 mapped.state.scope,
             )
@@ -349,11 +349,11 @@ class Preparation:
         self, target: TargetConnection, mappings: Sequence[RelationMapping]
     ) -> None:
         """Refuse a table that is its own target. Raises TargetSchemaError."""
-        same = [mapping.source for mapping in mappings if mapping.source == mapping.target]
-        if same:
+        own_targets = [mapping.source for mapping in mappings if mapping.source == mapping.target]
+        if own_targets:
             (row,) = await target.fetch(TARGET_DATABASE_SQL)
             if TargetDatabase(**row).is_of(self._server):
-                raise own_target_error(same[0])
+                raise own_target_error(own_targets[0])
 
     async def _settled(
         self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
@@ -375,7 +375,7 @@ class Preparation:
     ) -> None:
         oids = {column.type_oid for _, relation in pairs for column in relation.columns}
         types = await read_types(source, oids)
-        wanted = [
+        new_tables = [
             NewTable(
                 relation,
                 mapped.mapping,
@@ -385,7 +385,7 @@ class Preparation:
             )
             for mapped, relation in pairs
         ]
-        created = await create_tables(target, wanted, types)
+        created = await create_tables(target, new_tables, types)
         self._created |= {mapped for mapped, _ in pairs if mapped.mapping.target in created}
         failpoint("sync.table_created")
 
@@ -410,7 +410,9 @@ class Preparation:
         types = {column.name: column.type for column in relation.columns}
         missing = missing_columns(published, mapping, copy.target)
         if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
-            columns = [missing_column(mapping, there, types[name]) for name, there in missing]
+            columns = [
+                missing_column(mapping, target_name, types[name]) for name, target_name in missing
+            ]
             needed = {base_type(types[name]) for name, _ in missing}
             ask = partial(read_named_types, source)
             await refuse_types_of_extensions(target, needed, ask)
@@ -452,8 +454,8 @@ class Preparation:
         names = _border_columns(copy, begun.chunks)
         if names is None or begun.attempt <= begun.chunk_attempt + 1:
             return  # with another definition, the copy begins again, and removes all rows
-        rest = beyond(names, begun.chunks.types, begun.chunks.border)
-        await target.execute(f"delete from {copy.target.rows} where {copy.own_rows} and {rest}")
+        tail = beyond(names, begun.chunks.types, begun.chunks.border)
+        await target.execute(f"delete from {copy.target.rows} where {copy.own_rows} and {tail}")
 
     async def begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> list[TableCopy]:
         """Store ``copying`` and a new attempt, and choose the mode of each copy.
@@ -660,11 +662,11 @@ def _mark_of(copy: TableCopy) -> tuple[str, str] | None:
 
 def _is_staged(copy: TableCopy, plan: ApplyPlan) -> str:
     """The condition for rows of the target whose key the staging table has."""
-    same = " and ".join(
+    condition = " and ".join(
         f"t.{quote_identifier(c.name)} {c.target.equality} s.{quote_identifier(c.name)}"
         for c in plan.key
     )
-    return f"exists (select from {copy.destination} s where {same})"
+    return f"exists (select from {copy.destination} s where {condition})"
 
 
 async def read_occupied(target: TargetConnection, copies: Sequence[TableCopy]) -> set[TableCopy]:

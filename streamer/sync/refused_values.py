@@ -24,7 +24,7 @@ async def way_for_values(
 ) -> Remedy | None:
     """Return a remedy with the statements for the target; None if the types take all values."""
     source = mapped.source
-    others = await read_others(target, mapped.relation_id) if table.has_sid else []
+    neighbours = await read_others(target, mapped.relation_id) if table.has_sid else []
     try:
         statements = joining_statements(
             relation.definition,
@@ -32,7 +32,7 @@ async def way_for_values(
             table,
             await read_used_types(target, table),
             sid=source.sid,
-            others=others,
+            others=neighbours,
         )
     except TargetSchemaError as exc:
         return Remedy.of(exc.message)

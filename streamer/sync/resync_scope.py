@@ -76,19 +76,19 @@ def unchanged_columns(
     columns: "Iterable[DefinedColumn]", mapping: RelationMapping, target: "TargetRelation"
 ) -> dict[str, str]:
     """Return the source's columns whose values the target has unchanged, by the target's names."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for column in columns:
         name = mapping.target_column(column.name)
-        there = target.columns.get(name) if name is not None else None
-        if name is None or there is None or mapping.is_computed(name):
+        present = target.columns.get(name) if name is not None else None
+        if name is None or present is None or mapping.is_computed(name):
             continue
-        if column.type in (there.type, there.base_type):
-            found[column.name] = name
-    return found
+        if column.type in (present.type, present.base_type):
+            names[column.name] = name
+    return names
 
 
 def check_conditions(
-    scope: RowScope, there: Mapping[str, str], mapping: RelationMapping
+    scope: RowScope, at_target: Mapping[str, str], mapping: RelationMapping
 ) -> list[Expression]:
     """Return the conditions of *scope*; *at_target* comes from `unchanged_columns`.
 
@@ -96,11 +96,11 @@ def check_conditions(
     """
     conditions = [parse_condition(text) for text in scope.conditions]
     for condition in conditions:
-        if unknown := condition.unknown(there):
+        if unknown := condition.unknown(at_target):
             raise MappingError(
                 f'the condition uses column "{unknown[0]}", which target table "{mapping.target}" '
                 "does not hold unchanged",
-                hint=f"use these: {', '.join(sorted(there))}; or resync the whole table",
+                hint=f"use these: {', '.join(sorted(at_target))}; or resync the whole table",
             )
     return conditions
 
@@ -126,16 +126,16 @@ def source_condition(scope: RowScope, mapping: RelationMapping, columns: Sequenc
 
 
 def target_condition(
-    scope: RowScope, conditions: Iterable[Expression], there: Mapping[str, str]
+    scope: RowScope, conditions: Iterable[Expression], at_target: Mapping[str, str]
 ) -> str:
     """Return the condition for the scope's rows of the target, which statements call t."""
-    found = [over_columns(condition, there, "t") for condition in conditions]
+    conditions_sql = [over_columns(condition, at_target, "t") for condition in conditions]
     for keys in scope.keys:
         quoted = [f"t.{quote_identifier(name)}" for name in keys.columns]
-        found.append(key_condition(quoted, keys))
+        conditions_sql.append(key_condition(quoted, keys))
     if scope.found is not None:
-        found.append(f"({scope.found.target})")
-    return f"({' or '.join(found) or 'false'})"
+        conditions_sql.append(f"({scope.found.target})")
+    return f"({' or '.join(conditions_sql) or 'false'})"
 
 
 def key_condition(names: Sequence[str], keys: KeySet) -> str:

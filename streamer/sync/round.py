@@ -184,13 +184,13 @@ class Round:
         After a failure, prepare both halves separately, down to the tables that fail.
         """
         self._waits.preparing = [mapped for mapped, _ in pairs]
-        left: list[TableCopy] = []
+        remaining: list[TableCopy] = []
         try:
             copies = await self._preparation.prepare(source, target, pairs)
             if pairs[0][0].state.is_to_declare:
                 await self._finisher.declare(target, copies)
                 return
-            left = await self._preparation.begin(target, copies)
+            remaining = await self._preparation.begin(target, copies)
         except StreamerError as exc:
             if isinstance(exc, TargetFencedError) and pairs[0][0].state.chunks is not None:
                 self._context.events.source_failed(exc)  # the next attempt reads the state
@@ -209,12 +209,12 @@ class Round:
                 await self._finisher.refuse(mapped, exc)
             return
         for copy in copies:
-            if copy not in left:
+            if copy not in remaining:
                 failpoint("sync.prepared")
                 self._queue.began(copy.mapped, copy.way.attempt)
                 self._copies.append(copy)
                 self._waits.copies.append(copy)
-        for copy in left:
+        for copy in remaining:
             await self._prepare_together(source, target, [(copy.mapped, copy.relation)])
 
     # ---- 2: the snapshot -----------------------------------------------------------------------
@@ -330,8 +330,8 @@ class Round:
         ends = await read_ends(self._context, self._copies, snapshot, count)
         work: list[Awaitable[list[dict[str, Any]]]] = []
         for relation_id, session in alone.items():
-            if mine := [part for part in parts if part.relation_id == relation_id]:
-                work.append(session.copy(mine, ends))
+            if own_parts := [part for part in parts if part.relation_id == relation_id]:
+                work.append(session.copy(own_parts, ends))
         if tasks:
             listed = [[part.to_json() for part in task] for task in tasks]
             work.append(self._context.launcher.submit({"tasks": listed, "ends": asdict(ends)}))

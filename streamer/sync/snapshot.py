@@ -145,10 +145,10 @@ class TableSeen:
         return sum(heap.size_bytes for heap in self.heaps)
 
 
-def is_same(one: SourceRelation, other: SourceRelation) -> bool:
+def is_same(first: SourceRelation, second: SourceRelation) -> bool:
     """Whether two definitions of a table agree in all but the size. Pure."""
     sizes = {"row_count_estimate": 0, "size_bytes": 0}
-    return replace(one, **sizes) == replace(other, **sizes)  # type: ignore[arg-type]
+    return replace(first, **sizes) == replace(second, **sizes)  # type: ignore[arg-type]
 
 
 async def look(plain: Connection, name: RelationName, *, is_partitioned: bool) -> TableSeen | None:
@@ -190,12 +190,12 @@ async def look_together(
     by_root: dict[int, list[DictRow]] = {relation.oid: [] for relation in relations.values()}
     for row in await fetch_all(plain, _HEAPS_SQL, list(by_root), []):
         by_root[row["root"]].append(row)
-    found = {
+    tables = {
         name: _seen(relation, by_root[relation.oid])
         for name, relation in relations.items()
         if not relation.is_partitioned
     }
-    return {name: seen for name, seen in found.items() if seen is not None}
+    return {name: seen for name, seen in tables.items() if seen is not None}
 
 
 def _seen(relation: SourceRelation, rows: list[DictRow]) -> TableSeen | None:

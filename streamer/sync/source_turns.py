@@ -104,9 +104,9 @@ class CopyTurns:
         return source in self._copying or len(self._copying) < self._at_once
 
     def _reason(self, waiting: _WaitingSource) -> str:
-        before = [each for each in self._waiting if each.rank < waiting.rank]
-        count = len(self._copying) + len({each.source for each in before} - set(self._copying))
-        size = sum(each.size_bytes for each in before)
+        earlier = [peer for peer in self._waiting if peer.rank < waiting.rank]
+        count = len(self._copying) + len({peer.source for peer in earlier} - set(self._copying))
+        size = sum(peer.size_bytes for peer in earlier)
         with_size = f", {format_bytes(size)} of them still wait" if size else ""
         sources = "1 source copies" if count == 1 else f"{count} sources copy"
         return f"{TURN}{sources} first (sync.sources_at_once: {self._at_once}){with_size}"

@@ -96,10 +96,10 @@ async def exchange_rows(
     # Before the snapshot, so that the catalogs have the types of the exchange.
     await target.execute(f"lock table {exchange.rows} in access share mode")
     await target.fetch(_ENOUGH_MEMORY_SQL)
-    other = await target.fetch_value(_OTHER_TYPES_SQL, exchange.stage, exchange.table)
-    if other is not None:
+    column = await target.fetch_value(_OTHER_TYPES_SQL, exchange.stage, exchange.table)
+    if column is not None:
         raise SyncAgainError(
-            f'column "{other}" of target table {exchange.table} got another type during the copy'
+            f'column "{column}" of target table {exchange.table} got another type during the copy'
         )
     may_rest = await rest_triggers(target)
     await target.execute(f"analyze {exchange.stage}")

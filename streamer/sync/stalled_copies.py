@@ -63,6 +63,6 @@ class CopyReports:
     async def show_progress(self, done: Counter[int]) -> None:
         """Take back the errors of copies of which more parts are done. *done*: by relation id."""
         self._done.update({number: count - self._done[number] for number, count in done.items()})
-        again = [m for m, before in self._delayed.items() if done[m.relation_id] > before]
+        again = [m for m, parts in self._delayed.items() if done[m.relation_id] > parts]
         if again:
             await self.show_error(again, None)

@@ -147,16 +147,16 @@ async def plan_definitions(
         mapping = copy.mapped.mapping
         columns, is_partitioned = frozenset(copy.target.columns), copy.target.is_partitioned
         place = TargetPlace(mapping, copy.sid is not None, columns, is_partitioned)
-        wanted = [index.name for index in definition.indexes]
-        wanted += [c.sequence.name for c in definition.columns if c.sequence is not None]
-        taken = await read_taken(target, mapping.target, wanted)
-        renderer = Renderer(definition, place, places, taken)
+        names = [index.name for index in definition.indexes]
+        names += [c.sequence.name for c in definition.columns if c.sequence is not None]
+        taken_names = await read_taken(target, mapping.target, names)
+        renderer = Renderer(definition, place, places, taken_names)
         planned = renderer.plan(mapping.rule.create)
         # The source may have added the key after the creation of the target.
         if not await has_primary_key(target, mapping.target):
             planned += renderer.primary_key()
         if acts:
-            planned = [without_acting(each) for each in planned]
+            planned = [without_acting(statement) for statement in planned]
         await store_definitions(target, copy.mapped.relation_id, planned)
     failpoint("definitions.planned")
 
@@ -182,15 +182,15 @@ async def _places(
             mappings = resolve(replace(source, rules=rules), present, target_namespace)
         except MappingError as exc:  # reported where tables join
             log.warning("foreign keys are left out", source=source.label, error=exc.message)
-    wanted = [mapping for mapping in mappings if mapping.source in referenced]
-    there = await read_relations(target, [mapping.target for mapping in wanted])
-    found = {}
-    for mapping in wanted:
-        table = there.get(mapping.target)
+    referenced_mappings = [mapping for mapping in mappings if mapping.source in referenced]
+    tables = await read_relations(target, [mapping.target for mapping in referenced_mappings])
+    places = {}
+    for mapping in referenced_mappings:
+        table = tables.get(mapping.target)
         has_sid = source.sid is not None and (table is None or table.has_sid)
         columns = None if table is None else frozenset(table.columns)
-        found[mapping.source] = TargetPlace(mapping, has_sid, columns)
-    return found.get
+        places[mapping.source] = TargetPlace(mapping, has_sid, columns)
+    return places.get
 
 
 # ---- making ------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def left_to_run(
     if facts.shows(record.kind) and record.kind is not ObjectKind.NOT_NULL:
         if record.kind is ObjectKind.DEFAULT:
             # An earlier plan may have made the sequence before a column owned it.
-            return tuple(each for each in record.statements if each.startswith("alter sequence "))
+            return tuple(sql for sql in record.statements if sql.startswith("alter sequence "))
         return statements[2 if builds_index else 1 :]
     return statements[1:] if builds_index and facts.index_is_valid else statements
 
@@ -360,28 +360,28 @@ async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
 
 async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online: bool) -> None:
     is_reference = record.kind is ObjectKind.FOREIGN_KEY
-    before = await read_reference(target, record) if is_reference else None
+    former = await read_reference(target, record) if is_reference else None
     try:
         await _make(target, record, online=online)
     except StreamerError as exc:
         if target.is_closed:
             raise
-        is_lag = before is not None and before.may_become(await read_reference(target, record), exc)
+        is_lag = former is not None and former.may_become(await read_reference(target, record), exc)
         is_final = exc.retry is not Retry.TIMED and not (
             is_lag and record.attempts + 1 < FOREIGN_KEY_ATTEMPTS
         )
         if not is_final:
             await set_failed(target, record, exc.message)
         else:
-            left = await _left_to_operator(target, record)
-            await give_up(target, record, exc.message, left)
+            statements = await _left_to_operator(target, record)
+            await give_up(target, record, exc.message, statements)
             log.warning(
                 "a definition cannot be made at the target, and the table goes on without it",
                 table=str(record.target),
                 kind=record.kind.value,
                 name=record.name,
                 error=exc.message,
-                sql="; ".join(left),
+                sql="; ".join(statements),
             )
     else:
         await set_made(target, record)

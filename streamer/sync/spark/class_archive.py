@@ -131,9 +131,9 @@ def _prepare(directory: Path) -> bool:
     """
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        for rest in directory.glob(f"{_WORK}*"):
-            if time.time() - rest.stat().st_mtime > _MAKE_SECONDS:
-                shutil.rmtree(rest, ignore_errors=True)
+        for leftover in directory.glob(f"{_WORK}*"):
+            if time.time() - leftover.stat().st_mtime > _MAKE_SECONDS:
+                shutil.rmtree(leftover, ignore_errors=True)
     except OSError:
         return False
     return os.access(directory, os.W_OK) and is_trusted(directory)
@@ -147,11 +147,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     os.nice(_NICENESS)
-    found = find_archive(os.environ)
+    archive = find_archive(os.environ)
     directory = installed_directory() if options.installed else cache_directory(os.environ)
-    if found is None and directory is not None:
-        found = make_archive(directory)
-    sys.stdout.write(f"{found}\n" if found else "no class data archive: Spark starts slower\n")
+    if archive is None and directory is not None:
+        archive = make_archive(directory)
+    sys.stdout.write(f"{archive}\n" if archive else "no class data archive: Spark starts slower\n")
     return 0
 
 

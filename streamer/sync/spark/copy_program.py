@@ -17,7 +17,7 @@ def run(
     *ends*: the connection strings of tasks, or the path of a file.
     """
     tasks = job["tasks"]
-    given = ends if isinstance(ends, str) else CopyEnds.from_json(ends)
+    task_ends = ends if isinstance(ends, str) else CopyEnds.from_json(ends)
     # A partition per task: Spark starts partitions in order, so the largest begin first.
     parts = context.parallelize(tasks, len(tasks))
-    return list(parts.mapPartitions(partial(copy_tasks, ends=given)).collect())
+    return list(parts.mapPartitions(partial(copy_tasks, ends=task_ends)).collect())

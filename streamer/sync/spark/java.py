@@ -27,9 +27,9 @@ def find_obstacle() -> str | None:
         ).stderr
     except (OSError, subprocess.SubprocessError):
         return f"Spark needs Java {MAJOR_MIN}, and {program} cannot be run"
-    found = re.search(r'version "((?:1\.)?(\d+)[^"]*)', said)
-    if found is None:
+    version = re.search(r'version "((?:1\.)?(\d+)[^"]*)', said)
+    if version is None:
         return f"Spark needs Java {MAJOR_MIN}, and {program} does not say its version"
-    if int(found[2]) < MAJOR_MIN:
-        return f"Spark needs Java {MAJOR_MIN}, and {program} is version {found[1]}"
+    if int(version[2]) < MAJOR_MIN:
+        return f"Spark needs Java {MAJOR_MIN}, and {program} is version {version[1]}"
     return None

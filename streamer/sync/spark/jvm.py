@@ -37,8 +37,8 @@ def find_spark_home(environment: Mapping[str, str]) -> Path | None:
     if home := environment.get("SPARK_HOME"):
         return Path(home)
     spec = find_spec("pyspark")
-    found = next(iter((spec and spec.submodule_search_locations) or ()), None)
-    return None if found is None else Path(found)
+    directory = next(iter((spec and spec.submodule_search_locations) or ()), None)
+    return None if directory is None else Path(directory)
 
 
 def java_program(environment: Mapping[str, str]) -> str:

@@ -208,13 +208,13 @@ class SparkLauncher:
             env=_environment(self._master),
         )
         ended = asyncio.create_task(process.wait(), name="class archive")
-        wanted = asyncio.create_task(self._wanted.wait(), name="Spark is wanted")
+        request = asyncio.create_task(self._wanted.wait(), name="Spark is wanted")
         try:
             await asyncio.wait(
-                [ended, wanted], timeout=ARCHIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                [ended, request], timeout=ARCHIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            wanted.cancel()
+            request.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await ended

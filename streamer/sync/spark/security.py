@@ -52,12 +52,12 @@ def find_weaknesses(settings: Mapping[str, str]) -> list[str]:
     """Return the reasons why a cluster with these *settings* does not protect the secrets of a
     job.
     """
-    found = []
+    problems = []
     if not _is_on(settings, "spark.authenticate"):
-        found.append("spark.authenticate is off: every client on the network may fetch tasks")
+        problems.append("spark.authenticate is off: every client on the network may fetch tasks")
     if not any(_is_on(settings, name) for name in _ENCRYPTION):
-        found.append("spark.network.crypto.enabled is off: tasks cross the network unencrypted")
-    return found
+        problems.append("spark.network.crypto.enabled is off: tasks cross the network unencrypted")
+    return problems
 
 
 def _is_on(settings: Mapping[str, str], name: str) -> bool:

@@ -63,7 +63,7 @@ class StartedSpark:
 def choose_settings(
     master: str | None,
     jobs: int,
-    given: "Mapping[str, str]",
+    submitted: "Mapping[str, str]",
     spark_settings: "Mapping[str, str]",
     *,
     allow_insecure: bool,
@@ -73,7 +73,7 @@ def choose_settings(
     Without a *master*, use spark-submit's. *spark_settings* take precedence over all settings but
     those that protect a local driver.
     """
-    master = master or given.get("spark.master") or "local[*]"
+    master = master or submitted.get("spark.master") or "local[*]"
     settings = SETTINGS | {"spark.cores.max": str(jobs)}
     if is_local(master):
         # local[*] means the cores of this machine, but tasks wait for servers: `jobs` limits them.
@@ -81,7 +81,7 @@ def choose_settings(
         settings |= WORKER_SETTINGS
     elif not allow_insecure:
         settings |= CLUSTER_SETTINGS
-    settings |= {**given, **spark_settings}
+    settings |= {**submitted, **spark_settings}
     if is_local(master):
         settings |= LOCAL_SETTINGS
     return settings | {"spark.master": master, "spark.app.name": "streamer"}
@@ -99,13 +99,13 @@ def start_spark(
 
     With *archive_classes* a local JVM writes a class data archive there at its end.
     """
-    wanted = spark_settings or {}
+    user_settings = spark_settings or {}
     is_submitted = GATEWAY_VARIABLE in os.environ
     settings = choose_settings(
         master,
         jobs,
         _read_submitted() if is_submitted else {},
-        wanted,
+        user_settings,
         allow_insecure=allow_insecure,
     )
     jvm, lacks_archive = None, False
@@ -143,15 +143,15 @@ def _connect(jvm: StartedJvm) -> bool:
         jvm.directory.close()
         return False
     with jvm.info.open("rb") as info:
-        given = {
+        gateway = {
             GATEWAY_VARIABLE: str(read_int(info)),
             "PYSPARK_GATEWAY_SECRET": str(UTF8Deserializer().loads(info)),
         }
     jvm.directory.close()
-    os.environ.update(given)
+    os.environ.update(gateway)
     try:
         SparkContext.getSystemProperty("spark.master")
     finally:
-        for name in given:
+        for name in gateway:
             del os.environ[name]
     return True

@@ -14,11 +14,11 @@ from pathlib import Path
 
 def without_archives(paths: list[str]) -> list[str]:
     """Return *paths* without Spark's zip files, if PySpark is also there unpacked."""
-    rest = [path for path in paths if not Path(path).name.startswith(("pyspark.zip", "py4j-"))]
-    spec = PathFinder.find_spec("pyspark", rest)
+    entries = [path for path in paths if not Path(path).name.startswith(("pyspark.zip", "py4j-"))]
+    spec = PathFinder.find_spec("pyspark", entries)
     home = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
     archives = {Path(path).parents[2] for path in paths if Path(path).name == "pyspark.zip"}
-    return rest if archives == {home} else paths
+    return entries if archives == {home} else paths
 
 
 sys.path[:] = without_archives(sys.path)
