@@ -16,12 +16,12 @@ class Backoff:
         self._most = most
         self._logged: str | None = None
 
-    def log(self, logger: Any, what: str, error: BaseException) -> None:
+    def log(self, logger: Any, event: str, error: BaseException) -> None:
         """Log a failure unless equal to the last logged failure."""
         text = str(error)
         if text != self._logged:
             self._logged = text
-            logger.warning(what, error=text)
+            logger.warning(event, error=text)
 
     def next_seconds(self) -> float:
         """Return how long to wait this time: a random half to the whole of the current delay."""

@@ -60,8 +60,8 @@ class ErrorReport:
         """Return the report of three columns of the bookkeeping; None without an error."""
         if text is None:
             return None
-        found = None if remedy is None else Remedy.from_json(json.loads(remedy))
-        return cls(text, code or StreamerError.code, found)
+        parsed = None if remedy is None else Remedy.from_json(json.loads(remedy))
+        return cls(text, code or StreamerError.code, parsed)
 
 
 @final

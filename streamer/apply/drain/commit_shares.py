@@ -28,7 +28,7 @@ def may_divert(share: LaneTransaction) -> bool:
 
 
 def add_context(error: StreamerError, share: LaneTransaction) -> None:
-    """Have *error* name the source transaction of *share*, and its table if it has one alone."""
+    """Add the source transaction of *share* to *error*, and the table if only one is concerned."""
     transaction = share.transaction
     error.lsn = str(transaction.final_lsn)
     error.add_note(
@@ -47,8 +47,8 @@ async def commit(
 ) -> None:
     """Commit *progress* and the number of *skipped* TRUNCATEs.
 
-    If the connection is lost meanwhile, find out whether that was done. Raises
-    TargetConnectionError if it was not.
+    If the connection is lost meanwhile, check whether the target committed. Raises
+    TargetConnectionError if not.
     """
     try:
         await writer.transaction.commit(progress, skipped)
@@ -84,6 +84,6 @@ def release_brake(lane: Lane, share: LaneTransaction, metrics: Metrics) -> None:
 
 
 def report_quarantine(lane: Lane, writer: QuarantineWriter) -> None:
-    """Tell the owner of *lane* which relations have another number of rows in quarantine."""
+    """Report to the owner of *lane* the relations whose number of rows in quarantine changed."""
     for mapped in writer.take_changed():
         lane.owner.quarantine_changed(mapped)

@@ -1,11 +1,11 @@
-"""Applies the changes of held lanes, carefully and without delaying others.
+"""Applies the changes of held lanes, carefully and without delaying live lanes.
 
-A drainer task runs for each held lane. A few of them work at the same time, each on its own
+A drainer task runs for each held lane. A few drainers work at the same time, each on a separate
 connection, in turns (`turn`). A drainer tries a window as a set. If the target rejects it, the
 drainer writes in exact order (`exact_order`), up to the faulty transaction. With quarantine, it
 writes around the faulty changes. A lane with rows in quarantine stays held, because later changes
 of these rows must follow them. The drainer retries a transient error (a lock, a deadlock, a full
-disk) with a back-off. It retries any other error every few seconds, so a fix of the cause is
+disk) with a back-off. All other errors are retried every few seconds, so a fix of the cause is
 enough. With an empty spool the lane becomes live again.
 """
 
@@ -71,8 +71,8 @@ class Drainer:
         self._new.put_nowait(lane)
 
     async def forget(self, lanes: set[Lane]) -> None:
-        """The pipeline of *lanes* ends. Returns when none of their changes is in flight any
-        more.
+        """End the drainers of *lanes*, whose pipeline ends. Returns when no change of *lanes* is in
+        flight.
         """
         tasks = [self._tasks.pop(lane) for lane in lanes if lane in self._tasks]
         for task in tasks:
@@ -103,7 +103,7 @@ class Drainer:
             lane.owner.source_failed(exc)
 
     async def _drain_until_live(self, lane: Lane) -> None:
-        """Drain until *lane* is live, or its attempt ends."""
+        """Drain until *lane* is live, or the attempt ends."""
         structlog.contextvars.bind_contextvars(source=lane.owner.source.label)
         if lane.table is not None:
             structlog.contextvars.bind_contextvars(table=lane.table)
@@ -153,14 +153,16 @@ class Drainer:
             if slow_seconds <= 0:
                 lane.release(Hold.SLOW)
             if lane.go_live():
-                del self._tasks[lane]  # at once: it may be held again before this task has ended
+                del self._tasks[
+                    lane
+                ]  # at once: the lane may be held again before this task has ended
                 return
             if lane.hold & STAYING and not lane.has_backlog:
                 await until_changed(lane, slow_seconds if Hold.SLOW in lane.hold else None)
 
     @contextlib.asynccontextmanager
     async def _slot_for(self, lane: Lane) -> AsyncIterator[None]:
-        """Wait for one of the connections, which all held lanes of the process share."""
+        """Wait for a connection; all held lanes of the process share the connections."""
         lane.queues_since = time.monotonic()
         try:
             await self._slots.acquire()
@@ -183,8 +185,7 @@ class Drainer:
             while lane.may_drain and time.monotonic() < until and await turn.apply_next():
                 pass
         except BaseException as exc:
-            # A StreamerError has rolled back; after any other exception the transaction is still
-            # open.
+            # A StreamerError has rolled back; all other exceptions leave the transaction open.
             if not isinstance(exc, StreamerError) or isinstance(exc, TargetConnectionError):
                 writer.disconnect()
             raise
@@ -204,7 +205,7 @@ class Drainer:
 
 
 async def _may_drain(lane: Lane) -> bool:
-    """Wait until *lane* may be drained; return False once its attempt ends."""
+    """Wait until *lane* may be drained; return False once the attempt ends."""
     while not (lane.may_drain or lane.is_ending):
         lane.changed.clear()
         await lane.changed.wait()

@@ -1,4 +1,4 @@
-"""One lane's use of one connection of the drainer: requests, windows of shares, large shares."""
+"""A lane's use of a connection of the drainer: requests, windows of shares, large shares."""
 
 from functools import partial
 from itertools import takewhile
@@ -33,7 +33,7 @@ READ_BYTES: Final = 4 * 1024 * 1024
 
 
 class Turn:
-    """One lane's use of one connection."""
+    """A lane's use of a connection."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Turn:
         return await explain(self._writer.target, self._lane.owner, self._planner, refused)
 
     async def _apply_some(self, shares: list[LaneTransaction], refused: Refused) -> None:
-        """Apply finished shares, or a large one; put those that failed into *refused*."""
+        """Apply finished shares, or a large share; put failed shares into *refused*."""
         if _is_alone(shares[0]):
             large = LargeShare(
                 self._lane,
@@ -107,22 +107,22 @@ class Turn:
     async def _expects_former_labels(self, refused: Refused) -> bool:
         """Whether to try again, with the former labels of enums that the source has renamed.
 
-        See `streamer.decode.former_labels`. They stay expected until the lane is live.
+        See `streamer.decode.former_labels`. Former labels stay expected until the lane is live.
         """
         strict = {m.relation_id: m for m in refused.relations if not m.former_labels}
-        found = await read_former_labels(self._writer.target, list(strict)) if strict else {}
-        for relation_id, columns in found.items():
+        labels = await read_former_labels(self._writer.target, list(strict)) if strict else {}
+        for relation_id, columns in labels.items():
             strict[relation_id].former_labels, strict[relation_id].plan = columns, None
-        return any(found.values())
+        return any(labels.values())
 
     async def _before_brake(self, shares: list[LaneTransaction]) -> list[LaneTransaction]:
-        """Return those of *shares* in front of the first that waits for an operator, without what
-        operators want left out, or a later chunk brings. If the very first one waits, pause its
-        table.
+        """Return the *shares* in front of the first that waits for an operator, without changes
+        that operators skip, or that a later chunk contains. If the very first share waits, pause
+        its table.
         """
         lane, brake = self._lane, self._lane.brake
         if shares[0].end_lsn is None and lane.has_open_share and lane.owner.has_brake(lane):
-            while lane.has_open_share:  # the brake has not counted all of it
+            while lane.has_open_share:  # the brake has not counted the whole share
                 await until_changed(lane, None)
             return []
         for number, share in enumerate(shares):
@@ -141,12 +141,12 @@ class Turn:
         if lane.owner.lane_of(request.mapped) is lane:
             await fulfil(request, lane, self._writer, self._planner)
             lane.owner.quarantine_changed(request.mapped)
-        # Else a copy is under way, on a lane of its own, which finds the request afterwards.
+        # Else a copy is under way, on a separate lane, which handles the request afterwards.
         if lane.requests:
             lane.requests.popleft()
 
     async def _apply(self, shares: list[LaneTransaction], refused: Refused) -> None:
-        """Apply finished shares, as many as the target takes; raise why it takes no more."""
+        """Apply finished shares, as many as the target accepts; raise the error that ends this."""
         done = 0
         window = LaneWindow(self._lane)
         try:
@@ -173,8 +173,8 @@ class Turn:
     async def _try(
         self, shares: list[LaneTransaction]
     ) -> tuple[LaneWindow, int, StreamerError | None]:
-        """Write shares and commit them; return their window, how many the target took, and why not
-        all. Raises ConflictsFound.
+        """Write and commit shares; return the window, the number of accepted shares, and the error,
+        if any. Raises ConflictsFound.
         """
         window, error = await self._window(shares)
         try:
@@ -200,16 +200,14 @@ class Turn:
     async def _window(
         self, shares: list[LaneTransaction]
     ) -> tuple[LaneWindow, StreamerError | None]:
-        """Plan shares up to the first that cannot be planned or read, if it is not the very
-        first.
-        """
+        """Plan shares up to the first that cannot be planned or read, unless the very first."""
         window = LaneWindow(self._lane)
         self._writer.start_window()
         for number, share in enumerate(shares):
             try:
                 plans = await self._planner.plans(share)
-                kept = await self._writer.follow(share, plans)
-                window.add(share, plans, kept)
+                remaining = await self._writer.follow(share, plans)
+                window.add(share, plans, remaining)
             except ProtocolError as exc:
                 add_context(exc, share)
                 if not number:
@@ -224,8 +222,8 @@ class Turn:
         return window, None
 
     async def _apply_in_order(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
-        """Commit the shares in front of the one that the target refuses; return their number and
-        why.
+        """Commit the shares in front of the share that the target refuses; return the number of
+        shares and the error.
         """
         await self._writer.begin()
         count, error = await ExactOrder(self._writer).write(window)
@@ -246,5 +244,5 @@ class Turn:
 
 
 def _is_alone(share: LaneTransaction) -> bool:
-    """Whether a share needs a target transaction of its own."""
+    """Whether a share needs a separate target transaction."""
     return share.end_lsn is None or share.redefines

@@ -1,9 +1,9 @@
-"""Applies a lane transaction that needs a target transaction of its own, piece by piece.
+"""Applies a lane transaction that needs a separate target transaction, piece by piece.
 
-It is larger than memory, or changes the definition of a table.
+Such a lane transaction is larger than memory, or changes the definition of a table.
 
-The rest of a large one may still arrive meanwhile. A crash, the loss of the source, or a resync of
-one of its tables rolls all of it back.
+The rest of a large transaction may still arrive meanwhile. A crash, the loss of the source, or a
+resync of a concerned table rolls back the whole transaction.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class LargeShare:
         return [only_copied(brake.without_skipped(piece)) for piece in pieces]
 
     async def apply(self, piece: LaneTransaction) -> None:
-        """Apply the share that begins with *piece*, as its pieces arrive."""
+        """Apply the share that begins with *piece*, while pieces arrive."""
         pieces, immediate = [piece], False
         while True:
             try:
@@ -142,8 +142,8 @@ class LargeShare:
                 await writer.rollback()
                 await definitions.after_rollback()
             if isinstance(exc, TargetContentionError) and not definitions.has_applied:
-                # A column that a plan had to add waited for this very transaction. It no longer
-                # stands in the way, and the next attempt finds the column there.
+                # A column that a plan had to add waited for this very transaction, which has ended.
+                # The next attempt finds the column.
                 await self._planner.plans(piece)
             raise
         self._lane.drained(1)
@@ -159,7 +159,7 @@ class LargeShare:
     ) -> AsyncIterator["asyncio.Task[tuple[list[LaneTransaction], LaneWindow | None]] | None"]:
         """Read the piece after *piece*, if any, while the server writes *piece*.
 
-        So the target works while this process prepares, and the other way round.
+        So the target and this process work at the same time.
         """
         if piece.end_lsn is not None:
             yield None
@@ -175,7 +175,7 @@ class LargeShare:
     async def _look_ahead(
         self, transaction: Transaction, touched: dict[MappedRelation, Counts]
     ) -> tuple[list[LaneTransaction], LaneWindow | None]:
-        """Return the next shares, and the window of the first if it is known in advance."""
+        """Return the next shares, and the window of the first if known in advance."""
         while not (shares := self._read()):
             await until_changed(self._lane, None)
             _check_still_wanted(touched, transaction)
@@ -198,7 +198,7 @@ class LargeShare:
     async def _write_piece(
         self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
     ) -> list[tuple[MappedRelation, Changes]]:
-        """Write a piece, of which *window* may be known; return its changes that were to be
+        """Write a piece, whose *window* may be known; return the changes that were to be
         written.
         """
         if not piece.redefines:
@@ -207,7 +207,7 @@ class LargeShare:
         for part in cut(piece):
             if part.redefines:
                 concerned = await self._definitions.apply(part)
-                written += [each for each in part.changes if each[0] in concerned]
+                written += [item for item in part.changes if item[0] in concerned]
             else:
                 written += await self._write_rows(part, None, immediate=immediate)
         return written
@@ -268,7 +268,7 @@ class _NotWanted(Exception):  # not an error: a share of which a copy brings a p
 
 def _check_still_wanted(touched: Iterable[MappedRelation], transaction: Transaction) -> None:
     """Give up a large share that has written to a relation with a pending copy. The drainer would
-    skip the rest of the relation's changes, and readers would see a part of them.
+    skip the rest of the relation's changes, and readers would see a part of the share.
     """
     if any(mapped.has(transaction) for mapped in touched):
         raise _NotWanted
@@ -278,5 +278,5 @@ class _RowsToExplain(Exception):  # not an error: rows that a lost message may e
     """The target refuses rows that may go into quarantine."""
 
 
-class _ConstraintAtEnd(Exception):  # not an error: another way has to write a large share
-    """A deferred constraint refuses a large share, and does not say which of its rows."""
+class _ConstraintAtEnd(Exception):  # not an error: the large share is written in exact order
+    """A deferred constraint refuses a large share, and does not name the row."""

@@ -1,9 +1,9 @@
-"""Finds out whether a change of a definition, of which no message came, explains refused rows.
+"""Checks whether a change of a definition without a message explains refused rows.
 
-The capture gives a warning where it cannot send a message: another session holds the lock of a
-table, or the event triggers are disabled. The next message of the table makes up for that one. But
-a row may come before, with a column, a label or an attribute that the stored definition lacks. The
-drainer then reads the present definition of the source beside the stream. It makes those parts of
+The capture gives a warning if it cannot send a message: a session holds the lock of a table, or the
+event triggers are disabled. The next message of the table replaces the lost message. But a row may
+come before, with a column, a label or an attribute that the stored definition lacks. The drainer
+then reads the present definition of the source beside the stream. The drainer applies the parts of
 the difference that the row needs, in front of the row, and tries the row again.
 """
 
@@ -30,9 +30,10 @@ log = structlog.get_logger()
 
 
 class Refused:
-    """The changes that the target has just refused: finished shares, or the pieces of a large one.
+    """The changes that the target has just refused: finished shares, or the pieces of a large
+    share.
 
-    Of a large one, the payloads of the newest piece only stay.
+    Of a large share, only the payloads of the newest piece stay.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class Refused:
     def may_have(self, label: str) -> bool:
         """Whether a row of the newest pieces may contain a label of an enum."""
         if not label.isascii() or any(character in label for character in '"\\'):
-            return True  # arrays and the source's encoding may write the label in another way
+            return True  # arrays and the source's encoding may escape the label
         text = label.encode()
         return any(text in payload for _, payload in self._rows())
 
@@ -72,9 +73,9 @@ class Refused:
                         yield changes.relation, payload
 
     def attribute_counts(self, definition: SourceDefinition) -> dict[int, set[int]]:
-        """Return the numbers of attributes of composite values, by the OID of their type."""
-        types = {each.quoted: each for each in definition.types or ()}
-        kinds = {each.name: each.type for each in definition.columns if "." in each.type}
+        """Return the numbers of attributes of composite values, by the OID of the type."""
+        types = {entry.quoted: entry for entry in definition.types or ()}
+        kinds = {entry.name: entry.type for entry in definition.columns if "." in entry.type}
         counts: dict[int, set[int]] = {}
         for relation, payload in self._rows() if types else ():
             if relation.relid != definition.oid:
@@ -90,10 +91,10 @@ class Refused:
 async def explain(
     target: TargetConnection, owner: LaneOwner, planner: Planner, refused: Refused
 ) -> bool:
-    """Make the changes that explain why the target refused rows; return whether there are any.
+    """Make the changes that explain why the target refused rows; return whether any were made.
 
-    *target* is in no transaction. Raises DefinitionStopError if an operator has to decide about
-    them, TargetContentionError.
+    *target* is in no transaction. Raises DefinitionStopError if an operator has to decide,
+    TargetContentionError.
     """
     if owner.source.ddl is not DdlCapture.CAPTURE or not refused:
         return False
@@ -111,26 +112,26 @@ async def _explain(
     mapped: MappedRelation,
 ) -> bool:
     relations = refused.relations[mapped]
-    known = await read_definition(target, mapped.relation_id)
-    if known is None or not known.is_whole or not relations or mapped.obstacle is not None:
+    stored = await read_definition(target, mapped.relation_id)
+    if stored is None or not stored.is_whole or not relations or mapped.obstacle is not None:
         return False
     try:
         message, columns = await planner.present(mapped, relations)
     except StreamerError as exc:
-        # The refusal itself is raised then, and the lane asks again when it tries again.
+        # The refusal is raised then, and the next attempt of the lane asks the source again.
         log.info(
             "the source does not tell the present definition of a table that refuses rows",
             table=str(mapped.mapping.source),
             error=exc.message,
         )
         return False
-    if message is None or message.definition is None or message.definition.oid != known.oid:
+    if message is None or message.definition is None or message.definition.oid != stored.oid:
         return False
     eases = {kind for kind, reaction in owner.source.on_ddl.items() if reaction is OnDdl.APPLY}
     counts = refused.attribute_counts(message.definition)
     shown = Shown(columns, refused.may_have, eases, counts)
-    definition = explaining(known, message.definition, shown)
-    changes = all_differences(known, definition)
+    definition = explaining(stored, message.definition, shown)
+    changes = all_differences(stored, definition)
     if not changes:
         return False
     first = refused.first.transaction

@@ -1,8 +1,8 @@
 """Applies changes of source definitions, in the target transaction of their place in the stream.
 
-A drainer writes each lane transaction with such a change by itself. Earlier changes of the lane are
-in the target by then, and later ones follow. The statements, the new definition and the lane's
-progress commit together, so a crash leaves all of them or none.
+A drainer writes each lane transaction with such a change separately. Earlier changes of the lane
+are in the target by then, and later changes follow. The statements, the new definition and the
+lane's progress commit together, so a crash leaves all of these or none.
 
 A change that has to wait for an operator ends the transaction (`streamer.apply.table_change`). The
 drainer tries again every few seconds.
@@ -26,7 +26,7 @@ from streamer.target.connection import TargetConnection
 
 
 def cut(piece: LaneTransaction) -> Iterator[LaneTransaction]:
-    """Yield the parts of a piece: each is of rows, or one message about a definition. Pure."""
+    """Yield the parts of a piece: each is of rows, or a message about a definition. Pure."""
     rows: list[int] = []
     for number, (_, changes) in enumerate(piece.changes):
         if isinstance(changes.relation, Redefinition):
@@ -45,7 +45,7 @@ def _part(piece: LaneTransaction, numbers: Sequence[int]) -> LaneTransaction:
 
 
 class Definitions:
-    """Applies the messages about definitions in one target transaction."""
+    """Applies the messages about definitions in a target transaction."""
 
     def __init__(self, writer: QuarantineWriter, owner: LaneOwner, planner: Planner) -> None:
         self._writer = writer
@@ -64,7 +64,7 @@ class Definitions:
         return self._writer.target
 
     async def apply(self, part: LaneTransaction) -> list[MappedRelation]:
-        """Apply a part that `cut` returned; return the relations that it concerns.
+        """Apply a part that `cut` returned; return the concerned relations.
 
         After a StreamerError, `after_rollback` is due.
         """
@@ -84,7 +84,7 @@ class Definitions:
         return concerned
 
     def forget_plans(self) -> None:
-        """Make other plans: the definitions of these relations have changed, or not after all."""
+        """Discard the plans of relations whose definitions have changed, or not after all."""
         for mapped in self._counts:
             mapped.plan = None
 
@@ -96,21 +96,21 @@ class Definitions:
     async def _apply(
         self, mapped: MappedRelation, place: DdlPlace, message: DefinitionMessage, at: str
     ) -> None:
-        known = await read_definition(self._target, mapped.relation_id)
-        outcome = definition_after(known, message, mapped.mapping.source.namespace, mapped.relid)
+        stored = await read_definition(self._target, mapped.relation_id)
+        outcome = definition_after(stored, message, mapped.mapping.source.namespace, mapped.relid)
         mapped.is_doubtful |= outcome.is_doubtful
         definition = outcome.definition
         if definition is None:
             return
         changes: list[AnyChange] = []
-        if known is not None:
+        if stored is not None:
             changes = all_differences(
-                known,
+                stored,
                 definition,
                 computes_values=message.computes_values,
                 dropped_types=message.dropped.types,
             )
-        if known is None or not known.is_whole or changes:
+        if stored is None or not stored.is_whole or changes:
             owner = self._owner
             change = self._change = TableChange(
                 self._target,
@@ -127,6 +127,6 @@ class Definitions:
             await change.make(changes)
             if change.quarantined:
                 self._writer.quarantine_changed(mapped, change.quarantined)
-        elif known != definition:
+        elif stored != definition:
             await store_definition(self._target, mapped.relation_id, definition)
         mapped.plan = None

@@ -1,7 +1,7 @@
-"""The keys of a relation's rows in quarantine, which later changes of the same rows follow there.
+"""The keys of a relation's rows in quarantine, which later changes of the same rows follow.
 
-`BlockedKeys` holds the old and new keys of the changes in quarantine. A later change of one of
-these keys goes into quarantine as well. Pure.
+`BlockedKeys` holds the old and new keys of the changes in quarantine. A later change of such a key
+goes into quarantine as well. Pure.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ _length = struct.Struct(">i").pack
 
 @dataclass(frozen=True, slots=True)
 class KeyColumns:
-    """The columns that rows are told by.
+    """The columns that identify rows.
 
-    ``names``: of the source. ``kinds``: the type that tells whether two values are equal, where
-    their bytes do not tell; else an empty string.
+    ``names``: of the source. ``kinds``: the type that decides whether two values are equal, if
+    comparing bytes is not enough; else an empty string.
     """
 
     names: tuple[str, ...]
@@ -47,11 +47,11 @@ class KeyColumns:
 
     @classmethod
     def of(cls, plan: ApplyPlan, names: tuple[str, ...] | None = None) -> "KeyColumns":
-        """Take those of *plan*, or its columns *names*."""
+        """Return the key columns of *plan*, or the columns *names*."""
         columns = plan.relation.columns
         if names is None:
             names = tuple(columns[position].name for position in key_positions(plan))
-        # A row without a key is found by the text of its values.
+        # A row without a key is identified by the text of its values.
         keyed = plan.key if plan.identity is Identity.KEY else ()
         kinds = {columns[column.position].name: _kind(plan, column) for column in keyed}
         return cls(names, tuple(kinds.get(name, "") for name in names))
@@ -67,8 +67,8 @@ def _kind(plan: ApplyPlan, column: PlanColumn) -> str:
 class Quarantine:
     """The committed quarantine of a relation.
 
-    ``keys``: those of its changes, made of ``columns``; without ``columns`` they have not been
-    read.
+    ``keys``: of the changes in quarantine, made of ``columns``; not read yet if ``columns`` is
+    None.
     """
 
     count: int = 0
@@ -76,7 +76,7 @@ class Quarantine:
     keys: set[bytes] = field(default_factory=set)
 
     def forget(self, count: int = 0) -> None:
-        """There are *count* changes now, whichever they are."""
+        """Store that *count* changes are in quarantine now, with unknown keys."""
         self.count = count
         self.columns = None
         self.keys = set()
@@ -85,7 +85,7 @@ class Quarantine:
 class BlockedKeys:
     """Keys whose changes must go into quarantine because an earlier change of the same row did.
 
-    They belong to one relation and to one transaction at the target.
+    The keys belong to one relation and to one transaction at the target.
     """
 
     __slots__ = (
@@ -115,15 +115,15 @@ class BlockedKeys:
         """The first change that the target refused."""
 
     def copy(self) -> "BlockedKeys":
-        other = BlockedKeys()
+        copied = BlockedKeys()
         for name in self.__slots__:
-            setattr(other, name, getattr(self, name))
-        other.added = dict(self.added)
-        other.pending = list(self.pending)
-        return other
+            setattr(copied, name, getattr(self, name))
+        copied.added = dict(self.added)
+        copied.pending = list(self.pending)
+        return copied
 
     def follows(self, keys: Keys) -> bool:
-        """Whether a change with these keys must follow one in quarantine."""
+        """Whether a change with these keys must follow a change in quarantine."""
         added, base = self.added, self.base
         return any(key in added or key in base for key in keys)
 
@@ -137,7 +137,7 @@ class BlockedKeys:
             self.added.popitem()
 
     def put(self, change: Quarantined) -> None:
-        """Record a change for quarantine; the caller has added its keys."""
+        """Record a change for quarantine; the caller has added the keys."""
         self.pending.append(change)
         if self.reason is None and change.code is not None:
             self.reason = change
@@ -155,7 +155,7 @@ class BlockedKeys:
         self.is_cleared = self.is_to_clear = True
 
     def read_again(self, count: int) -> None:
-        """The table has *count* more changes than it had, whichever they are."""
+        """Store that the table has *count* more changes than before, with unknown keys."""
         self.change_count += count
         self.columns, self.base, self.added = None, set(), {}
         self.is_cleared = True
@@ -181,17 +181,17 @@ class BlockedKeys:
 
 
 def values_of_change(plan: ApplyPlan, change: OrderedChange) -> list[KeyValues]:
-    """Return the key's values of a change in text transport: its row's before and after, where
+    """Return the key's values of a change in text transport, of the old and the new row, if
     known.
     """
     positions = key_positions(plan)
     if not positions:
         return []
     rows = [row for row in (change.old, change.new) if row is not None]
-    found = ([row[position] for position in positions] for row in rows)
+    keys = ([row[position] for position in positions] for row in rows)
     return [
         tuple(None if value is NULL else value for value in values)
-        for values in found
+        for values in keys
         if not any(value is UNCHANGED for value in values)
     ]
 
@@ -199,7 +199,7 @@ def values_of_change(plan: ApplyPlan, change: OrderedChange) -> list[KeyValues]:
 def values_of_stored(
     names: tuple[str, ...], old: Values | None, new: Values | None
 ) -> list[KeyValues]:
-    """Return the key's values of a change in quarantine, as far as it has them."""
+    """Return the key's values that a change in quarantine has."""
     if not names:
         return []
     return [
@@ -210,8 +210,8 @@ def values_of_stored(
 
 
 def digest(values: KeyValues, names: Sequence[Mapping[bytes, bytes]]) -> bytes:
-    """Return a key of *values*. *names*: for each column the values that have another name."""
-    # Whole rows may be keys, and there may be many: sixteen bytes tell them apart.
+    """Return a key of *values*. *names*: for each column the names that replace values."""
+    # Whole rows may be keys, in large numbers: sixteen bytes distinguish keys.
     made = hashlib.blake2b(digest_size=16)
     for value, of_column in zip(values, names, strict=True):
         if value is None:

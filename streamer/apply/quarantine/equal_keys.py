@@ -1,7 +1,7 @@
-"""Keys of changes in quarantine: equal for rows whose keys are equal to their types.
+"""Keys of changes in quarantine: equal if the types of the columns treat the keys as equal.
 
-The bytes of a key do not tell for each type: 12 equals 12.0, and with citext 'a' equals 'A'. For
-such columns the target gives the values names of its own.
+For some types the bytes of a key do not decide: 12 equals 12.0, and with citext 'a' equals 'A'. For
+such columns the target computes a name for each value.
 """
 
 import json
@@ -18,13 +18,13 @@ _NAME_SQL: Final = "select streamer.name_values($1, $2)"
 
 
 class EqualKeys:
-    """Makes keys. The server names values, so it needs *transaction*."""
+    """Makes keys. The server names values, in *transaction*."""
 
     def __init__(self, transaction: TargetTransaction) -> None:
         self._transaction = transaction
 
     async def keys(self, columns: KeyColumns, changes: Iterable[Sequence[KeyValues]]) -> list[Keys]:
-        """Return the keys of each change, from the values of *columns* in its rows."""
+        """Return the keys of each change, from the values of *columns* in the rows."""
         changes = list(changes)
         names: list[dict[bytes, bytes]] = []
         for position, kind in enumerate(columns.kinds):
@@ -33,14 +33,14 @@ class EqualKeys:
         return [tuple(dict.fromkeys(digest(row, names) for row in rows)) for rows in changes]
 
     async def _name(self, kind: str, values: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return the server's name for each value of the type *kind*, if it is one."""
+        """Return the server's name for each valid value of the type *kind*."""
         names: dict[bytes, bytes] = {}
         distinct = list(dict.fromkeys(values))
         for start in range(0, len(distinct), NAMED_MAX):
             some = distinct[start : start + NAMED_MAX]
             documents = [_document(kind, value) for value in some]
-            given = await self._transaction.target.fetch_value(_NAME_SQL, kind, documents)
-            for value, name in zip(some, given, strict=True):
+            stored_names = await self._transaction.target.fetch_value(_NAME_SQL, kind, documents)
+            for value, name in zip(some, stored_names, strict=True):
                 if name is not None:
                     names[value] = name.encode()
         return names

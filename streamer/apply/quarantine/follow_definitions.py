@@ -1,8 +1,8 @@
-"""Lets rows in quarantine follow changes of their table's definition (`ddl: capture`).
+"""Applies changes of a table's definition to rows in quarantine (`ddl: capture`).
 
-They have values by the source's names of columns, and a retry finds the target's columns by these.
-A renamed column gets its new name there, and a dropped one leaves. An INSERT from before ADD COLUMN
-gets the value that the source gave to existing rows.
+A row has values by the source's names of columns, and a retry finds the target's columns by these.
+A renamed column gets the new name, and a dropped column is removed. An INSERT from before ADD
+COLUMN gets the value that the source gave to existing rows.
 """
 
 import json
@@ -21,7 +21,7 @@ from streamer.target.connection import TargetConnection
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A new column. ``text``: its value in existing rows; ``type_oid``: of the target."""
+    """A new column. ``text``: the value in existing rows; ``type_oid``: of the target."""
 
     text: str | None
     type_oid: int
@@ -32,12 +32,12 @@ def followed(
 ) -> tuple[str | None, str | None, str | None, str]:
     """Return key, old and new values, and definition of a row in quarantine after a change. Pure.
 
-    *row* has them as JSON. *moved*: columns by their former names; None for a dropped one.
+    *row* has these as JSON. *moved*: columns by former name; None for a dropped column.
     """
     definition = json.loads(row.definition)
     columns = [
-        [moved.get(name, name), *rest]
-        for name, *rest in definition["columns"]
+        [moved.get(name, name), *facts]
+        for name, *facts in definition["columns"]
         if moved.get(name, name) is not None
     ]
     new = _renamed(row.new, moved)
@@ -51,8 +51,8 @@ def followed(
 def _renamed(text: str | None, moved: Mapping[str, str | None]) -> dict[str, Any] | None:
     if text is None:
         return None
-    found = {moved.get(name, name): value for name, value in json.loads(text).items()}
-    return {name: value for name, value in found.items() if name is not None}
+    renamed = {moved.get(name, name): value for name, value in json.loads(text).items()}
+    return {name: value for name, value in renamed.items() if name is not None}
 
 
 def _json(values: dict[str, Any] | None) -> str | None:
@@ -63,10 +63,10 @@ async def follow_changes(
     connection: TargetConnection,
     relation_id: int,
     changes: Sequence[ColumnChange],
-    there: Mapping[str, str],
+    new_types: Mapping[str, str],
 ) -> None:
-    """Change the rows in quarantine of a relation; *there*: types of new columns by their names at
-    the source, of those that the target has.
+    """Change the rows in quarantine of a relation; *new_types*: the types of new columns that the
+    target has, by the source's names.
     """
     moved: dict[str, str | None] = {}
     added: dict[str, Added] = {}
@@ -79,8 +79,8 @@ async def follow_changes(
             for change in changes:
                 if change.before is None and change.after is not None:
                     name, constant = change.after.name, change.after.constant
-                    if constant is not None and name in there:
-                        added[name] = await _read_added(connection, constant, there[name])
+                    if constant is not None and name in new_types:
+                        added[name] = await _read_added(connection, constant, new_types[name])
             if not moved and not added:
                 return
         last = rows[-1].id

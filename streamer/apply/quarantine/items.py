@@ -1,4 +1,4 @@
-"""Changes on their way, with their keys and their values as text."""
+"""Changes on the way, with keys and with values as text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from unnest($1::int8[]) with ordinality t (oid, n) order by n
 
 @dataclass(slots=True)
 class Item:
-    """A change on its way. ``text``: the same in text transport."""
+    """A change on the way. ``text``: the change in text transport."""
 
     place: tuple[int, int]
     transaction: Transaction
@@ -52,7 +52,7 @@ class Item:
 
 
 class ItemReader:
-    """Reads changes. The server converts binary values, so it needs *transaction*."""
+    """Reads changes. The server converts binary values, in *transaction*."""
 
     def __init__(self, transaction: TargetTransaction, writer: Writer) -> None:
         self._transaction = transaction
@@ -82,16 +82,16 @@ class ItemReader:
         """
         rows = [row for change in changes for row in (change.old, change.new) if row is not None]
         texts: list[Row] = [[NULL] * len(row) for row in rows]
-        others = []
+        converted = []
         for column in plan.source_columns:
             if column.target.type_oid in TEXTUAL:
                 for row, text in zip(rows, texts, strict=True):
                     text[column.position] = binary_text(row[column.position])
             else:
-                others.append(column)
+                converted.append(column)
         try:
-            for start in range(0, len(others) if rows else 0, PART_COLUMNS_MAX):
-                some = others[start : start + PART_COLUMNS_MAX]
+            for start in range(0, len(converted) if rows else 0, PART_COLUMNS_MAX):
+                some = converted[start : start + PART_COLUMNS_MAX]
                 for column, values in zip(some, await self._columns(rows, some), strict=True):
                     for row, text, value in zip(rows, texts, values, strict=True):
                         if row[column.position] is UNCHANGED:
@@ -132,9 +132,9 @@ class ItemReader:
         )
         await self._writer.copy_rows("streamer_text", names, items, binary=True)
         texts = ", ".join(f"{name}::text" for name in names)
-        # In the order they came: nothing else has touched this table.
-        found = await self._transaction.target.fetch(
+        # In the order of the COPY: no other statement has changed this table.
+        texts_read = await self._transaction.target.fetch(
             f"select {texts} from pg_temp.streamer_text order by ctid"
         )
         await target.execute("drop table pg_temp.streamer_text")
-        return list(zip(*(row.values() for row in found), strict=True))
+        return list(zip(*(row.values() for row in texts_read), strict=True))

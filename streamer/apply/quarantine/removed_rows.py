@@ -1,8 +1,8 @@
 """Ends the changes in quarantine of rows that left the source's table as a set.
 
-A TRUNCATE concerns all changes. A partition that leaves concerns those within its bounds: the
-target evaluates the condition for the partition's rows on the values of each change. A change
-whose values do not tell stops the table, because a retry could write a row of the partition.
+A TRUNCATE concerns all changes. A partition that leaves concerns the changes within its bounds: the
+target evaluates the condition for the partition's rows on the values of each change. A change whose
+values do not tell stops the table, because a retry could write a row of the partition.
 """
 
 import json
@@ -37,7 +37,7 @@ NO_XID: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class RemovalAtSource:
-    """What removed the rows. ``lsn``, ``at``, ``xid``: of its transaction at the source."""
+    """The reason of the removal. ``lsn``, ``at``, ``xid``: of the transaction at the source."""
 
     reason: str
     lsn: Lsn
@@ -70,10 +70,10 @@ async def end_partitions(
     leaving: Sequence[PartitionRows],
     removal: RemovalAtSource,
 ) -> int:
-    """End changes in quarantine, those of *leaving* only; return how many more there are then.
+    """End changes in quarantine, only of *leaving*; return the increase of the number of changes.
 
-    *table*: the target as *leaving* names its columns. Raises TargetSchemaError for a change that
-    may be one of these.
+    *table*: the target with the column names of *leaving*. Raises TargetSchemaError for a change
+    that may belong to *leaving*.
     """
     if not await count_quarantined(target, mapped.relation_id):
         return 0
@@ -136,7 +136,7 @@ class _Judge:
         return [number for change in changes for number in await self.choose([change])]
 
     def _values(self, change: QuarantinedChange) -> list[str | None]:
-        """Return the values of the partition key. No UPDATE takes a row to another partition."""
+        """Return the values of the partition key. No UPDATE moves a row between partitions."""
         for values in (from_json(change.new), from_json(change.old)):
             if values is not None and values.keys() >= set(self.rows.columns):
                 return [values[column] for column in self.rows.columns]

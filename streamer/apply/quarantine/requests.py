@@ -1,8 +1,8 @@
-"""Operators' requests about rows in quarantine: retry them, or drop them.
+"""Operators' requests to retry or drop rows in quarantine.
 
-A request stays in the bookkeeping until the transaction that fulfils it, so a crashed process finds
-it again. The drainer fulfils it between two windows of its lane. Later changes of the same rows
-come behind it or follow them into quarantine, and never overtake.
+A request stays in the bookkeeping until the transaction that fulfils it, so a crash loses no
+request. The drainer fulfils a request between two windows of the lane. Later changes of the same
+rows come behind the request or follow the rows into quarantine, and never overtake.
 """
 
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ log = structlog.get_logger()
 async def fulfil(
     request: QuarantineRequest, lane: Lane, writer: QuarantineWriter, planner: Planner
 ) -> None:
-    """Fulfil *request*. Raises transient errors, and writes others to the rows."""
+    """Fulfil *request*. Raises transient errors, and stores all other errors with the rows."""
     mapped = request.mapped
     if request.is_retry:
         attempt = _Attempt(request, lane, writer, planner)
@@ -58,7 +58,7 @@ async def fulfil(
             await writer.rollback()
             if exc.retry is Retry.TIMED:
                 raise
-            # The cause is no row: the table is missing, say, or the role may not write to it.
+            # The cause is no row: for example, the table is missing, or the role may not write.
             await _leave_all(request, writer, exc)
         else:
             log.info(
@@ -84,10 +84,11 @@ async def fulfil(
 
 
 async def _begin(request: QuarantineRequest, writer: QuarantineWriter) -> bool:
-    """Begin the transaction that fulfils *request*; return False if another one has done so.
+    """Begin the transaction that fulfils *request*; return False if the request is already
+    fulfilled.
 
-    That may be one of a process that took over meanwhile, or one whose COMMIT lost its answer. No
-    progress row moves here, so the request's row is what one process alone can take.
+    A process that took over meanwhile, or a COMMIT whose answer was lost, may have done so. No
+    progress row moves here, so the lock on the request's row admits a single process.
     """
     await writer.begin()
     if await lock_request(writer.target, request.request_id):
@@ -114,7 +115,7 @@ async def _leave_all(
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt to apply rows again, in one transaction of the target."""
+    """An attempt to apply rows again, in one transaction of the target."""
 
     request: QuarantineRequest
     lane: Lane
@@ -149,9 +150,11 @@ class _Attempt:
             await self._apply(rows)
 
     async def _with_their_rows(self, ids: set[int]) -> list[int]:
-        """Return *ids* with all other changes of the same rows: they go in order or not at all."""
+        """Return *ids* and all changes of the same rows, which are applied in order or not at
+        all.
+        """
         chains = _Chains()
-        found: list[tuple[int, int]] = []
+        rows_in_chains: list[tuple[int, int]] = []
         equal_keys = EqualKeys(self.writer.transaction)
         last = 0
         while rows := await read_quarantine_page(
@@ -165,10 +168,10 @@ class _Attempt:
                 )
                 keys = await equal_keys.keys(columns, values)
                 for row, of_row in zip(of_columns, keys, strict=True):
-                    found.append((row.id, chains.join(of_row)))
+                    rows_in_chains.append((row.id, chains.join(of_row)))
             last = rows[-1].id
-        wanted = {chains.find(chain) for row_id, chain in found if row_id in ids}
-        return [row_id for row_id, chain in found if chains.find(chain) in wanted]
+        requested = {chains.find(chain) for row_id, chain in rows_in_chains if row_id in ids}
+        return [row_id for row_id, chain in rows_in_chains if chains.find(chain) in requested]
 
     async def _apply(self, rows: list[QuarantinedChange]) -> None:
         window = LaneWindow(self.lane)
@@ -188,29 +191,29 @@ class _Attempt:
         ids = [row.id for row in rows]
         await self.writer.savepoint()
         try:
-            left = await self._write(window, ids, immediate=False)
+            failures = await self._write(window, ids, immediate=False)
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
             # A deferred constraint speaks up only at the end, and does not say of which row.
             await self.writer.rollback_to_savepoint()
-            left = await self._write(window, ids, immediate=True)
+            failures = await self._write(window, ids, immediate=True)
         await self.writer.transaction.release_savepoint()
-        applied = set(ids) - {row_id for row_id, _, _ in left}
+        applied = set(ids) - {row_id for row_id, _, _ in failures}
         await remove_quarantined(self.writer.target, self._mapped.relation_id, list(applied))
-        if left:
-            await leave_quarantined(self.writer.target, left)
+        if failures:
+            await leave_quarantined(self.writer.target, failures)
         self.applied_count += len(applied)
-        self.left_count += len(left)
-        self.left_code = next((code for _, _, code in left), self.left_code)
+        self.left_count += len(failures)
+        self.left_code = next((code for _, _, code in failures), self.left_code)
 
     async def _write(
         self, window: LaneWindow, ids: list[int], *, immediate: bool
     ) -> list[tuple[int, str, str | None]]:
         """Write rows again; return those that stay, with why."""
-        left = await self.writer.write_again(window, self._mapped, ids[0], immediate=immediate)
+        failures = await self.writer.write_again(window, self._mapped, ids[0], immediate=immediate)
         await self.writer.transaction.check_constraints()
-        return [(ids[change.place[0]], change.error, change.code) for change in left]
+        return [(ids[change.place[0]], change.error, change.code) for change in failures]
 
     async def _key_columns(self, row: QuarantinedChange) -> KeyColumns:
         """Return the columns that tell the row of a change in quarantine."""
@@ -231,7 +234,7 @@ def _first(pair: tuple[KeyColumns, QuarantinedChange]) -> KeyColumns:
 
 
 class _Chains:
-    """Sets of keys; a change with two keys joins their sets."""
+    """Sets of keys; a change with two keys joins both sets."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -245,16 +248,16 @@ class _Chains:
         return chain
 
     def join(self, keys: tuple[bytes, ...]) -> int:
-        """Return the chain of a change with *keys*; one of its own if there are none."""
+        """Return the chain of a change with *keys*; a new chain without keys."""
         if not keys:
             self._parents.append(len(self._parents))
             return len(self._parents) - 1
-        found = []
+        roots = []
         for key in keys:
             if key not in self._numbers:
                 self._numbers[key] = len(self._parents)
                 self._parents.append(len(self._parents))
-            found.append(self.find(self._numbers[key]))
-        for other in found[1:]:
-            self._parents[other] = found[0]
-        return found[0]
+            roots.append(self.find(self._numbers[key]))
+        for root in roots[1:]:
+            self._parents[root] = roots[0]
+        return roots[0]

@@ -1,8 +1,8 @@
-"""Writes changes of one definition of a relation around those that the target rejects.
+"""Writes changes of one definition of a relation around the changes that the target rejects.
 
-The server writes each change in a subtransaction, and lists the rejected changes and all later ones
-of their keys. A value that the staging table refuses ends its COPY, which begins again behind that
-change.
+The server writes each change in a subtransaction, and lists the rejected changes and all later
+changes of the same keys. A value that the staging table refuses ends the COPY, which begins again
+behind that change.
 """
 
 from dataclasses import dataclass, field, replace
@@ -36,11 +36,11 @@ _REFUSED_SQL: Final = (
 
 @dataclass(slots=True)
 class _ItemRun:
-    """Changes of a relation under one definition, none of them a TRUNCATE, or that alone.
+    """Changes of a relation under one definition: no TRUNCATE, or only a TRUNCATE.
 
     ``is_diverted``: rejected changes go into quarantine; with ``is_immediate``, the server checks
-    deferred constraints at every change. ``outcomes``: of those that go into quarantine, error
-    and SQLSTATE, by number; ``staged``: the numbers of the others, in order.
+    deferred constraints at every change. ``outcomes``: error and SQLSTATE of the changes for
+    quarantine, by number; ``staged``: the numbers of the remaining changes, in order.
     """
 
     plan: ApplyPlan
@@ -71,10 +71,10 @@ class SegmentWriter:
         is_diverted: bool,
         is_immediate: bool,
     ) -> None:
-        """Write changes of one definition of a relation, those that the target accepts.
+        """Write the changes of one definition of a relation that the target accepts.
 
-        With *is_diverted* the others go to *blocked*. With *is_immediate* too, the server checks
-        deferred constraints at every change.
+        With *is_diverted* the rejected changes go to *blocked*. With *is_immediate* too, the server
+        checks deferred constraints at every change.
         """
         statements = mapped.statements(plan).in_order
         size = statements.rows_max if isinstance(statements, SplitStatements) else len(items)
@@ -209,13 +209,15 @@ class SegmentWriter:
     async def _run_around(
         self, mapped: MappedRelation, statements: Statements, segment: _ItemRun, is_partial: bool
     ) -> None:
-        """Write the staged changes; record the rejected ones, and their followers."""
+        """Write the staged changes; record rejected changes and their followers."""
         items, blocked = segment.items, segment.blocked
         numbers: dict[bytes, int] = {}
         keys: list[tuple[int, int]] = []
         for index in segment.staged:
-            found = [numbers.setdefault(key, len(numbers) + 1) for key in items[index].keys]
-            keys.append((found[0] if found else 0, found[-1] if found else 0))
+            key_numbers = [numbers.setdefault(key, len(numbers) + 1) for key in items[index].keys]
+            keys.append(
+                (key_numbers[0] if key_numbers else 0, key_numbers[-1] if key_numbers else 0)
+            )
         target = self._transaction.target
         await target.execute(f"{CREATE_REFUSED}; {CREATE_NOTED}")
         await target.execute(
@@ -240,7 +242,7 @@ class SegmentWriter:
 
 
 def _message(message: str, detail: str | None) -> str:
-    # As in errors elsewhere: this detail names the row, others show all of it.
+    # As in all errors: only a detail about a key names the row without showing all values.
     if detail and detail.startswith("Key ("):
         return f"{message}: {detail.rstrip('.')}"
     return message

@@ -1,8 +1,8 @@
-"""A change in the form of quarantine: JSON of its values' text, by the source's column names.
+"""A change in the format of quarantine: JSON of the values' text, by the source's column names.
 
-With it comes the part of the relation's definition that a retry needs (`Definition`), because the
-target may be altered by then. The JSON is ASCII, with bytes that are not UTF-8 as the surrogates
-that Python escapes them to. So a target of any encoding can store it. Pure.
+A stored change includes the part of the relation's definition that a retry needs (`Definition`),
+because the target may be altered by then. The JSON is ASCII, with Python's surrogate escapes for
+bytes that are not UTF-8. So a target of any encoding can store the JSON. Pure.
 """
 
 import json
@@ -47,14 +47,14 @@ _uint16 = struct.Struct(">H").pack
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """The part of a relation's definition that applying its changes needs."""
+    """The part of a relation's definition that is needed to apply changes."""
 
     replica_identity: str
     columns: tuple[Column, ...]
 
     @classmethod
     def of(cls, plan: ApplyPlan) -> "Definition":
-        """Take it from a plan, without the columns that the target does not get."""
+        """Return the definition of a plan, without the columns that the target does not get."""
         columns = (plan.relation.columns[position] for position in _stored_positions(plan))
         return cls(plan.relation.replica_identity, tuple(columns))
 
@@ -68,7 +68,7 @@ class Definition:
         return cls(fields["identity"], tuple(Column(*column) for column in fields["columns"]))
 
     def relation(self, name: RelationName, without: frozenset[str] = frozenset()) -> Relation:
-        """Return the RELATION message for it, without some columns."""
+        """Return the RELATION message of the definition, without some columns."""
         columns = tuple(column for column in self.columns if column.name not in without)
         return Relation(0, name.namespace, name.name, self.replica_identity, columns)
 
@@ -88,7 +88,7 @@ def key_positions(plan: ApplyPlan) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A change that goes into quarantine. ``place``: in the window it came in: share, change."""
+    """A change that goes into quarantine. ``place``: in the window: numbers of share and change."""
 
     place: tuple[int, int]
     transaction: Transaction
@@ -105,8 +105,8 @@ class Quarantined:
 class Emptied:
     """A TRUNCATE of a table that keeps removed rows.
 
-    In a history table, it ends the versions that earlier changes in quarantine write. If the table
-    marks removed rows, each row in quarantine gets a delete.
+    In a history table, the TRUNCATE ends the versions that earlier changes in quarantine write. If
+    the table marks removed rows, each row in quarantine gets a delete.
     """
 
     transaction: Transaction
@@ -114,7 +114,9 @@ class Emptied:
 
 @dataclass(slots=True)
 class EndedTransaction(Transaction):
-    """That of a change in quarantine whose versions ended at ``ended_at``, with other rows."""
+    """The transaction of a change in quarantine whose versions ended at ``ended_at``, with other
+    rows.
+    """
 
     ended_at: datetime
 

@@ -1,4 +1,4 @@
-"""The rows of streamer.quarantine, as a transaction that writes changes adds and reads them."""
+"""Adds and reads rows of streamer.quarantine, in a transaction that writes changes."""
 
 from typing import Any, Final
 
@@ -53,7 +53,10 @@ class QuarantineTable:
     async def keys_of_pending(self, blocked: BlockedKeys, columns: KeyColumns) -> list[Keys]:
         """Return the keys with *columns* of the changes still to write."""
         pending = (change for change in blocked.pending if isinstance(change, Quarantined))
-        values = (values_of_stored(columns.names, each.old, each.new) for each in pending)
+        values = (
+            values_of_stored(columns.names, quarantined.old, quarantined.new)
+            for quarantined in pending
+        )
         return await self._equal_keys.keys(columns, values)
 
     async def flush(self, relations: dict[MappedRelation, BlockedKeys]) -> None:

@@ -1,9 +1,9 @@
-"""Writes changes around those that the target rejects: these go into quarantine, in the same target
-transaction, and the rest of the table continues.
+"""Writes changes around rejected changes, which go into quarantine, in the same target transaction;
+the rest of the table continues.
 
-A window is first written as any other, without the changes that follow one in quarantine. If the
-target rejects it, the writer writes changes one by one (`segment`). It adds the rejected ones to
-the table of changes in quarantine (`table`).
+A window is first written as usual, without the changes that follow a change in quarantine. If the
+target rejects the window, the writer writes changes one by one (`segment`). Rejected changes are
+added to the table of changes in quarantine (`table`).
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ log = structlog.get_logger()
 class QuarantineWriter:
     """Writes windows, and puts changes that the target refuses into quarantine.
 
-    It has a transaction and a writer of its own. Only drainers use one: it serves one lane at a
-    time, and needs the outcome of each transaction before the next begins.
+    It has a separate transaction and a separate writer. Only drainers use a QuarantineWriter: it
+    serves one lane at a time, and needs the outcome of each transaction before the next begins.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class QuarantineWriter:
         return self.transaction.target
 
     def take_changed(self) -> set[MappedRelation]:
-        """Return the relations that have had another number of rows in quarantine since asked."""
+        """Return the relations whose number of rows in quarantine changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
@@ -115,7 +115,7 @@ class QuarantineWriter:
         await self.transaction.rollback_to_savepoint()
 
     def _keep_committed(self) -> None:
-        """The transaction has committed, and with it the keys that it blocked."""
+        """Store the blocked keys of the transaction, which has committed."""
         self._is_begun = False
         for mapped, blocked in self._blocked.items():
             was_empty = mapped.quarantine.count == 0
@@ -133,7 +133,9 @@ class QuarantineWriter:
         self._blocked.clear()
 
     def quarantine_changed(self, mapped: MappedRelation, count: int) -> None:
-        """This transaction has added *count* changes to the table itself, or removed some."""
+        """Record that this transaction has added *count* changes to the table, or removed
+        changes.
+        """
         self._blocked.setdefault(mapped, BlockedKeys()).read_again(count)
 
     # ---- later changes of the same rows ---------------------------------------------------------
@@ -143,14 +145,14 @@ class QuarantineWriter:
     ) -> list[list[bytes]] | None:
         """Remove the changes that follow rows in quarantine from the next lane transaction.
 
-        Returns the remaining payloads of each of its changes; None if all remain.
+        Returns the remaining payloads of each item of changes; None if all remain.
         """
         if not any(self.is_followed(mapped) for mapped, _ in share.changes):
             return None
-        kept: list[list[bytes]] = []
+        remaining: list[list[bytes]] = []
         for (mapped, changes), plan in zip(share.changes, plans, strict=True):
             if plan is None or mapped.has(share.transaction) or not self.is_followed(mapped):
-                kept.append(changes.payloads)
+                remaining.append(changes.payloads)
                 continue
             blocked = self._ahead.get(mapped)
             if blocked is None:
@@ -158,7 +160,7 @@ class QuarantineWriter:
                 self._ahead[mapped] = blocked
             await self._use(mapped, blocked, plan)
             items = await self._items.read(plan, share.transaction, 0, changes.payloads)
-            left = []
+            still_free = []
             for item, payload in zip(items, changes.payloads, strict=True):
                 if item.change.kind == TRUNCATE:
                     blocked.truncate(plan, share.transaction)
@@ -166,18 +168,18 @@ class QuarantineWriter:
                     blocked.add(item.keys)
                     blocked.put(item.quarantined(plan, FOLLOWS, None))
                     continue
-                left.append(payload)
-            kept.append(left)
-        return kept
+                still_free.append(payload)
+            remaining.append(still_free)
+        return remaining
 
     def orders_by_keys(self, window: LaneWindow) -> bool:
         """Return whether foreign keys fire between relations of *window*."""
         return self._writer.orders_by_keys(window)
 
     def is_followed(self, mapped: MappedRelation) -> bool:
-        """Return whether changes of *mapped* may have to follow others into quarantine."""
-        known = self._ahead.get(mapped) or self._blocked.get(mapped)
-        return known is not None or mapped.quarantine.count > 0
+        """Return whether changes of *mapped* may have to follow earlier changes into quarantine."""
+        blocked = self._ahead.get(mapped) or self._blocked.get(mapped)
+        return blocked is not None or mapped.quarantine.count > 0
 
     async def _use(self, mapped: MappedRelation, blocked: BlockedKeys, plan: ApplyPlan) -> None:
         """Make *blocked* know the keys of *plan*."""
@@ -221,8 +223,7 @@ class QuarantineWriter:
         reverse: bool = False,
         immediate: bool = False,
     ) -> None:
-        """Write in exact order; rejected changes go into quarantine if the rule of their table says
-        so.
+        """Write in exact order; rejected changes go into quarantine if the table's rule says so.
 
         With *immediate*, deferred constraints are checked at every change of such a table.
         """
@@ -237,19 +238,19 @@ class QuarantineWriter:
     async def write_again(
         self, window: LaneWindow, mapped: MappedRelation, before: int, *, immediate: bool
     ) -> list[Quarantined]:
-        """Write changes that were in quarantine; return those that stay there.
+        """Write changes that were in quarantine; return the changes that stay there.
 
-        *before*: the number of the first of them. They stay also if an earlier one stays that has
-        the same key, in this call or in one before it in this transaction.
+        *before*: the number of the first change. A change also stays if an earlier change of the
+        same key stays, in this call or in an earlier call in this transaction.
         """
         self._retried_before = before
         self._diverts, self._is_immediate = True, immediate
         try:
             blocked = self._blocked.setdefault(mapped, BlockedKeys())
             await self._write_ordered(window, mapped, 0, len(window.shares))
-            left = [change for change in blocked.pending if isinstance(change, Quarantined)]
+            failures = [change for change in blocked.pending if isinstance(change, Quarantined)]
             blocked.pending.clear()
-            return left
+            return failures
         finally:
             self._retried_before = None
             self._diverts = self._is_immediate = False
