@@ -86,7 +86,7 @@ class DefectError(StreamerError):
 
 
 class ConfigurationError(StreamerError):
-    """The configuration demands the impossible."""
+    """The configuration is invalid."""
 
     code = "configuration"
     runbook = "configuration-rejected"
