@@ -58,7 +58,7 @@ class StreamerError(Exception):
         self.subject: object = None
         """The relation concerned, if known."""
         self.conflict: object = None
-        """The conflict with a row of the target that the error is about, if it is one."""
+        """The conflict with a row of the target, if the error is a conflict."""
         self.lsn: str | None = None
         """Commit LSN of the source transaction concerned, likewise."""
 
@@ -465,7 +465,7 @@ class TargetFencedError(TargetError):
 
 
 RIGHT_LOST: Final = (TargetMovedError, TargetFencedError)
-"""The attempt has lost its right to the source. Only a new attempt can have another."""
+"""The attempt has lost the right to the source. Only a new attempt can get a new right."""
 
 
 class TargetSchemaError(TargetError):

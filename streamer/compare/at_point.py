@@ -46,7 +46,7 @@ log = structlog.get_logger()
 
 APPLICATION_NAME: Final = "streamer compare"
 RANGES_MAX: Final = 1000
-"""Of ranges that differ, or buckets. More of them are joined, because statements name each."""
+"""The number of differing ranges or buckets. More are joined, because statements name each."""
 BUCKETS_MAX: Final = 16_384
 """A process holds the sums of all buckets of a table."""
 

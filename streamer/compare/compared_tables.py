@@ -39,7 +39,7 @@ ORDERED_TYPES: Final = frozenset(
         *(1114, 1184, 1186, 1266, 1560, 1562, 1700, 2950, 3220),
     }
 )
-"""OIDs of the types that every server sorts alike: no locale or version has a part in it."""
+"""OIDs of the types that every server sorts alike, independent of locale and version."""
 
 
 @dataclass(frozen=True, slots=True)

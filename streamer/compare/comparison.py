@@ -113,12 +113,13 @@ class Options:
     keys_max: int = 0
     """Results have the keys of the rows that differ, if no more than these."""
     purpose: str = ""
-    """Comparisons with another purpose do not go on with each other's ranges."""
+    """Comparisons of different purposes do not share ranges."""
     definitions: bool = False
     """Compare the definitions of tables, too."""
     since: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By row of streamer.relation: transactions of source and target from which on rows may have
-    changed. An earlier comparison has found the others equal."""
+    changed. An earlier comparison has found older rows equal.
+    """
 
 
 class JobRunner(Protocol):
@@ -151,7 +152,7 @@ class TableResult:
     continued_from: str | None = None
     sample: list[dict[str, Any]] = field(default_factory=list)
     keys: KeySet | None = None
-    """The keys of all rows that differ; None if they are too many, or rows have no key."""
+    """The keys of all rows that differ; None if too many, or without a key."""
     definitions: list[DefinitionDifference] | None = None
     """The differences of the definitions; None if these were not compared."""
 

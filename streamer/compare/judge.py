@@ -30,12 +30,12 @@ from typing import Final
 from streamer.lsn import Lsn
 
 Row = tuple[str, tuple[str | None, ...]]
-"""The place of a row, and its values or their hashes."""
+"""The place of a row, and the values or hashes of values."""
 Rows = Mapping[int, Sequence[Row]]
-"""The rows of keys, by the number of the key. It has no entry for a key without rows."""
+"""The rows of keys, by the number of the key. A key without rows has no entry."""
 
 UNKNOWN_COMMIT: Final = "*"
-"""Among the transactions that may be committing: one that cannot be named."""
+"""Stands for a transaction that may be committing and cannot be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class _Pending:
     target_places: tuple[str, ...] = ()
     since: int = 0
     contents: list[tuple[Lsn, bytes]] = field(default_factory=list)
-    """Its content in the readings of the source that count, with their positions."""
+    """The contents of the key in readings of the source that count, with positions."""
 
     def add(self, lsn: Lsn, content: bytes) -> None:
         """Record a reading, unless equal to the last reading."""
@@ -135,7 +135,7 @@ class Judge:
         self._rounds: list[_Round] = []
         self._source: Rows = {}
         self._is_broken = False
-        """The last target reading had no position, so nothing before it counts."""
+        """The last target reading had no position, so no earlier reading counts."""
         self.different: dict[int, Difference] = {}
 
     @property

@@ -9,18 +9,18 @@ from streamer.postgres.key_ranges import Key, KeyRange
 RANGE_ROWS: Final = 50_000
 """The size of a first range: some tenths of a second for a server."""
 RANGES_MAX: Final = 4096
-"""Of one table. Larger tables have larger ranges, so that the driver's memory does not grow."""
+"""Per table. Larger tables have larger ranges, so that the driver's memory does not grow."""
 FETCH_ROWS: Final = 2000
-"""Tasks split a range that differs until neither side has more rows; then they fetch them."""
+"""Tasks split a differing range until neither side has more rows, and then fetch the rows."""
 SAMPLED_ROWS: Final = 50
 SAMPLED_PAGES: Final = 16
 """A sample has so many rows and pages of each range, so sizes are right by a quarter."""
 TID_RANGES_MIN: Final = 14_00_00
-"""Since this version a server reads a range of pages without the others."""
+"""Since this version a server can read a range of pages only."""
 PAGES_BYTES: Final = 64 * 1024 * 1024
 """The size of the pages that one statement reads: about a second for a server."""
 LISTED_BYTES: Final = 16 * 1024 * 1024
-"""The same for a statement that lists their places."""
+"""The size of the pages for a statement that lists places of rows."""
 PARTS_MAX: Final = 64
 """The number of parts of one split."""
 SPLITS_MAX: Final = 8

@@ -98,7 +98,7 @@ class Findings:
         self._tables = tables
         self._keys_max = keys_max
         self.by_table: dict[int, TableFinding] = {}
-        """Without the tables of which nothing is found yet."""
+        """Without the tables that have no finding yet."""
 
     def of(self, relation_id: int) -> TableFinding:
         if relation_id not in self.by_table:

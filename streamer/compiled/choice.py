@@ -22,7 +22,7 @@ compiled: ModuleType | None
 reason: str
 """Why `compiled` is None, for a person; empty if it is not."""
 error: SettingsError | None
-"""The variable asks for something that cannot be: a command reports it and ends."""
+"""The variable demands an unavailable implementation: a command reports the error and ends."""
 
 
 def choose(wanted: str) -> tuple[ModuleType | None, str]:

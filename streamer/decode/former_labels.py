@@ -13,7 +13,7 @@ from typing import Final
 from streamer.decode.tuples import Row, Value
 
 Labels = Mapping[str, str]
-"""The present names of labels, by their former ones."""
+"""The present names of labels, by former name."""
 
 _ELEMENT: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"|([^{},"]+)', re.DOTALL)
 _ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)

@@ -17,9 +17,9 @@ from streamer.decode import pgoutput
 from streamer.errors import ProtocolError
 
 _COLUMN: Final = struct.Struct(">cHcI")
-"""NEW_TUPLE, number of columns, kind of the first one, its length."""
+"""NEW_TUPLE, number of columns, kind and length of the first column."""
 _TRANSACTIONAL: Final = b"\x01" + bytes(8)
-"""The flags and the LSN of a logical message; nothing reads the LSN."""
+"""The flags and the LSN of a logical message; no code reads the LSN."""
 
 
 class TableMessages:

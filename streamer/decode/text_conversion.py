@@ -34,7 +34,7 @@ _PATTERNS: Final = {
 none.
 """
 _NOT_UTF8: Final = b"\xff"
-"""Stands before a character without an equivalent in every output of its bytes."""
+"""Marks a character without an equivalent in every output of a value's bytes."""
 
 
 def character_ranges(encoding: str) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -93,7 +93,7 @@ class TransactionPiece:
     changes: list[Changes]
     end_lsn: Lsn | None
     instructions: list[Instruction] = field(default_factory=list)
-    """Logical messages to streamer, in their order."""
+    """Logical messages to streamer, in order."""
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class _Streamed:
         self.spool = spool
         self.aborted: set[bytes] = set()
         self.arrivals: deque[int] = deque()
-        """Of each RELATION message in the spool, its number among all of the stream."""
+        """The numbers in the stream of the RELATION messages in the spool."""
         self.has_origin = False
 
 
@@ -188,7 +188,7 @@ class TransactionAssembler:
         self._piece_bytes_max = piece_bytes_max
         self._forward_origins = forward_origins
         self.conversion: TextConversion | None = None
-        """Converts the stream's text to UTF-8, if the source uses another encoding."""
+        """Converts the stream's text to UTF-8, if the source uses a different encoding."""
         self._relations: dict[bytes, Relation] = {}
         self._relation_count = 0
         self._arrivals: dict[bytes, int] = {}

@@ -37,14 +37,14 @@ class Leaf:
     oid: int
     name: RelationName
     joins: tuple[tuple[str, int, bool], ...]
-    """Which transaction, and command of it, made it and each partition above it one, and whether
-    that was ATTACH.
+    """The transaction and command that attached the leaf and each partition above, and whether by
+    ATTACH.
     """
     was_table: bool
-    """One of them existed before that transaction."""
+    """The leaf or a partition above existed before that transaction."""
     may_read: bool
     is_foreign: bool = False
-    """Another server has its rows and changes."""
+    """A remote server has the rows and changes."""
 
     @property
     def attached_by(self) -> str:

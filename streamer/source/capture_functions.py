@@ -25,9 +25,9 @@ from streamer.source.catalog import CAPTURE_MARK
 MESSAGES_MIN: Final = 14_00_00
 """pgoutput sends logical messages from here on."""
 MESSAGE_TABLE: Final = "message"
-"""On older servers its inserts are published, and stand for the messages."""
+"""On older servers, published inserts into this table replace the messages."""
 SECRET: Final = "secret"
-"""The materialized view with the token: no publication can publish one."""
+"""The materialized view with the token: no publication can publish a materialized view."""
 PLACE: Final = "place"
 """An unlogged table, which no publication can publish, either."""
 PATIENCE_MS: Final = 100
@@ -623,7 +623,7 @@ def _trigger_name(source: SourceMapping, name: str) -> str:
 
 
 _NOT_MARKED: Final = ("grant ", "comment ", "alter table ")
-"""They name the role, or change nothing a second time."""
+"""These statements name the role, or have no effect a second time."""
 
 
 def mark_of(statements: Sequence[str]) -> str:

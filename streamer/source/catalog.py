@@ -107,12 +107,12 @@ class SourceRelation:
     primary_key_timing: str = ""
     """The clause of a deferrable primary key: SQL to add to the constraint."""
     objects: tuple[DefinedObject, ...] = field(default=(), compare=False)
-    """Its indexes and constraints. Rows do not depend on them, so a copy goes on if they change."""
+    """The indexes and constraints. Rows do not depend on these, so a copy survives a change."""
     types: tuple[DefinedType, ...] = field(default=(), compare=False)
-    """The types of its columns that PostgreSQL does not bring along, and their parts."""
+    """The user-defined types of columns, and the parts of these types."""
 
     partitions: tuple[Partition, ...] = field(default=(), compare=False)
-    """Itself and its partitions, if it has any."""
+    """The table and its partitions, if partitioned."""
 
     @property
     def oid(self) -> int:

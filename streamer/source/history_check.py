@@ -31,7 +31,7 @@ class Landmark:
     xid: int
     commit_time: int
     with_origins: bool = field(default=False, compare=False)
-    """It came in a stream with forwarded origins; a stream without them may lack it."""
+    """The transaction came in a stream with forwarded origins; a stream without may lack it."""
 
     def to_json(self) -> str:
         return json.dumps(
@@ -72,7 +72,7 @@ class HistoryCheck:
         self._stored_lsn = stored.end_lsn if stored is not None else start_lsn
         self._kept: deque[Landmark] = deque()
         self._before_gap: set[Lsn] = set()
-        """Ends of the kept transactions with a gap behind them."""
+        """Ends of the kept transactions before a gap."""
         self._last_lsn: Lsn | None = None
         """The end of the last transaction taken out, if there is a gap behind it."""
 

@@ -19,7 +19,7 @@ from streamer.source.connection import Connection, connection
 
 SCAN_SECONDS: Final = 30
 LARGE_BYTES: Final = 256 * 1024 * 1024
-"""No smaller row is named: it cannot be the cause."""
+"""Smaller rows cannot be the cause."""
 
 _COLUMNS_SQL: Final = """
 select a.attname as name, pg_catalog.format_type(a.atttypid, null) as type,

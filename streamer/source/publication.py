@@ -34,8 +34,8 @@ log = structlog.get_logger()
 FILTERS_SINCE: Final = 15_00_00
 SCHEMAS_SINCE: Final = 15_00_00
 LOCK_SECONDS: Final = 3
-"""ALTER PUBLICATION locks the table against other definition changes. It gives up soon if one is
-running, so that no session queues behind it.
+"""ALTER PUBLICATION locks the table against other definition changes. The statement gives up soon,
+so that no session queues behind the lock.
 """
 
 _CHANGING: Final = (

@@ -83,10 +83,10 @@ class RelationIdentity:
     is_partitioned: bool
     columns: tuple[str, ...]
     generated: frozenset[str] = frozenset()
-    """Those of the columns that PostgreSQL computes; the stream leaves them out."""
+    """The columns that PostgreSQL computes; the stream omits these."""
     foreign: tuple[RelationName, ...] = ()
-    """Partitions that are foreign tables. The WAL has none of their changes, so no replica identity
-    of theirs counts.
+    """Partitions that are foreign tables. The WAL lacks changes of these, so the replica identity
+    does not count.
     """
 
     @property

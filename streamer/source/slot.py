@@ -52,11 +52,11 @@ class Slot:
     invalidation: str | None
     is_failover: bool = False
     is_synced: bool = False
-    """Whether a standby keeps it as a copy of its primary's slot, or has until its promotion."""
+    """Whether a standby keeps the slot as a copy of the primary's, or did until its promotion."""
     is_temporary: bool = False
     """Such a copy is temporary until it is fit to survive a promotion."""
     decodes_prepared: bool = False
-    """Whether it sends transactions at PREPARE TRANSACTION already (two_phase)."""
+    """Whether the slot sends transactions at PREPARE TRANSACTION already (two_phase)."""
     can_be_altered: bool = False
     """Whether the server can alter that (PostgreSQL 18)."""
     safe_wal_bytes: int | None = None

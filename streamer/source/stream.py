@@ -117,7 +117,7 @@ class Burst:
     source_time: int = 0
     reply_requested: bool = False
     has_more: bool = False
-    """Whether more may be there already, and only the size of a burst ended it."""
+    """Whether the size limit ended the burst, so that more data may be available."""
 
 
 class ChangeStream(Protocol):

@@ -23,9 +23,9 @@ COMMIT_SQL: Final = (
 )
 """Commits an empty transaction and flushes the WAL up to it; ``lsn`` is the place of its message.
 
-Other readers of the WAL ignore the message. Without one, the server leaves the flush to its WAL
-writer, because the transaction has written no WAL before its commit. The commit does not wait for a
-synchronous standby.
+No other reader of the WAL uses the message. Without a message, the server leaves the flush to the
+WAL writer, because the transaction has written no WAL before the commit. The commit does not wait
+for a synchronous standby.
 """
 
 COMMIT_LATER_SQL: Final = "select pg_catalog.txid_current()"

@@ -56,7 +56,7 @@ log = structlog.get_logger()
 Pair = tuple[MappedRelation, SourceRelation]
 LOOK_SECONDS: Final = 0.05
 STREAM_SECONDS: Final = 2.0
-"""How long a copy waits for the stream before others have their turn."""
+"""How long a copy waits for the stream before the next copy gets a turn."""
 LOOKS_MAX: Final = 5
 """How often a copy looks for a definition that no longer changes."""
 

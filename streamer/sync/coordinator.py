@@ -43,7 +43,7 @@ log = structlog.get_logger()
 ROUNDS_MAX: Final = 4
 """How many rounds of one source run at the same time. Each holds a snapshot."""
 GATHER_SECONDS: Final = 0.5
-"""How long a round waits for more tables, which share its snapshot; the first one does not."""
+"""How long a round, except the first, waits for more tables, which share the snapshot."""
 
 
 class SyncCoordinator:

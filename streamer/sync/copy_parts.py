@@ -53,7 +53,7 @@ THROTTLED_TIMES: Final = 4
 
 
 LOCK_SECONDS: Final = 10
-"""How long a part waits for a lock at the source. Then others of its task have their turn."""
+"""How long a part waits for a lock at the source before the next part of the task."""
 RECORDED: Final = frozenset({"changed", "refused"})
 """The kinds of failures that end the copy of a table: tasks store them at once."""
 
@@ -70,7 +70,7 @@ class CopyEnds:
     place: Place
     """The source's server: the snapshot is there."""
     claim: tuple[int, int, int, str]
-    """The proof of the right to write, as `streamer.target.claim` has it."""
+    """The proof of the right to write, from `streamer.target.claim`."""
     rows_per_second: float | None = None
     hash_keys: dict[str, str] = dataclasses.field(default_factory=dict)
     """The secret keys of hashed columns, by their checks (`key_check`)."""

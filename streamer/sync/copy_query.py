@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streamer.mapping.definition import DefinedColumn
 
 PART_SECONDS_MAX: Final = 30.0
-"""A part keeps its table locked. With a limit on the rate it is cut as small as that."""
+"""The duration of a part, which locks the table, under a limit on the rate."""
 PART_BYTES_MIN: Final = 1024 * 1024
 
 

@@ -31,9 +31,9 @@ class CopyQueue:
         self._attempts: dict[MappedRelation, int] = {}
         """The numbers of copies that have begun."""
         self._leaving: set[MappedRelation] = set()
-        """Leaving the round that has taken them."""
+        """Relations that are leaving a round."""
         self._asked_again: set[MappedRelation] = set()
-        """An operator asked for the copy after the round took them."""
+        """Relations whose copy an operator requested after a round took the relation."""
         self._rewrites: Counter[MappedRelation] = Counter()
         """Those that ended a round since the last chunk."""
         self._rewrites_in_vain: Counter[MappedRelation] = Counter()

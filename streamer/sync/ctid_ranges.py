@@ -16,7 +16,7 @@ PART_BYTES: Final = 128 * 1024 * 1024
 lose.
 """
 PARTS_MAX: Final = 4096
-"""Of one heap: each is a row of the ledger and a task of Spark. Larger heaps have larger parts."""
+"""Per heap: each part is a row of the ledger and a Spark task. Larger heaps have larger parts."""
 TASK_BYTES_MIN: Final = 16 * 1024 * 1024
 TASK_PARTS_MAX: Final = 50
 

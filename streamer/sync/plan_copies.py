@@ -50,7 +50,7 @@ from streamer.target.conventions import SID
 log = structlog.get_logger()
 
 DEFER_BYTES_MIN: Final = 4 * 1024 * 1024
-"""The indexes of smaller tables stay: dropping and building them takes longer than the rows."""
+"""The indexes of smaller tables stay: dropping and building indexes takes longer than the rows."""
 
 
 def find_unfinished(queue: CopyQueue, copies: Sequence[TableCopy]) -> list[TableCopy]:

@@ -118,14 +118,14 @@ class TableCopy:
     way: CopyWay = field(init=False, repr=False)
     """Exists once the bookkeeping has the attempt."""
     lock: "LockedTable | None" = None
-    """The session that keeps the table as it is until it is copied, where nothing else does."""
+    """The session that locks the table until the end of the copy, if needed."""
     snapshot: HeldSnapshot = field(init=False, repr=False)
     seen: TableSeen = field(init=False, repr=False)
     """The table in the snapshot."""
     found: RowScope | None = None
     """The rows that a comparison at the consistent point found to differ."""
     chunk: "TableChunk | None" = None
-    """The rows that it brings, in a copy in chunks."""
+    """The rows to copy, in a copy in chunks."""
     columns: tuple[str, ...] = ()
     parts: list[CopyPart] = field(default_factory=list)
     has_copied_parts: bool = False

@@ -70,7 +70,7 @@ log = structlog.get_logger()
 
 POLL_SECONDS: Final = 0.5
 PREPARE_LOCK_SECONDS: Final = 10
-"""How long a copy waits for a lock at the target before others have their turn."""
+"""How long a copy waits for a lock at the target before the next copy gets a turn."""
 
 
 class Round:

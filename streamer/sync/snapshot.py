@@ -138,7 +138,7 @@ class TableSeen:
     can_split: bool
     storage: dict[int, Storage]
     leaves: dict[int, str] | None = None
-    """The partitions to know once a copy of a table in sync has brought their rows."""
+    """The partitions to store as known after the copy of a table in sync."""
 
     @property
     def size_bytes(self) -> int:

@@ -62,14 +62,14 @@ log = structlog.get_logger()
 LOCK_SECONDS: Final = 30
 """How long a concurrent build waits for transactions that use its table."""
 QUEUED_SECONDS: Final = 2
-"""The same for a stronger lock, behind which others wait."""
+"""How long a statement waits for a stronger lock, behind which sessions queue."""
 FOREIGN_KEY_ATTEMPTS: Final = 30
 """Tables are some moments apart while they stream, so a row may precede the row it refers to."""
 LOCKED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A larger table in use gets no index whose build locks it."""
+"""A larger table in use gets no index whose build locks the table."""
 
 BUILD_LOCK: Final = 0x646566696E65  # "define"
-"""The session that makes definitions holds it."""
+"""The advisory lock of the session that makes definitions."""
 _ENOUGH_MEMORY_SQL: Final = memory_sql("maintenance_work_mem", INDEX_MEMORY_MB, is_local=False)
 
 _FACTS_SQL: Final = """

@@ -90,11 +90,11 @@ class Journal:
         self._segments: list[Segment] = []
         self._descriptor = -1
         self.end_lsn: Lsn
-        """Everything up to here is on disk; streamer may acknowledge it."""
+        """All changes up to here are on disk; streamer may acknowledge this position."""
         self.last: Landmark | None = None
-        """The last transaction in it."""
+        """The last transaction in the journal."""
         self.end: tuple[int, int] = (0, 0)
-        """The end for readers: number of a segment, bytes in it."""
+        """The end for readers: number of the segment, bytes in the segment."""
 
     # ---- beginning and ending ------------------------------------------------------------------
 
