@@ -4,9 +4,8 @@ The source computes `filter` and `set`, and casts a value whose column has a dif
 target. The target reads the rows of one source only, and only the open versions of a history.
 
 A few types need care. A cast of ``char(n)`` to text drops blanks, so the query calls the output
-function. PostgreSQL 16 writes non-ASCII values of ``"char"`` in a new format, so such values are
-compared as numbers. The text of such a number is no value of the type, so no index finds such a
-key.
+function. PostgreSQL 16 writes non-ASCII values of ``"char"`` in a new format, so numbers are
+compared. The text of such a number is no value of the type, so no index finds such a key.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,8 @@
 A comparison first reads the definitions of both sides. Then it cuts ranges at keys that a sample of
 the source yields, and stores the ranges in the target (``streamer.compared_range``). Tasks mark
 equal ranges. On request, a comparison continues with the unmarked ranges of an interrupted
-comparison. Both must have the same tables: a copy, a repair, a rewrite or a new definition since
-then makes a different table.
+comparison of the same tables: a copy, a repair, a rewrite or a new definition makes a different
+table.
 """
 
 import hashlib
@@ -559,8 +559,7 @@ async def estimate_rows(plain: Connection, relation: SourceRelation) -> int:
 async def estimate_bytes(plain: Connection, relation: SourceRelation) -> int:
     """Return the approximate size of a table in bytes at the source, with all partitions.
 
-    The statistics need no lock. A table without statistics was counted already, under the same
-    lock.
+    The statistics need no lock. A table without statistics was counted already, with that lock.
     """
     if relation.row_count_estimate > 0:
         return relation.size_bytes

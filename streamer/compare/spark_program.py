@@ -4,12 +4,11 @@
 has two stages:
 
 1. *ranges*: tasks find the differing small ranges and buckets;
-2. *keys*: new tasks judge the rows of these, because differences are often together in a few
-   ranges.
+2. *keys*: new tasks judge the rows, because differences are often together in a few ranges.
 
 The driver merges the findings of tasks. Verdicts for a report or for statements wait in the
-driver's `VerdictFile`. All further data stays with the executors. `streamer.sync.spark.job` passes
-the connection strings to executors.
+driver's `VerdictFile`. All further data stays with the executors, which get connection strings from
+`streamer.sync.spark.job`.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -105,8 +105,7 @@ class Side:
         """Return a query of the rows, in parentheses, under the name that all queries use.
 
         The columns are the values v1, v2 …, and place, which differs after each change of a row.
-        *clause* comes after the table. With ``since`` the column known is true for a row that was
-        equal.
+        *clause* comes after the table. With ``since`` the column known tells rows that were equal.
         """
         listed = ", ".join(f"{value} as v{n + 1}" for n, value in enumerate(self.values))
         known_sql = "" if self.since is None else f"{_known_sql(self.since)} as known, "
@@ -293,10 +292,9 @@ class ComparedTable:
     ) -> str:
         """Return a query of rows (bucket, count, sum of first hashes, sum of second hashes).
 
-        An ordered table yields a single row, with bucket 0; an unordered table a row for each
-        bucket in use. Sums count equal rows, and do not depend on the order. *rows_per_second*: the
-        server sleeps after rows whose hash ends in zeros, about once a second. *pages*: only the
-        rows of these.
+        An ordered table yields one row, with bucket 0; an unordered table a row per bucket in use.
+        Sums count equal rows, and do not depend on the order. *rows_per_second*: the server sleeps
+        after rows whose hash ends in zeros, about once a second. *pages*: only the rows of these.
         """
         first, second = pair_sql(self.hash, "r.r")
         prepared = prepared_sql(self.hash, self._digested(side))
@@ -313,8 +311,7 @@ class ComparedTable:
         )
 
     def size_sql(self, side: Side) -> str:
-        """Return a query of a table's size: all pages, the pages of the largest heap, and all
-        bytes.
+        """Return a query of a table's size: all pages, pages of the largest heap, and all bytes.
 
         Further columns are the version of the server, and the files of the table.
         """

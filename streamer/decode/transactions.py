@@ -168,9 +168,8 @@ class TransactionAssembler:
     """Groups the messages of a replication stream into transactions.
 
     *is_mapped* tells for each piece whether the mapping includes a relation; the assembler drops
-    changes of unmapped relations. *forward_origins*: keep transactions that the source received by
-    replication. *messages*: finds the logical messages of a source that sends them as rows of a
-    table.
+    further changes. *forward_origins*: keep transactions that the source received by replication.
+    *messages*: finds the logical messages of a source that sends them as rows of a table.
     """
 
     def __init__(

@@ -495,8 +495,7 @@ def schema_of(source: SourceMapping) -> str:
 def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
     """Return the statements that create the capture; each may run again.
 
-    *role* is streamer's. As owner of the published table, the role can add the table to a
-    publication.
+    *role* is streamer's. The role owns the published table, and so can add it to a publication.
     """
     schema, to_role = quote_identifier(schema_of(source)), f"to {quote_identifier(role)}"
     setting = quote_literal(f"{schema_of(source)}.rewritten")

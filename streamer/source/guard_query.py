@@ -36,8 +36,7 @@ class GuardFacts:
     """The result of a guard's check.
 
     ``digest`` changes with the identities of the tables or with our publications. ``flush_lsn``:
-    the end of the WAL that the source has flushed. ``clock_seconds``: the time of the source's
-    clock.
+    the end of the WAL that the source has flushed. ``clock_seconds``: the source's clock.
     """
 
     slot: Slot | None

@@ -79,9 +79,8 @@ class HistoryCheck:
     def saw_transaction(self, landmark: Landmark, *, has_changes: bool = True) -> bool:
         """Return False if the stream has passed the expected transaction without delivering it.
 
-        A transaction without changes (*has_changes*) is never the expected transaction: the source
-        may omit it next time. (`pgoutput` streams a large transaction before it knows that the rest
-        is empty.)
+        Without *has_changes* the transaction is never the expected one: the source may omit it next
+        time. (`pgoutput` streams a large transaction before it knows that the rest is empty.)
         """
         expected = self._expected
         if expected is not None and landmark.end_lsn >= expected.end_lsn:

@@ -1,8 +1,7 @@
 """The primaries among the hosts of a source's url: after a failover, the old primary may run again.
 
-The host with the newest branch of the source's history wins. Each attempt chooses a host, and all
-connections try that host first. Otherwise a session could reach an old primary that the url names
-first.
+The host with the newest branch of the source's history wins. Each attempt chooses a host, which all
+connections try first. Otherwise a session could reach an old primary that the url names first.
 """
 
 import asyncio
@@ -111,8 +110,7 @@ async def prefer_newest(source: SourceMapping, stored: KnownPlace) -> list[Prima
 
 
 def require_successor(source: SourceMapping, server: SourceServer, stored: KnownPlace) -> None:
-    """Refuse a server whose timeline is older than the known timeline. Raises
-    SourceOldPrimaryError.
+    """Refuse a server with an older timeline than known. Raises SourceOldPrimaryError.
 
     A timeline has a higher number than every ancestor.
     """

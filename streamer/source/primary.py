@@ -117,8 +117,7 @@ async def _await_replay(source: SourceMapping, plain: Connection, lsn: Lsn) -> N
 
 
 async def flush_source(source: SourceMapping, plain: Connection) -> Lsn:
-    """Return the end of the WAL of all transactions committed at the source, for a standby at the
-    primary.
+    """Return the end of the WAL of all transactions at the source, or at a standby's primary.
 
     If the url does not name the primary, return the end of the standby's WAL.
     """

@@ -72,8 +72,7 @@ select a.usename as role, a.pid, a.backend_type is null as is_hidden,
 class ProgramSession:
     """A session of a program at the source.
 
-    ``is_hidden``: the role does not see whether the session writes. ``stays``: the role may not end
-    the session.
+    ``is_hidden``: the role does not see whether it writes. ``stays``: the role may not end it.
     """
 
     role: str
@@ -211,8 +210,7 @@ async def _read_sessions(plain: Connection) -> list[ProgramSession]:
 async def read_writers(plain: Connection, *, ends: bool) -> list[str]:
     """Return the sessions that write or may write unseen by the role.
 
-    *ends*: streamer is about to end all sessions, so include each session that the role may not
-    end.
+    *ends*: all sessions are to end, so include each session that the role may not end.
     """
     return [
         f"{session}, which the role does not see" if session.is_hidden else str(session)

@@ -86,8 +86,7 @@ class ChangedDefinitions:
     async def settle(
         self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
     ) -> list[Pair]:
-        """Prepare target tables for copies of *pairs*; return the pairs with the source's
-        definitions.
+        """Prepare target tables for copies of *pairs*; return pairs with present definitions.
 
         Raises DefinitionStopError if an operator has to decide, TargetSchemaError, and SyncError.
         """

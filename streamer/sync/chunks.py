@@ -13,8 +13,7 @@ copy of the rows between two keys, under the snapshot of a round:
 
 A process that dies before step 4 leaves rows behind the border. The next process removes these
 rows, and begins with the same chunk. Stream and slot are as for any table in sync. So streamer
-continues at the next chunk wherever it could continue a table in sync, after a fail-over of the
-source, too.
+continues at the next chunk wherever it could continue a table in sync, also after a fail-over.
 
 Between two chunks the table must not change. After a rewrite, with a new definition, or if a new
 table has the name of the target, the copy begins again with the first chunk. Partitions may be
@@ -110,8 +109,7 @@ def fingerprint(copy: TableCopy) -> str:
 def find_change(copy: TableCopy, former: ChunkedCopy) -> str | None:
     """Return why *copy* cannot copy the chunk behind *former*, or None.
 
-    Partitions may be attached or detached. A partition that stays must keep its storage, as every
-    table must.
+    Partitions may come and go. A partition that stays must keep its storage, as any table.
     """
     if former.target_oid != copy.target.oid:
         return OTHER_TARGET

@@ -198,9 +198,7 @@ class SyncCoordinator:
         return turn
 
     async def _share_rate(self) -> None:
-        """Divide `sync.rows_per_second` among the running rounds; parts under way keep their
-        rate.
-        """
+        """Divide `sync.rows_per_second` among the rounds; parts under way keep their rate."""
         context = self._context
         if context.settings.rows_per_second is not None:
             rounds = max(1, len(self._rounds))

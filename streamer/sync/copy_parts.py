@@ -352,8 +352,7 @@ class PartCopier:
     def _bytes_as_stored(self) -> Iterator[None]:
         """Make a source whose encoding is SQL_ASCII send text unchanged.
 
-        For any client encoding but SQL_ASCII the source would validate the text, without naming the
-        row.
+        For any other client encoding the source would validate the text, without naming the row.
         """
         is_any = self._source.info.parameter_status("server_encoding") == "SQL_ASCII"
         if is_any:

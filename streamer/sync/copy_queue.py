@@ -1,8 +1,7 @@
 """The relations of one source that wait for a copy or are being copied. Pure.
 
-Several rounds can run at a time. A relation belongs to a round until the relation is copied or has
-left the round (`streamer.sync.leave_round`), or the round ends. Only then have all tasks of the
-relation ended.
+Several rounds can run at a time. A relation belongs to a round until it is copied or has left
+(`streamer.sync.leave_round`), or the round ends. Only then have all tasks of the relation ended.
 """
 
 from collections import Counter
@@ -82,8 +81,7 @@ class CopyQueue:
                 self._let_go(mapped)
 
     def ask_again(self, mapped: "MappedRelation") -> None:
-        """Record an operator's request for *mapped*, which a round copies: after a failure a second
-        copy begins.
+        """Repeat a failing copy of *mapped*, which an operator requested again during the round.
 
         The operator may have removed the cause of the failure, behind the snapshot of the round.
         """

@@ -40,9 +40,7 @@ class LockedTable:
 
     @classmethod
     async def connect(cls, source: SourceMapping, server: SourceServer) -> Self:
-        """Connect before the snapshot exists: the application can rewrite the table until
-        `lock`.
-        """
+        """Connect before the snapshot: the application can rewrite the table until `lock`."""
         return cls(source, await open_copy_session(source, server, APPLICATION_NAME))
 
     async def lock(self, snapshot_name: str, copy: TableCopy) -> None:
@@ -58,9 +56,7 @@ class LockedTable:
                 await self.plain.execute(sql.encode())
 
     async def copy(self, parts: list[CopyPart], ends: CopyEnds) -> list[dict[str, Any]]:
-        """Copy all parts and unlock the table; return the failures, in the format of a Spark
-        job.
-        """
+        """Copy all parts and unlock the table; return the failures, like a Spark job."""
         # Only the thread uses the session until this task closes it.
         session = psycopg.Connection(self.plain.pgconn)
         work = [part.to_json() for part in parts]

@@ -8,8 +8,8 @@ with the same columns, or with types that may have changed values: see
 `streamer.source.rewritten_tables`.
 
 The partitions in the snapshot of a copy are known. A later partition that brought rows shows in the
-table's status until the next copy. A foreign partition shows again after a copy, because the stream
-lacks changes of the rows.
+table's status until the next copy. A foreign partition shows again after a copy, because its rows
+change unseen.
 """
 
 from collections import defaultdict

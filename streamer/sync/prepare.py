@@ -11,8 +11,7 @@ streamer removes rows of other programs with consent only.
 
 Many tables are prepared together, with statements about all tables. Round trips for each would take
 longer than the rows of a small table. Such a statement waits for no lock on a user's table. Rows
-that are in the way, or a failure, concern a single table. So the caller then prepares each table
-alone.
+that are in the way, or a failure, concern one table, so the caller then prepares tables alone.
 """
 
 from collections.abc import Sequence
@@ -462,8 +461,8 @@ class Preparation:
 
         Before a direct copy, the target table has no row of this source. Several copies begin
         without a wait for a user's lock: return the copies whose target has rows or partitions,
-        which did not begin. Raises SyncError if rows are in the way that streamer did not write,
-        and TargetContentionError.
+        which did not begin. Raises SyncError for rows that streamer did not write, and
+        TargetContentionError.
         """
         is_alone = len(copies) == 1
         async with transaction(target):

@@ -1,5 +1,4 @@
-"""The remedy for a copy that the target refuses because types do not accept all values of the
-source.
+"""The remedy for a copy that the target refuses because types do not accept all values.
 
 With `ddl: capture`, a source that joins a shared table widens types as changes of the definition
 (`streamer.sync.changed_definitions`). Otherwise an operator runs the statements.

@@ -30,8 +30,7 @@ log = structlog.get_logger()
 
 
 class Refused:
-    """The changes that the target has just refused: finished shares, or the pieces of a large
-    share.
+    """The changes that the target has just refused: finished shares, or pieces of a large share.
 
     Of a large share, only the payloads of the newest piece stay.
     """

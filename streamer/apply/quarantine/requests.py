@@ -84,8 +84,7 @@ async def fulfil(
 
 
 async def _begin(request: QuarantineRequest, writer: QuarantineWriter) -> bool:
-    """Begin the transaction that fulfils *request*; return False if the request is already
-    fulfilled.
+    """Begin the transaction that fulfils *request*; return False if that was done already.
 
     A process that took over meanwhile, or a COMMIT whose answer was lost, may have done so. No
     progress row moves here, so the lock on the request's row admits a single process.
@@ -150,9 +149,7 @@ class _Attempt:
             await self._apply(rows)
 
     async def _with_their_rows(self, ids: set[int]) -> list[int]:
-        """Return *ids* and all changes of the same rows, which are applied in order or not at
-        all.
-        """
+        """Return *ids* and all changes of the same rows: all are applied in order, or none."""
         chains = _Chains()
         rows_in_chains: list[tuple[int, int]] = []
         equal_keys = EqualKeys(self.writer.transaction)

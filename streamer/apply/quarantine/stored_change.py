@@ -114,9 +114,7 @@ class Emptied:
 
 @dataclass(slots=True)
 class EndedTransaction(Transaction):
-    """The transaction of a change in quarantine whose versions ended at ``ended_at``, with other
-    rows.
-    """
+    """The transaction of a change in quarantine whose versions ended at ``ended_at``."""
 
     ended_at: datetime
 

@@ -133,9 +133,7 @@ class QuarantineWriter:
         self._blocked.clear()
 
     def quarantine_changed(self, mapped: MappedRelation, count: int) -> None:
-        """Record that this transaction has added *count* changes to the table, or removed
-        changes.
-        """
+        """Record that this transaction has added (or removed) *count* changes in the table."""
         self._blocked.setdefault(mapped, BlockedKeys()).read_again(count)
 
     # ---- later changes of the same rows ---------------------------------------------------------

@@ -7,8 +7,7 @@ transaction, a record torn by a crash, records whose flush failed. The source st
 
 A file gets its name when the first records are on disk. So a segment without a sound header is
 damage, never the result of a crash. Damage behind the last sound record of the last segment looks
-like a torn record, though. Then the slot shows the damage, because the slot is ahead of the
-journal's end.
+like a torn record, though. Then the slot shows the damage: it is ahead of the journal's end.
 """
 
 import asyncio

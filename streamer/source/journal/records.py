@@ -128,9 +128,8 @@ class JournalIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a segment; the ``lsn`` of the header's record is the segment's start. ``last``:
-    the last transaction before the segment. ``branch``: the branch of the source's history that the
-    segment's changes belong to.
+    """The header of a segment; its record's ``lsn`` is the segment's start. ``last``: the last
+    transaction before the segment. ``branch``: the branch of the source's history.
     """
 
     identity: JournalIdentity

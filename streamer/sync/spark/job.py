@@ -12,8 +12,7 @@ Executors on remote machines need Python with psycopg, and a connection to both 
 driver ships the few modules that a task runs. A job file has mode 0600. In local mode a task reads
 the connection strings from a file of the same mode. On a cluster the strings travel in the task's
 closure, once Spark has proved that it authenticates and encrypts (`spark_security`). No command
-line, configuration or message contains the strings, so neither the UI nor an event log shows a
-secret.
+line, configuration or message contains the strings, so neither UI nor event log shows a secret.
 
 Events go to standard output as lines of JSON. ``streamer.sync_partition`` records the copied parts.
 """

@@ -3,8 +3,8 @@
 Spark's scripts run two shells, a Python and a JVM that prints the command of the next JVM. This
 module requests the command from Spark's launcher class and runs it, while the driver still imports
 PySpark. The command includes the class data archive, if present
-(`streamer.sync.spark.class_archive`). The JVM equals the JVM of Spark's scripts: same options, same
-class path, same ``spark-defaults.conf``.
+(`streamer.sync.spark.class_archive`). The JVM has Spark's usual command: same options, same class
+path, same ``spark-defaults.conf``.
 
 An installation with a ``spark-env.sh`` needs the shell scripts, and so does a cluster.
 """

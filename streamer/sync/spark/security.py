@@ -94,8 +94,7 @@ _PASSWORDS: Final = frozenset({"PGPASSWORD"})
 
 
 def choose_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the Spark process: only the variables that Java, Spark and libpq
-    read.
+    """Return the variables of the Spark process: only variables that Java, Spark or libpq read.
 
     Variables of this process may hold passwords that Spark does not need. A job file contains the
     passwords of the job's two databases.

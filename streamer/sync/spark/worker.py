@@ -1,5 +1,4 @@
-"""The process whose forks run the tasks of a local Spark, and which imports the code of a copy
-once.
+"""The process whose forks run the tasks of a local Spark, after one import of the code.
 
 PySpark's daemon forks first, and every fork imports PySpark, from a zip file without compiled code.
 Four forks need about five seconds of processor time for that; this daemon needs half a second.
