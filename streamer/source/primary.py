@@ -71,13 +71,11 @@ async def connection_to_primary(
     primary = await connect(source, at=AT_PRIMARY)
     try:
         with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
-            primary_id, standby_id = [
-                (await fetch_one(c, _SYSTEM_SQL))["id"] for c in (primary, plain)
-            ]
-            if primary_id != standby_id:
+            ids = [(await fetch_one(c, _SYSTEM_SQL))["id"] for c in (primary, plain)]
+            if ids[0] != ids[1]:
                 raise SourceConnectionError(
                     f'source "{source.label}": the hosts of its url belong to different servers: '
-                    f"the primary has system identifier {primary_id}, the standby {standby_id}",
+                    f"the primary has system identifier {ids[0]}, the standby {ids[1]}",
                     hint="list in the url only a standby and its own primary",
                 )
         yield primary

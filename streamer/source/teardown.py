@@ -18,7 +18,7 @@ from streamer.source.timeline_branches import KnownPlace
 @dataclass(frozen=True, slots=True)
 class Teardown:
     """The result for a source. ``left_sql``: statements that an administrator must run there.
-    ``is_taken``: the slot, and perhaps the journal, belongs to another installation.
+    ``is_taken``: the slot, and perhaps the journal, belongs to another owner.
     ``is_elsewhere``: the url leads to a different database of the server, so no object was dropped.
     """
 
@@ -42,12 +42,10 @@ async def teardown_source(
         async with connection(source) as plain:
             await check_same_database(source, plain, stored)
             owners = await read_found(plain, source)
-            if foreign_ids := [
-                owner_id for owner_id in owners.installations if owner_id != installation
-            ]:
+            if strangers := [name for name in owners.installations if name != installation]:
                 stays = (
                     f'source "{source.label}": publication "{source.publication}" belongs to '
-                    f"installation {foreign_ids[0]}, so slot and publications stay"
+                    f"installation {strangers[0]}, so slot and publications stay"
                 )
                 return Teardown(source.label, stays, is_taken=True)
             slot = await read_slot(plain, source.slot)
@@ -74,12 +72,8 @@ async def teardown_source(
     except SourceDatabaseError as exc:
         return Teardown(source.label, str(exc), is_taken=True, is_elsewhere=True)
     except (SourceError, psycopg.Error) as exc:
-        statements = (
-            drop_own_slot_sql(source.slot),
-            *drop_publications_sql(source),
-            *drop_sql(source),
-        )
-        return Teardown(source.label, str(exc), statements)
+        drops = (drop_own_slot_sql(source.slot), *drop_publications_sql(source), *drop_sql(source))
+        return Teardown(source.label, str(exc), drops)
     return Teardown(source.label, slot_error, is_taken=slot_error is not None)
 
 

@@ -55,11 +55,9 @@ def common_end(stored: Branch, now: Branch) -> Lsn | None:
     if not (stored.is_known and now.is_known):  # only the numbers are known
         return EVERYTHING if stored.timeline == now.timeline else now.end_of(stored.timeline)
     fork_lsn = None
-    stored_ends, present_ends = ([*b.ends, (b.timeline, EVERYTHING)] for b in (stored, now))
-    for (timeline, end_lsn), (present_timeline, other_end_lsn) in zip(
-        stored_ends, present_ends, strict=False
-    ):
-        if timeline != present_timeline:
+    old, new = ([*b.ends, (b.timeline, EVERYTHING)] for b in (stored, now))
+    for (timeline, end_lsn), (successor, other_end_lsn) in zip(old, new, strict=False):
+        if timeline != successor:
             break
         fork_lsn = min(end_lsn, other_end_lsn)
         if end_lsn != other_end_lsn:

@@ -214,10 +214,8 @@ class SegmentWriter:
         numbers: dict[bytes, int] = {}
         keys: list[tuple[int, int]] = []
         for index in segment.staged:
-            key_numbers = [numbers.setdefault(key, len(numbers) + 1) for key in items[index].keys]
-            keys.append(
-                (key_numbers[0] if key_numbers else 0, key_numbers[-1] if key_numbers else 0)
-            )
+            ids = [numbers.setdefault(key, len(numbers) + 1) for key in items[index].keys]
+            keys.append((ids[0] if ids else 0, ids[-1] if ids else 0))
         target = self._transaction.target
         await target.execute(f"{CREATE_REFUSED}; {CREATE_NOTED}")
         await target.execute(

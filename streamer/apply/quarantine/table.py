@@ -53,10 +53,7 @@ class QuarantineTable:
     async def keys_of_pending(self, blocked: BlockedKeys, columns: KeyColumns) -> list[Keys]:
         """Return the keys with *columns* of the changes still to write."""
         pending = (change for change in blocked.pending if isinstance(change, Quarantined))
-        values = (
-            values_of_stored(columns.names, quarantined.old, quarantined.new)
-            for quarantined in pending
-        )
+        values = (values_of_stored(columns.names, row.old, row.new) for row in pending)
         return await self._equal_keys.keys(columns, values)
 
     async def flush(self, relations: dict[MappedRelation, BlockedKeys]) -> None:
