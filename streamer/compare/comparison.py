@@ -3,8 +3,8 @@
 A comparison first reads the definitions of both sides. Then it cuts ranges at keys that a sample of
 the source yields, and stores the ranges in the target (``streamer.compared_range``). Tasks mark
 equal ranges. On request, a comparison continues with the unmarked ranges of an interrupted
-comparison of the same tables: a copy, a repair, a rewrite or a new definition makes a different
-table.
+comparison. Both need the same tables: a copy, a repair, a rewrite or a new definition makes a
+different table.
 """
 
 import hashlib

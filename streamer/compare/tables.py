@@ -370,7 +370,7 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
         return f"select k.n, b.place, array[{hashes}]::text[] from {self._found_sql(side)}"
 
     def show_sql(self, side: Side, *, with_values: bool) -> str:
-        """Return a query of rows (number of the key, text of the key, values or NULL) with the same
+        """Return a query of rows (number and text of the key, values or NULL) with the same
         parameters, in the order of the numbers.
         """
         if not with_values:

@@ -2,8 +2,8 @@
 
 PostgreSQL allows a value of nearly 1 GB, and each copy costs as much memory again. A message of
 more than `LARGE_BYTES` is therefore a memoryview of the frame from libpq, or of the mapped spool
-file in which the message waits. Slices of a memoryview share these bytes. Code that handles
-messages sees no difference: both types have the operations that decoding needs.
+file. Slices of a memoryview share these bytes. Code that handles messages sees no difference: both
+types have the operations that decoding needs.
 
 A column value of more than `LARGE_VALUE_BYTES` in such a message is a `LargeValue`. A `LargeValue`
 is deliberately no buffer: ``bytes.join`` refuses the value, so no code copies it by accident. Pure.

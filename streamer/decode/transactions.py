@@ -206,8 +206,8 @@ class TransactionAssembler:
     def is_between_transactions(self) -> bool:
         """Whether no transaction is incomplete, apart from streamed ones.
 
-        Streamed transactions do not count: such a transaction commits after any position that the
-        slot can confirm now, so the source sends it again from the start.
+        Streamed transactions do not count: these commit after any position that the slot can
+        confirm now, so the source sends them again from the start.
         """
         return self._transaction is None and self._in_stream is None
 

@@ -209,9 +209,9 @@ insert into {schema}.{place} default values returning xmin into last_xid;
 """
 # Most commands of an application are about temporary objects, or tables that streamer does not
 # publish. The first command of a session pays for each expression and query here. A row names the
-# table of an object, or NULL if the full query must find the table. NULL stands for objects without
-# a direct table, for partitions, and for any object under an old snapshot: the table may have
-# joined the publication later.
+# table of an object, or NULL if the full query must find the table. Objects without a direct table
+# and partitions have NULL. So has any object under an old snapshot: the table may have joined the
+# publication later.
 _TRIGGER_SQL: Final = """
 create or replace function {schema}.{name}() returns event_trigger
 language plpgsql security definer {light_pins} as $function$

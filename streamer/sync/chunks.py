@@ -15,9 +15,9 @@ A process that dies before step 4 leaves rows behind the border. The next proces
 rows, and begins with the same chunk. Stream and slot are as for any table in sync. So streamer
 continues at the next chunk wherever it could continue a table in sync, also after a fail-over.
 
-Between two chunks the table must not change. After a rewrite, with a new definition, or if a new
-table has the name of the target, the copy begins again with the first chunk. Partitions may be
-attached and detached: a chunk has the partitions of its snapshot.
+Between two chunks the table must not change. After a rewrite, a new definition, or with a new table
+in place of the target, the copy begins again. Partitions may be attached and detached: a chunk has
+the partitions of its snapshot.
 """
 
 import hashlib

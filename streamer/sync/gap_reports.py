@@ -2,10 +2,9 @@
 
 The first kind is a partition that was attached to a published table with rows, or that was detached
 for a while. The second is a partition that is a foreign table, whose changes are not in the
-source's WAL. The third is a column that a session dropped and added again, or that took the name of
-an earlier column: older rows keep the former values. The fourth is a table that ALTER TABLE rewrote
-with the same columns, or with types that may have changed values: see
-`streamer.source.rewritten_tables`.
+source's WAL. The third is a column that a session dropped and added again, or that took a used
+name: older rows keep the former values. The fourth is a table that ALTER TABLE rewrote with the
+same columns, or with types that may have changed values: see `streamer.source.rewritten_tables`.
 
 The partitions in the snapshot of a copy are known. A later partition that brought rows shows in the
 table's status until the next copy. A foreign partition shows again after a copy, because its rows
