@@ -1,1 +1,1 @@
-"""Indexes that foreign keys of the target need, and their builds beside the stream."""
+"""Indexes that foreign keys of the target need, built beside the stream."""

@@ -1,7 +1,7 @@
 """Builds the indexes that foreign keys lack at the target, beside the stream.
 
-The task builds indexes in turn, on separate connections. It logs every failure and retries later;
-the stream is not affected.
+The task builds indexes in turn, on separate connections. The task logs every failure and retries
+later; the stream is not affected.
 """
 
 import asyncio

@@ -6,12 +6,12 @@ and those of the mapped source tables, with target names. A target table that st
 no such constraints. Rows of many sources lie in a table by ``sid``, so ``sid`` is the first column
 of an index for a source's foreign key.
 
-A partitioned table accepts no index concurrently. Its partitions get their indexes first; then the
-table gets an index, which attaches those of the partitions.
+A partitioned table accepts no index concurrently. The partitions get indexes first; then the table
+gets an index, which attaches those of the partitions.
 
 Builds are CONCURRENTLY, in turn, on tables whose sources are all ready and do not lag. A build that
-fails or dies leaves an invalid index. The index's name marks it as streamer's, and the next build
-drops it. A session lock of the building backend marks a build in progress.
+fails or dies leaves an invalid index. The index's name marks streamer's indexes, and the next build
+drops an invalid one. A session lock of the building backend marks a build in progress.
 
 The choice of indexes and their SQL are pure; `survey` and `build` access the databases.
 """
@@ -416,7 +416,7 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
 
 
 async def _begin(target: TargetConnection) -> None:
-    # A session lock, so the backend of a client that died during its build still holds the lock.
+    # A session lock, so the backend of a client that died during a build still holds the lock.
     if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", _BUILD_LOCK):
         raise TargetContentionError("target: another process builds indexes")
     await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")

@@ -1,7 +1,7 @@
 """Restores deferred indexes that no copy will restore.
 
-A copy restores the indexes of its target at its end, unless a different source still fills that
-table. If streamer gives up the copy of that source, because its table is gone or no longer mapped,
+A copy restores the indexes of its target at the end, unless a different source still fills that
+table. If streamer gives up the copy of that source, because the source table is gone or unmapped,
 no copy restores the indexes. The stream of the remaining sources would find each row by reading the
 whole table.
 """

@@ -105,8 +105,7 @@ class DefinitionMessage:
 
     ``relid``: None if the message names no table. ``tag``: the command tag; `BASELINE` for a state
     that no command preceded. ``query``: the text of the statement. ``own``: None if the state
-    counts as a whole. ``known``: the OIDs and numbers that streamer knew at its request for the
-    state.
+    counts as a whole. ``known``: the OIDs and numbers that streamer knew at its request.
     """
 
     relid: int | None
@@ -127,8 +126,7 @@ class DefinitionMessage:
     def parse(cls, content: bytes, token: str | None = None) -> "DefinitionMessage | None":
         """Read a message: the subtransaction, the token and the JSON, with a space between them.
 
-        None unless the message has *token*; without *token*, the caller has compared the token
-        before.
+        None unless the message has *token*; without *token*, an earlier call compared it.
         """
         _, _, payload = content.partition(b" ")
         message_token, _, text = payload.partition(b" ")
@@ -210,17 +208,17 @@ def definition_after(
 
     *namespace* and *relid*: of the table at the source.
     """
-    told, own_parts = message.definition, message.own
+    told, changed = message.definition, message.own
     if stored is None or not stored.is_whole:
-        if told is not None and own_parts is None:
+        if told is not None and changed is None:
             return Outcome(told)
         return Outcome(stored, is_doubtful=True)
     stored = _without(stored, message.dropped, namespace, relid)
     if told is None:  # the message drops parts, or describes no columns
         return Outcome(stored, is_doubtful=message.relid is not None)
-    if own_parts is None:
+    if changed is None:
         return Outcome(_whole(stored, told, message.known))
-    return _merged(stored, told, own_parts)
+    return _merged(stored, told, changed)
 
 
 def _whole(
@@ -283,14 +281,12 @@ def _without(
     )
 
 
-def _staying(
-    partitions: Sequence[Partition], removed_oids: Collection[int]
-) -> tuple[Partition, ...]:
-    """Return the partitions without *removed_oids* and their partitions; parents first."""
+def _staying(partitions: Sequence[Partition], oids: Collection[int]) -> tuple[Partition, ...]:
+    """Return the partitions without those of *oids* and their partitions; parents first."""
     removed = {
         partition.oid
         for partition in partitions
-        if partition.bound is not None and partition.oid in removed_oids
+        if partition.bound is not None and partition.oid in oids
     }
     staying = []
     for partition in partitions:
@@ -301,30 +297,30 @@ def _staying(
     return tuple(staying)
 
 
-def _merged(stored: SourceDefinition, told: SourceDefinition, own_parts: Own) -> Outcome:
-    types, doubts = _types(stored.types or (), told.types or (), own_parts)
+def _merged(stored: SourceDefinition, told: SourceDefinition, changed: Own) -> Outcome:
+    types, doubts = _types(stored.types or (), told.types or (), changed)
     renames = type_difference(stored.types or (), types)
     # A column loses the sequence that a different column gets, and no mark shows that loss.
-    sequences = [
+    serials = [
         part.sequence.oid
         for part in told.columns
-        if part.number in own_parts.columns and part.sequence
+        if part.number in changed.columns and part.sequence
     ]
     losers = {
-        part.number for part in stored.columns if part.sequence and part.sequence.oid in sequences
+        part.number for part in stored.columns if part.sequence and part.sequence.oid in serials
     }
     columns, is_doubtful = _chosen(
         {part.number: part for part in under_new_names(stored, renames).columns},
         {part.number: part for part in told.columns},
-        own_parts.columns | losers,
+        changed.columns | losers,
     )
     doubts |= is_doubtful
     replaced = {
         (part.kind, part.name): part.oid
         for part in told.objects or ()
-        if part.oid in own_parts.objects
+        if part.oid in changed.objects
     }
-    absorbed = {part.index_oid for part in told.objects or () if part.oid in own_parts.objects}
+    absorbed = {part.index_oid for part in told.objects or () if part.oid in changed.objects}
     objects, is_doubtful = _chosen(
         {
             part.oid: part
@@ -333,7 +329,7 @@ def _merged(stored: SourceDefinition, told: SourceDefinition, own_parts: Own) ->
             and not (part.is_index and part.oid in absorbed)
         },
         {part.oid: part for part in told.objects or ()},
-        own_parts.objects,
+        changed.objects,
     )
     doubts |= is_doubtful
     joined = told.partitions or ()
@@ -346,17 +342,15 @@ def _merged(stored: SourceDefinition, told: SourceDefinition, own_parts: Own) ->
 
 
 def _chosen(
-    stored: Mapping[K, V], told: Mapping[K, V], own_keys: Collection[K]
+    stored: Mapping[K, V], told: Mapping[K, V], changed: Collection[K]
 ) -> tuple[dict[K, V], bool]:
-    """Return own parts from the message and the remaining parts from the store, and whether these
-    differ.
-    """
-    chosen = {**stored, **{key: part for key, part in told.items() if key in own_keys}}
+    """Return own parts from the message and further stored parts, and whether these differ."""
+    chosen = {**stored, **{key: part for key, part in told.items() if key in changed}}
     return chosen, chosen != dict(told)
 
 
 def _types(
-    stored: Sequence[DefinedType], told: Sequence[DefinedType], own_parts: Own
+    stored: Sequence[DefinedType], told: Sequence[DefinedType], changed: Own
 ) -> tuple[tuple[DefinedType, ...], bool]:
     """Return the types after a message: `_chosen` for types that a table may share."""
     former = {kind.oid: kind for kind in stored}
@@ -365,9 +359,9 @@ def _types(
         was = former.pop(now.oid, None)
         if was is None:
             types.append(now)
-        elif now.oid in own_parts.types:
-            types.append(now if own_parts.is_fresh else _united(was, now))
-            is_doubtful |= not own_parts.is_fresh
+        elif now.oid in changed.types:
+            types.append(now if changed.is_fresh else _united(was, now))
+            is_doubtful |= not changed.is_fresh
         else:
             types.append(was)
             is_doubtful |= was != now

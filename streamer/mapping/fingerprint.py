@@ -18,8 +18,8 @@ def fingerprint(mapping: Mapping) -> str:
     """Return the fingerprint of *mapping*, 12 hexadecimal digits.
 
     Passwords are no part of the fingerprint: every reader of the bookkeeping could try candidates.
-    Nor are settings with their default, so that a version with more settings agrees with an older
-    version.
+    Nor are settings with their default, so that a version with more settings agrees with older
+    ones.
     """
     text = json.dumps(_plain(mapping), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LENGTH]

@@ -16,8 +16,7 @@ class MassDelete:
     """The rows that a source transaction removes from a table.
 
     ``lsn``: the position of its commit record. ``commit_time``: at the source, in ISO 8601.
-    ``skips``: whether an operator wants its deletes left out; None while the table waits for a
-    decision.
+    ``skips``: whether an operator wants its deletes left out; None before a decision.
     """
 
     xid: int

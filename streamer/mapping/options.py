@@ -154,9 +154,7 @@ ON_DDL_DEFAULT: Final[AnyMapping[DdlKind, OnDdl]] = MappingProxyType(
 
 
 def on_ddl_by_kind(reactions: OnDdl | AnyMapping[DdlKind, OnDdl]) -> AnyMapping[DdlKind, OnDdl]:
-    """Return the reaction to each kind: a single word counts for all, and a missing kind is
-    default.
-    """
+    """Return the reaction to each kind: a word counts for all, and a missing kind is default."""
     if isinstance(reactions, OnDdl):
         return dict.fromkeys(DdlKind, reactions)
     return {**ON_DDL_DEFAULT, **reactions}

@@ -1,5 +1,4 @@
-"""Partitions of a source's table, the difference between two states, and the rows of each
-partition.
+"""Partitions of a source's table, the difference between two states, and their rows.
 
 A partition has an OID for life. A state has the text of each bound and partition key, in the form
 of ``pg_get_expr`` and ``pg_get_partkeydef``. Neither locks a table. Therefore this module builds
@@ -226,9 +225,7 @@ def _bound_rows(bound: str, columns: Sequence[str]) -> str:
 def _edge(
     columns: Sequence[str], values: Sequence[str], operator: str, cut: dict[str, str]
 ) -> list[str]:
-    """Return the condition for one end of a range. *cut*: the operators for an end with MINVALUE or
-    MAXVALUE.
-    """
+    """Return the condition for an end of a range. *cut*: the operators at MINVALUE and MAXVALUE."""
     for count, value in enumerate(values):
         if value in _ENDS:
             if count == 0:

@@ -131,19 +131,14 @@ class TableRule:
 
     @property
     def expressions_mark(self) -> str | None:
-        """Changes when `filter`, `set` or a hash key changes; existing rows must then be copied
-        again.
-        """
+        """Changes when `filter`, `set` or a hash key changes; rows then need a new copy."""
         if not self.expressions and not self.hashes:
             return None
         condition = None if self.filter is None else self.filter.text
         values = {name: expression.text for name, expression in self.set}
         mark: dict[str, object] = {"filter": condition, "set": values}
         if self.hashes:
-            mark["hash"] = {
-                column_hash.target: [column_hash.column, column_hash.check]
-                for column_hash in self.hashes
-            }
+            mark["hash"] = {entry.target: [entry.column, entry.check] for entry in self.hashes}
         return json.dumps(mark, sort_keys=True)
 
 
@@ -167,7 +162,7 @@ class RelationMapping:
         without listing it. A hash gives its column a name, too.
         """
         rule = self.rule
-        hashed = {column_hash.column: column_hash.target for column_hash in rule.hashes}
+        hashed = {entry.column: entry.target for entry in rule.hashes}
         if column in hashed:
             return hashed[column]
         if column in rule.exclude or column in hashed.values():
@@ -226,11 +221,7 @@ class RelationMapping:
     def hash_of(self, target_column: str) -> ColumnHash | None:
         """Return the hash for a column of the target."""
         return next(
-            (
-                column_hash
-                for column_hash in self.rule.hashes
-                if column_hash.target == target_column
-            ),
+            (entry for entry in self.rule.hashes if entry.target == target_column),
             None,
         )
 
@@ -248,15 +239,13 @@ class RelationMapping:
         A hashed column may not.
         """
         columns = self.rule.columns
-        if columns is None or any(column_hash.column == column for column_hash in self.rule.hashes):
+        if columns is None or any(entry.column == column for entry in self.rule.hashes):
             return False
         return all(listed != column for listed, _ in columns)
 
 
 class SourceLabel(str):
-    """The name of a source for people, ``database`` or ``database:sid``, with its two parts: either
-    may contain a colon.
-    """
+    """A source's name, ``database`` or ``database:sid``; either part may contain a colon."""
 
     database: str
     sid: str | None
@@ -321,9 +310,7 @@ class SourceMapping:
     max_retained_wal_bytes: int | None = None
     on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
     fault: MappingFault | None = None
-    """The source stays in the mapping, because streamer tears down a source that leaves the
-    mapping.
-    """
+    """The source stays in the mapping: streamer tears down a source that leaves it."""
     url_place: str = field(default="", compare=False)
     """The setting that holds the url, and the environment variables in it."""
     written_url: str | None = field(default=None, compare=False)

@@ -29,9 +29,7 @@ class Followed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SequencePlace:
-    """The place of the target's sequence: the column that owns the sequence, or the sequence's
-    name.
-    """
+    """The place of the target's sequence: its owning column, or its name."""
 
     name: RelationName
     column: str | None = None

@@ -164,8 +164,7 @@ TLS_HINT: Final = (
 def probe_command(url: str) -> str:
     """Return the command that tests whether a server accepts connections.
 
-    Like streamer, `pg_isready` reads parameters that *url* leaves out, such as PGPORT, from the
-    environment.
+    Like streamer, `pg_isready` reads parameters that *url* leaves out from PGPORT and the like.
     """
     try:
         parameters = parse_conninfo(url)

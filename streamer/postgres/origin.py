@@ -27,9 +27,7 @@ FUNCTIONS: Final = (
     "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
     "pg_replication_origin_drop(text)",
 )
-"""Functions that a role must be allowed to execute. Superusers are; from 14 on a GRANT can allow
-them.
-"""
+"""Functions that a role must be able to execute: superusers, and from 14 on by a GRANT."""
 
 NUMBER_MAX: Final = 64
 """So many connections of a target have an origin; further connections have none."""

@@ -33,9 +33,7 @@ def is_lost_statement(state: str, message: str) -> bool:
 
 
 def may_share(url: Secret, number: int, pid: int) -> bool:
-    """Whether to check the mode of a pooler at *url*. A direct connection has the *number* of its
-    server's process.
-    """
+    """Whether to check a pooler's mode. A direct connection has its server process's *number*."""
     return number != pid and url not in _keeping
 
 

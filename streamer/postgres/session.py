@@ -56,8 +56,7 @@ KEEPALIVES: Final = {
 """TCP settings of our ends of connections, by libpq's names: in seconds, except
 ``tcp_user_timeout``.
 
-The settings detect a peer that vanished within about a minute. A connection string may override
-them.
+The settings detect a peer that vanished within about a minute. Connection strings have priority.
 """
 
 # For the server's end. By default a server keeps the session of a client that vanished, and its

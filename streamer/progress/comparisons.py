@@ -18,9 +18,7 @@ Bound = tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class RangeRecord:
-    """A range of a comparison. The numbers of rows are None until the comparison finds the range
-    equal.
-    """
+    """A range of a comparison. The numbers of rows are None until the range is found equal."""
 
     relation_id: int
     number: int
@@ -77,9 +75,7 @@ async def begin_comparison(
     lsns: dict[int, Lsn],
     ranges: Iterable[RangeRecord],
 ) -> ComparisonRecord:
-    """Store a new comparison in place of a former with the same *fingerprint*; remove old
-    comparisons.
-    """
+    """Store a new comparison, replacing a former with *fingerprint*; remove old comparisons."""
     planned = tuple(ranges)
     stored = {"fingerprint": fingerprint, "lsns": {key: str(lsn) for key, lsn in lsns.items()}}
     async with bookkeeping.transaction() as connection:

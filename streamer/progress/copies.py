@@ -1,6 +1,4 @@
-"""The bookkeeping of copies: how a copy begins, its progress, and its end, in the transaction that
-ends the copy.
-"""
+"""The bookkeeping of copies: their begin, their progress, and their end in its transaction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -134,9 +134,7 @@ async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequ
 
 
 async def forget_made(session: Executor, place: DdlPlace) -> None:
-    """Delete commands that further sources have made, and that the table did not meet before
-    *place*.
-    """
+    """Delete commands of further sources that the table did not meet before *place*."""
     await session.execute(
         "delete from streamer.ddl where relation_id = $1 and state = 'made'"
         " and (lsn, number) < ($2::text::pg_lsn, $3)",

@@ -22,8 +22,7 @@ async def forget_dropped(
     *,
     ends_at: str | None,
 ) -> None:
-    """Remove a relation; *ends_at*: the time at which the open versions of its rows end, if they
-    do.
+    """Remove a relation; *ends_at*: the time at which open versions of its rows end, if any.
 
     A table with the same name joins with a copy.
     """

@@ -1,6 +1,4 @@
-"""Lagging tables in the bookkeeping: start of the lag, visible position, and the sessions at the
-target that cause the lag.
-"""
+"""Lagging tables in the bookkeeping: start, visible position, and the sessions that block."""
 
 from collections.abc import Collection
 from typing import Final

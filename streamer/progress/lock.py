@@ -3,8 +3,7 @@
 A process that loses the session loses the right to all its sources. So the process stores
 acknowledgements over this session alone (`streamer.progress.positions`), and the session never runs
 a slow statement. The holder of a lock stores a token, with which all connections of this process
-prove that they are on the same server (`streamer.target.claim`). Writes with an earlier token no
-longer count.
+prove that they are on the same server (`streamer.target.claim`). Earlier tokens no longer count.
 
 A lock belongs to an attempt to stream a source. A replica reserves its sources: their locks stay
 between two attempts. Otherwise another replica would take a source that waits for its next attempt.
@@ -51,8 +50,7 @@ def _alone(
 
 
 class LockSession:
-    """The session that holds the locks of the sources of a process; the first lock opens the
-    session.
+    """The session that holds the locks of a process's sources; the first lock opens the session.
 
     Its statements run in separate tasks. So the end of one source's attempt interrupts none of
     these tasks, which would lose the session for all sources.
@@ -82,8 +80,7 @@ class LockSession:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def acquire(self, source: SourceMapping) -> Claim | str:
-        """Register *source* and take its lock; return the claim, or the process that holds the
-        lock.
+        """Register *source* and take its lock; return the claim, or the holder of the lock.
 
         Raises TargetConnectionError, TargetRejectedError.
         """
@@ -101,8 +98,7 @@ class LockSession:
 
     @_alone
     async def reserve(self, source: SourceMapping) -> str | None:
-        """Take the lock of *source* until `give_up`; return None, or the process that holds the
-        lock.
+        """Take the lock of *source* until `give_up`; return None, or the holder of the lock.
 
         Raises TargetConnectionError, TargetRejectedError.
         """

@@ -216,13 +216,11 @@ async def end_plans(
     kinds, names = [kind for kind, _ in ended], [name for _, name in ended]
     of_ended = (relation_id, kinds, names)
     values = {"state": "unwanted", "made_again": False}
-    condition = f"where {_ENDED.format('$2', '$3', '$4')} and state in ('pending', 'unwanted')"
+    where = f"where {_ENDED.format('$2', '$3', '$4')} and state in ('pending', 'unwanted')"
     if ended:
-        await DEFINITIONS.update(session, values, condition, *of_ended)
-        condition = (
-            f"where {_ENDED.format('$1', '$2', '$3')} and state not in ('pending', 'unwanted')"
-        )
-        await DEFINITIONS.delete(session, condition, *of_ended)
+        await DEFINITIONS.update(session, values, where, *of_ended)
+        where = f"where {_ENDED.format('$1', '$2', '$3')} and state not in ('pending', 'unwanted')"
+        await DEFINITIONS.delete(session, where, *of_ended)
 
 
 async def hold_plans(session: Executor, target: RelationName) -> None:
@@ -301,16 +299,9 @@ async def set_failed(session: Executor, record: DefinitionRecord, reason: str) -
 
 
 async def give_up(
-    session: Executor, record: DefinitionRecord, reason: str, remaining: Sequence[str]
+    session: Executor, record: DefinitionRecord, reason: str, steps: Sequence[str]
 ) -> None:
-    """Store why the object of *record* is missing until the next copy, and the *remaining*
-    statements for an operator.
-    """
-    values = {
-        "state": "failed",
-        "reason": reason,
-        "online": tuple(remaining),
-        "sql": "; ".join(remaining),
-    }
+    """Store why *record* is not made until the next copy, and an operator's statements."""
+    values = {"state": "failed", "reason": reason, "online": tuple(steps), "sql": "; ".join(steps)}
     online = to_json(record.online)
     await DEFINITIONS.set(session, record.id, values, _PENDING, online, also=_FAILED)

@@ -2,8 +2,7 @@
 position that streamer acknowledges to each source.
 
 The transaction that writes changes of a table moves the position of the table. The session that
-holds the lock of a source stores the acknowledged position. Both fail for a process without the
-lock.
+holds the lock of a source stores the acknowledged position. Both fail without the lock.
 """
 
 import asyncio
@@ -73,8 +72,7 @@ class SourcePosition:
 async def read_positions(bookkeeping: Bookkeeping) -> dict[str, SourcePosition]:
     """Return the positions of each source by its label, all as of one moment.
 
-    Waiting clients request positions several times a second, so this query reads only needed
-    columns.
+    Waiting clients request positions several times a second, so the query reads few columns.
     """
     rows = await bookkeeping.fetch(_POSITIONS_SQL)
     sources: dict[str, SourcePosition] = {}

@@ -1,5 +1,4 @@
-"""The rows of streamer.quarantine: changes that the target refused, with later changes of their
-rows.
+"""The rows of streamer.quarantine: refused changes, with later changes of their rows.
 
 Values and definitions are JSON in ASCII (`streamer.apply.quarantine.stored_change`), which a target
 of any encoding can store.

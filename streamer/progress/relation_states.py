@@ -44,8 +44,7 @@ CHANGED: Final = MappingProxyType({"changed_at": "now()"})
 class CopyRecord(StateRecord):
     """The columns of streamer.relation that a copy begins, moves and ends.
 
-    The start of a copy raises ``attempt``, and a task of a former attempt can no longer store
-    values.
+    The start of a copy raises ``attempt``, and tasks of a former attempt store no more values.
     """
 
     attempt: int

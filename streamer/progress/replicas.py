@@ -2,8 +2,7 @@
 of its row.
 
 The session that holds the locks of a process's sources also holds that lock. A process that is
-frozen or cut off keeps both, but counts no further beats. A different process then ends its
-sessions.
+frozen or cut off keeps both, but counts no further beats. Another process then ends these.
 """
 
 import zlib
@@ -148,9 +147,7 @@ class Fleet:
         return {replica.name: names.count(replica.name) for replica in self.replicas}
 
     def vacancy(self, label: str) -> ErrorReport | None:
-        """Return why no replica runs source *label*; None if a process does, or if none maps the
-        source.
-        """
+        """Return why no replica runs source *label*; None if a process does, or none maps it."""
         takers = [e for e in self.replicas if label in e.sources and not e.is_stopping]
         if not takers or label in self.holders:
             return None

@@ -58,8 +58,7 @@ _STATE_SQL: Final = f"case when {_OPEN.replace('not null', 'null')} then 'failed
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A row of streamer.request. ``label``: the source and its table, the source, or the target
-    table.
+    """A row of streamer.request. ``label``: source and table, source, or target table.
 
     ``actor``: None for streamer itself.
     """
@@ -205,8 +204,7 @@ async def make_requests(
     *,
     actor: str = "unknown",
 ) -> dict[int, int]:
-    """Make the same request for several relations at once: a start sees all of the requests or
-    none.
+    """Make a request for several relations at once: a start sees all of the requests or none.
 
     A source that needs a copy of all its tables would not start with requests for some of them.
     Return the ids of the requests by those of the relations. *actor*: the operator.

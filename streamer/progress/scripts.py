@@ -3,8 +3,7 @@
 A command stores its script here first, then the number of the source transaction that carries the
 script, and then commits that transaction. So no fact is unknown after a crash: the source tells
 whether the transaction has committed. The stream carries the id of a script alone. A message from a
-different program, which any role of the source may write, therefore never becomes SQL at the
-target.
+different program, which any role of the source may write, never becomes SQL at the target.
 """
 
 import enum
@@ -50,8 +49,7 @@ class ScriptRecord:
     """A row of streamer.script. ``source_xid``: the 64-bit number of its source transaction, from
     the server ``system_identifier`` on ``timeline``; these are None if not known.
 
-    ``replacement``: the text for the target in place of ``script``, if an operator gave a
-    replacement.
+    ``replacement``: the text for the target in place of ``script``, if any.
     """
 
     source_id: int
@@ -162,9 +160,7 @@ async def replace_script(
 async def set_scripts_missed(
     session: Executor, source_id: int, script_ids: list[str], reason: str
 ) -> None:
-    """Record that only one side has these scripts, and that the stream carries them to no other
-    side.
-    """
+    """Record that only one side has these scripts, and that the stream cannot carry them."""
     await SCRIPTS.update(
         session,
         {"state": ScriptState.MISSED, "error": reason},
@@ -187,8 +183,7 @@ async def set_script_error(session: Executor, source_id: int, script_id: str, er
 async def finish_script(session: Executor, claim: Claim, script_id: str, lsn: Lsn) -> bool:
     """Record, in the transaction of the script, that the script has run at *lsn*.
 
-    Return False if the transaction must not commit: another process has the source, or the script
-    has ended.
+    Return False if the transaction must not commit: the source was taken over, or the script ended.
     """
     values = {"state": ScriptState.DONE, "lsn": lsn, "error": None}
     where = (_FINISH_SQL, claim.source_id, script_id, claim.token)

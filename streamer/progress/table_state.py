@@ -59,9 +59,7 @@ class Need(enum.Enum):
     NOTHING = enum.auto()
     """streamer applies the table's changes."""
     ROWS = enum.auto()
-    """A copy of all rows, or a mark as synced. The table's changes wait, and the copy decides which
-    changes the target has.
-    """
+    """A copy of all rows, or a mark as synced. Changes wait; the copy decides which ones count."""
     PART = enum.auto()
     """A copy of some rows or columns. streamer applies changes up to the copy's point."""
     CHUNKS = enum.auto()
@@ -167,9 +165,7 @@ class TableState:
 
     @property
     def skips_through(self) -> Lsn:
-        """streamer drops changes of transactions that end here or before: the target has these
-        changes, or a copy includes them.
-        """
+        """streamer drops changes of transactions up to here: the target or a copy has them."""
         match self.need:
             case Need.REQUEST:
                 return EVERYTHING
@@ -192,9 +188,7 @@ class TableState:
         return CopyScope(need, self.resync, self.chunks)
 
     def lacks(self, need: Need) -> bool:
-        """Whether a copy of the scope *need* can begin: a copy of all rows replaces any partial
-        copy.
-        """
+        """Whether a copy of the scope *need* can begin; a copy of all rows replaces any other."""
         if need is Need.ROWS:
             return not self.is_lost
         return need in (Need.PART, Need.CHUNKS) and self.scope.need is need
@@ -280,9 +274,7 @@ class TableState:
         return replace(self, point=lsn) if self.need in TO_POINT else self
 
     def copy_begins(self) -> Self:
-        """A new attempt begins. The reason why the last attempt ended stays until the copy
-        progresses.
-        """
+        """A new attempt begins. The error of the last attempt stays until the copy progresses."""
         is_again = self.shown in (State.INIT, State.COPYING)
         return self._unless_paused(State.COPYING, self.error if is_again else None)
 
@@ -313,9 +305,7 @@ class TableState:
         return replace(self, chunks_obstacle=reason)
 
     def handed_over(self, chunks: ChunkedCopy | None, consistent_point: Lsn) -> Self:
-        """The target has all rows, or those of *chunks*, as of *consistent_point*; the stream has
-        all later changes.
-        """
+        """The target has all rows, or those of *chunks*, as of *consistent_point*."""
         state = replace(self, error=None, point=None, through_lsn=consistent_point)
         if chunks is not None:
             return replace(state, need=Need.CHUNKS, chunks=chunks)

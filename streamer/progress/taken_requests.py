@@ -94,8 +94,7 @@ async def store_outcomes(bookkeeping: Bookkeeping, source_id: int) -> set[int]:
     relations with open requests.
 
     The stored states alone tell the outcome, so a start finds the outcomes that its predecessor has
-    not stored. A row of a relation may be locked for long, and this function does not wait for the
-    lock.
+    not stored. A row of a relation may be locked for long, so this function does not wait.
     """
     waiting = set()
     requests = await read_taken(bookkeeping, source_id)
@@ -241,8 +240,7 @@ async def _take_resync(
 ) -> list[Request] | StreamerError:
     """Store the request for a resync; return the effect, or why the request cannot be fulfilled.
 
-    Return an empty list for an automatic backfill of a paused table: `resume` then fills in the
-    columns.
+    Return an empty list for an automatic backfill of a paused table: `resume` does it later.
     """
     resync, state = request.resync, record.table_state
     is_automatic = bool(request.options.get(AUTOMATIC))
@@ -300,8 +298,7 @@ async def _store_to_point(
 ) -> list[Request]:
     """*is_sure*: the table goes to the point from any state.
 
-    Otherwise a table that is paused or in error gets a copy of all rows, which needs no earlier
-    changes.
+    Otherwise a table that is paused or in error gets a copy of all rows, without earlier changes.
     """
     state = record.table_state
     if resync.columns is not None:  # the columns stay unfilled if the copy fails

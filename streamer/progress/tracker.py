@@ -46,9 +46,7 @@ class LanePending:
 
     @property
     def flush_lsn_max(self) -> Lsn | None:
-        """The highest LSN that this lane allows to be acknowledged; None without a pending
-        transaction.
-        """
+        """The highest LSN that this lane allows to acknowledge; None without pending changes."""
         return self._runs[0].before_lsn if self._runs else None
 
     @property
@@ -109,9 +107,7 @@ class ProgressTracker:
         self.newest_lsn = end_lsn
 
     def durable(self, lane: LanePending, end_lsn: Lsn, commit_time: int = 0) -> None:
-        """Record that the target has committed and flushed all changes of *lane* up to *end_lsn*,
-        committed at *commit_time*.
-        """
+        """Record that the target has flushed the changes of *lane* up to *end_lsn*."""
         lane._remove_through(end_lsn, commit_time)
         if not lane:
             self._lanes.discard(lane)
@@ -137,9 +133,7 @@ class ProgressTracker:
 
     @property
     def flush_lsn(self) -> Lsn:
-        """The position to acknowledge: never decreases, and no change before the position is
-        missing.
-        """
+        """The position to acknowledge: never decreases, and no earlier change is missing."""
         return min(
             (lane.flush_lsn_max for lane in self._lanes if lane.flush_lsn_max is not None),
             default=self.newest_lsn,

@@ -78,8 +78,8 @@ class ScriptsReached:
 
     All earlier transactions are dispatched, and no part of this transaction. ``lsn``: of the
     commit. ``is_made``: the target has the transaction's definitions and rows, because a script for
-    both sides has run. The rows of the source still count: a script may draw different values on
-    each side.
+    both sides has run. The source's rows still count: scripts may draw different values on each
+    side.
     """
 
     xid: int

@@ -2,8 +2,7 @@
 
 The process stops in two phases. First the readers end and dispatched changes become durable; then
 the pipelines acknowledge these changes, so that a restart does not repeat them. After a time limit
-the process drops the remaining changes. No change is lost: streamer acknowledges durable changes
-only.
+the process drops the remaining changes. No change is lost: only durable changes are acknowledged.
 """
 
 import asyncio
@@ -173,9 +172,7 @@ class Engine:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Run to the end. Raises StreamerError for an error that ends the process, ExceptionGroup
-        for defects.
-        """
+        """Run to the end. Raises StreamerError if the process must end; ExceptionGroup: defects."""
         _raise_file_limit()
         # Windows hold hundreds of thousands of rows, none of them in a cycle. By default, Python
         # searches for cycles at every 700th new list, which costs a fifth of the throughput.
@@ -428,8 +425,7 @@ class Engine:
     async def _fail_sources(self, error: StreamerError) -> None:
         """Restart all sources, because work for any of them was lost.
 
-        Returns when each current attempt has ended: no later change of an attempt may overtake the
-        lost work.
+        Returns when each current attempt has ended: later changes must not overtake the lost work.
         """
         self.metrics.count_error(error)
         attempts = [(runner, runner.pipeline) for runner in self.supervisors if runner.pipeline]
@@ -538,8 +534,7 @@ class Engine:
                     log.error("new tables cannot join", error=str(exc), **exc.log_fields)
 
     async def renew_passwords(self, target: Secret) -> None:
-        """Reconnect, in order, each source whose password has changed; all sources for the
-        target's.
+        """Reconnect, in order, each source with a changed password; all sources for the target's.
 
         *target*: the target's url as configured now. Streams continue until their dispatched
         changes are durable; workers reconnect before their next transaction.
@@ -602,9 +597,7 @@ class Engine:
         return self._guards[source.label][0]
 
     def _guarded(self, source: SourceMapping) -> SourceMapping:
-        """Return *source* with its WAL limit; without a limit if the source only runs up to a
-        point.
-        """
+        """Return *source*; without its WAL limit if the source only runs up to a point."""
         if self._condition.lsn is None:
             return source
         return replace(source, max_retained_wal_bytes=None)
@@ -627,8 +620,7 @@ class Engine:
             ) from exc
 
     async def _remove(self, supervisor: Supervisor, installation: str) -> None:
-        """Stop a source, remove its objects there, and forget the source; the target keeps its
-        rows.
+        """Stop a source, and remove its objects and bookkeeping; the target keeps its rows.
 
         A slot without a reader would retain the source's WAL until its disk is full. If another
         replica runs the source, that replica removes the objects.
@@ -653,9 +645,7 @@ class Engine:
                 await self._replica.release(source.label)
 
     async def _forget(self, source: SourceMapping, installation: str) -> bool:
-        """Remove the objects at a source, and its bookkeeping; return whether the slot belonged to
-        this installation.
-        """
+        """Remove the objects at a source, and its bookkeeping; return whether the slot was ours."""
         assert self._services is not None
         records = await read_source_records(self._services.bookkeeping)
         record = find_source(records, source.database, source.sid)
@@ -684,9 +674,7 @@ class Engine:
             log.error("a copy of a removed source still runs at the target", source=record.label)
 
     async def _warn_of_forgotten(self, bookkeeping: Bookkeeping) -> None:
-        """Log the sources that the target knows and the configuration lacks: their slots lack a
-        reader.
-        """
+        """Log the sources of the target that the configuration lacks: their slots lack a reader."""
         if self._is_partial:
             return
         records = await read_source_records(bookkeeping)

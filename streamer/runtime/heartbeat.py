@@ -155,8 +155,7 @@ class Heartbeat:
 
     @property
     def seconds(self) -> float | None:
-        """How long a commit takes now: the time of the last heartbeat, or of the present one if
-        longer.
+        """How long a commit takes now: as the last heartbeat, or as the present one if longer.
 
         With no change in flight, a heartbeat arrives without a commit at the target. So the time
         since the target last confirmed a write counts as well.

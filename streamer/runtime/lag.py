@@ -24,8 +24,8 @@ class Lag:
         self._clock = clock
         self._delivered_at: float | None = None
         self._sights: deque[tuple[Lsn, float]] = deque()
-        """Ends of the source's WAL that the stream has not reached, with the moments when the check
-        of each began.
+        """Ends of the source's WAL that the stream has not reached, with the moments of their
+        checks.
         """
 
     def saw_end(self, lsn: Lsn, moment: float) -> None:

@@ -2,8 +2,7 @@
 
 A new slot begins behind the transactions that its snapshot sees, so its stream leaves out their
 scripts. A failover or a restored server can lose the transaction of a script. The transaction's
-number then belongs to a different transaction, or is free. In both cases the script would wait for
-ever.
+number then belongs to a different transaction, or is free. The script would then wait for ever.
 
 The source stops instead, with a `ScriptError`. The source does not run the script: the stream has
 passed the script's place, and copies may already have its rows.
@@ -133,9 +132,7 @@ def is_lost_at_source(record: ScriptRecord, system_identifier: str, branch: Bran
 
 
 def missed(record: ScriptRecord, database: str, sid: str | None) -> ScriptError:
-    """Return the error for a script that never reaches the target, or that the source has lost.
-    Pure.
-    """
+    """Return the error for a script that never reaches the target, or a lost script. Pure."""
     skip = run("execute", None, "--id", record.id, "--skip", database=database, sid=sid)
     outcome = "never reaches the target" if record.lsn is None else "has run at the target only"
     return ScriptError(

@@ -57,9 +57,7 @@ class Obstacles:
         await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)
 
     async def look_at_target(self, unlogged: Unlogged) -> None:
-        """Stop the tables whose target is *unlogged*, and let tables continue whose target is
-        logged again.
-        """
+        """Stop tables whose target is *unlogged*; continue tables whose target is logged again."""
         for mapped in list(self._unlogged):
             if mapped.mapping.target not in unlogged:
                 self._unlogged.remove(mapped)

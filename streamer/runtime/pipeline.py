@@ -57,7 +57,7 @@ log = structlog.get_logger()
 QUIET_SECONDS: Final = 1.0
 """How often a position that moves without changes of mapped tables is stored.
 
-Storing the position writes WAL: where source and target are one server, that WAL moves the position
+Storing the position writes WAL: where source and target are one server, this moves the position
 again.
 """
 IDLE_SECONDS: Final = 5.0
@@ -72,8 +72,8 @@ joins messages to large segments, and a message costs the walsender half as much
 """
 REST_SECONDS: Final = 0.015
 """Without load, reading pauses this long. Workers commit no more often by default, so the pause
-costs no delay, and a trickle of transactions has few wake-ups. The first transaction after silence
-is read at once.
+costs no delay, and a trickle of transactions has few wake-ups. A transaction after silence is read
+at once.
 """
 LOAD_MESSAGES: Final = 200
 """So many messages at once are load."""
@@ -93,9 +93,7 @@ class Pipeline:
         binary_obstacle: str | None = None,
         stop_lsn: Lsn | None = None,
     ) -> None:
-        """*stop_lsn*: the pipeline stops by itself once all changes up to this LSN are durable and
-        every table is ready.
-        """
+        """*stop_lsn*: stop once all changes up to this LSN are durable and every table is ready."""
         self.health = Health()
         self.heartbeat = Heartbeat(source, services)
         self.stop = asyncio.Event()
@@ -168,8 +166,7 @@ class Pipeline:
     async def _stream(self, session: Session) -> None:
         """Run the tasks of *session* until `stop` is set, or a task fails.
 
-        The stream is open. So no slow step comes before the tasks: the source ends a stream without
-        status updates.
+        The stream is open. So no slow step comes before the tasks: the source ends a silent stream.
         """
         source, bookkeeping = self._source, session.services.bookkeeping
         session.begin_copies(session.relations, is_start=True)

@@ -1,5 +1,4 @@
-"""The publications of one source: reads their facts, and executes the plan that follows from the
-facts.
+"""The publications of a source: reads their facts, and executes the plan that follows.
 
 The bookkeeping stores how every ready relation was published: the fingerprint of its membership,
 its replica identity, and the OID of its table. At every start, and whenever the guard finds changed

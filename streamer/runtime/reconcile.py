@@ -441,8 +441,7 @@ def conclude(
 ) -> PublicationPlan:
     """Return *plan* with the cases and memberships that follow from the changed publications.
 
-    *tables*: the current state of the plan's tables. *refused*: why streamer could not publish a
-    table.
+    *tables*: the current state of the plan's tables. *refused*: why publishing a table failed.
     """
     settled = []
     for table in tables:
@@ -574,8 +573,7 @@ def _membership(
 ) -> LastPublished:
     """Return the facts of *table* to store.
 
-    A table that stops keeps its former facts, except for a lost identity: to gain an identity
-    helps.
+    A table that stops keeps its former facts, except a lost identity: to gain one helps.
     """
     if _is_followed(table, case):
         mark = membership_fingerprint(state.publications.values(), identity)

@@ -184,9 +184,7 @@ class Relations:
             self._lanes[mapped].hold_to_point(None if is_behind else mapped.state.drains_to)
 
     def _release(self, lane: Lane, reasons: Hold) -> None:
-        """Release *lane* from *reasons* of a relation, unless another relation of the lane has
-        them.
-        """
+        """Release *lane* from *reasons*, except reasons of a further relation in the lane."""
         if reasons and lane.table is None:
             for relation in self.in_lane(lane):
                 reasons &= ~holds(relation.state)
@@ -297,9 +295,7 @@ class Relations:
         return mapped.mapping.target not in self._groups
 
     def followed(self, mapped: MappedRelation) -> Lane | None:
-        """Return the lane that *mapped* has left, until that lane has applied the relation's
-        changes.
-        """
+        """Return the former lane of *mapped* until that lane has applied the relation's changes."""
         if mapped not in self._followed:
             return None
         lane, through_lsn = self._followed[mapped]
@@ -317,9 +313,7 @@ class Relations:
         return lane
 
     def quarantine_changed(self, mapped: MappedRelation) -> None:
-        """Hold or release the lanes of *mapped* after the number of its quarantined rows has
-        changed.
-        """
+        """Hold or release the lanes of *mapped* after a change of its quarantined rows."""
         lane = self._lanes.get(mapped)
         if lane is None:
             return
@@ -355,9 +349,7 @@ class Relations:
         return self._shared_lanes[key]
 
     async def read_groups(self, mappings: Iterable[RelationMapping]) -> Groups:
-        """Return the tables of *mappings* that need a common lane, because foreign keys connect
-        them.
-        """
+        """Return the tables of *mappings* that need a common lane because of foreign keys."""
         async with self._services.bookkeeping.connection() as target:
             return await read_groups(target, [mapping.target for mapping in mappings])
 

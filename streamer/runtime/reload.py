@@ -159,9 +159,7 @@ def _is_alike(former: RelationMapping, new: RelationMapping | None) -> bool:
 
 
 async def _remove(session: Session, mapped: MappedRelation) -> None:
-    """Remove a relation from the stream, unless the source's guard has already removed the
-    relation.
-    """
+    """Remove a relation from the stream, unless the source's guard has done so."""
     if mapped not in session.relations:
         return
     await remove_relation(mapped, session.services, session.tables, session.dispatcher)

@@ -75,8 +75,7 @@ class Scripts:
     async def run(self, reached: ScriptsReached) -> None:
         """Run the scripts of a transaction that have not run yet.
 
-        Raises ScriptError if the target refuses a script, TargetError if the target cannot be
-        reached.
+        Raises ScriptError if the target refuses a script, TargetError if it is out of reach.
         """
         carried = await self._find(reached)
         for record in carried:

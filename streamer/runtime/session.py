@@ -266,12 +266,11 @@ class _Opening:
                     await self._report_wait(awaited, SourcePasswordError.code)
 
     async def _take_turn(self) -> None:
-        """Wait for the copy turn of a source that was never streamed, if all its tables need a
-        copy.
+        """Wait for the copy turn of a new source, if all its tables need a copy.
 
         The source has no slot yet. An earlier slot would keep WAL, and its snapshot old row
-        versions, until the turn comes. A free turn costs no query: `_settle` returns the turn if no
-        copy needs it.
+        versions, until the turn comes. A free turn costs no query: `_settle` returns an unused
+        turn.
         """
         source, services = self._source, self._services
         self._turn = services.copy_turns.take_free(source.label)
@@ -451,8 +450,7 @@ class _Opening:
         record: "SourceRecord",
         replication: Connection,
     ) -> TimelineWatch | None:
-        """Return the timeline watch, which then owns *replication*; close *replication* without a
-        watch.
+        """Return the watch, which then owns *replication*; close *replication* without a watch.
 
         Raises SourceConnectionError if the timeline has changed meanwhile. The slot may be behind
         the fork then, and no table may become in sync at its position.

@@ -117,8 +117,7 @@ class SlotCheck:
 
     def _check_journal(self, journal: Journal) -> None:
         """Refuse a journal with changes from behind the fork. Raises SourceDivergedError, and
-        SourceConnectionError if the journal's writer and this attempt have just met different
-        servers.
+        SourceConnectionError if the journal's writer and this attempt met different servers.
         """
         now = self._branch
         fork_lsn = common_end(journal.branch, now) or NOTHING

@@ -105,8 +105,7 @@ async def _settle_doubts(
 ) -> None:
     """Request the definitions that are in doubt.
 
-    A message about such a table was lost, or its transaction did not see a change of a second
-    table.
+    A message about such a table was lost, or its transaction missed a change of a second table.
     """
     doubtful = [mapped for mapped in relations if mapped.is_doubtful]
     if not doubtful:

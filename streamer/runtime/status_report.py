@@ -107,8 +107,7 @@ class _StatusReport:
         self._lag_from = lag_from
 
     async def _write_waiting(self) -> None:
-        """Name the sessions at the target that block a drainer, and the tables that wait for the
-        drainer.
+        """Name the sessions at the target that block a drainer, and the tables that wait for it.
 
         Between two attempts a drainer waits for no session, and the last report stands.
         """

@@ -68,9 +68,7 @@ class StoredPosition:
         self._history = history
         self._heartbeat = heartbeat
         self._acknowledged_lsn = record.acknowledged_lsn
-        """The position in the bookkeeping. A lost answer ends the attempt, so the position is
-        certain.
-        """
+        """The position in the bookkeeping; certain, because a lost answer ends the attempt."""
         self._visible_at: float | None = None
         self._storing = asyncio.Lock()
         self._asked_until = 0.0

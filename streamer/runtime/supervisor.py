@@ -376,9 +376,7 @@ class Supervisor:
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that ended a pipeline: a defect before an error, an error before a
-    cancellation.
-    """
+    """Return the cause of a pipeline's end: a defect before an error before a cancellation."""
     leaves: list[BaseException] = []
 
     def collect(exc: BaseException) -> None:

@@ -121,9 +121,7 @@ class TableCases:
             await self.settle(plain)
 
     def replaced(self, mapped: MappedRelation) -> None:
-        """Record that the stream sends a different table under the name of *mapped*; no change
-        counts.
-        """
+        """Record that the stream sends a different table as *mapped*; no change counts."""
         waiting = self._open.get(mapped)
         if waiting is None or waiting.case.fate is Fate.BLOCK:
             self._open[mapped] = _Open(Case(Fate.REPLACED))
@@ -141,9 +139,7 @@ class TableCases:
     # ---- tables that are gone ------------------------------------------------------------------
 
     async def leave_replaced(self, plain: Connection) -> None:
-        """Copy, or stop, relations whose table was replaced, once the target has all former
-        changes.
-        """
+        """Copy, or stop, relations of replaced tables once the target has all former changes."""
         for mapped, waiting in self._of(Fate.REPLACED).items():
             if mapped not in self._relations:
                 del self._open[mapped]

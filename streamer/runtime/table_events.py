@@ -274,8 +274,7 @@ class TableEvents:
     async def _store(self, store: Callable[[], Awaitable[None]]) -> None:
         """Run *store*, and retry until the target answers.
 
-        Without the right to the source, this attempt ends. The next attempt meets the same
-        conflict.
+        Without the right to the source, this attempt ends; the next one meets the same conflict.
         """
         backoff = Backoff()
         while True:

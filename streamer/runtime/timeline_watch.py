@@ -11,8 +11,8 @@ single history, and never goes back behind a fork.
 The reader checks the timeline after it has received changes, and before it passes them on. A
 standby sends only changes that it has replayed. So if the standby replays the known timeline at
 that check, these changes are part of this timeline. A kill therefore never leaves a change from
-behind a fork without its timeline. Earlier changes are part of the new timeline only if the fork is
-not before them.
+behind a fork without its timeline. Earlier changes belong to the new timeline only if the fork is
+behind them.
 
 PostgreSQL's GetStandbyFlushRecPtr: IDENTIFY_SYSTEM reports a standby's replayed timeline, not the
 received timeline.
@@ -72,8 +72,7 @@ class TimelineWatch:
     async def run(self) -> None:
         """Check until cancelled, and a last time then: copies store positions beside the reader.
 
-        Raises SourceConnectionError when the timeline has changed: the attempt is on the former
-        timeline.
+        Raises SourceConnectionError when the timeline has changed.
         """
         while True:
             try:

@@ -2,8 +2,7 @@
 
 The parent streams no source. Each process is a replica, so locks in the target share out the
 sources. The parent holds the listening socket that all processes inherit, and names the process
-that accepts its connections. If that process dies, connections wait in the socket for the next
-process.
+that accepts its connections. If that process dies, connections wait for the next process.
 
 Commands travel over the standard input of a process. A signal that a service manager sends to the
 parent and to its processes is therefore not a second signal. The end of the parent closes that

@@ -2,8 +2,8 @@
 
 An operator changes the mapping of one replica: by an apply in the mapping database, or by SIGHUP
 after a change of the file. That replica adds a revision to the bookkeeping of the target. The
-remaining replicas see its fingerprint, and read their own configuration again. The target never
-holds a mapping.
+remaining replicas see its fingerprint, and read their own configuration again. The target holds no
+mapping.
 
 A replica without the newest mapping takes no source. Its file may be older, and lack tables that
 the fleet streams. Its age is no evidence: a process that starts late may have the oldest file. So
@@ -79,9 +79,7 @@ class MappingFollower:
         self._is_told = False
 
     def confirm(self) -> None:
-        """Make the mapping of this process the newest, because an operator has changed or confirmed
-        the mapping here.
-        """
+        """Make this process's mapping the newest after an operator's change or confirmation."""
         self._is_confirmed = True
 
     def report(self) -> str:
@@ -117,8 +115,7 @@ class MappingFollower:
 
         A mapping that was the newest before is older than the present mapping. Replicas that may
         return with the present mapping then count for as long as the target stores their rows. So
-        do replicas that died while this replica waited beside them: their processes may start
-        again.
+        do replicas that died while this replica waited beside them: they may start again.
         """
         peers = [replica for replica in record.replicas if replica.number != number]
         is_gone = (lambda name: False) if self.is_waiting else self._is_dead

@@ -201,9 +201,7 @@ class Replica:
             await wait_for_event(self._woken, seconds)
 
     async def stop(self) -> None:
-        """Release all sources to the remaining replicas, each source as soon as its pipeline has
-        ended.
-        """
+        """Release all sources to the remaining replicas, each as soon as its pipeline has ended."""
         self._is_stopping = True
         try:
             await self._locks.use(self._report)
@@ -307,8 +305,7 @@ class Replica:
     def _find_frozen(self, replicas: Sequence[ReplicaRecord]) -> list[ReplicaRecord]:
         """Return the replicas that count no beats.
 
-        A replica that lost its lock may be among them: frozen, with open transactions that block
-        sessions.
+        A replica that lost its lock may be among them: frozen, with transactions that block others.
         """
         now = time.monotonic()
         seen = {}
@@ -366,9 +363,7 @@ class Replica:
         self.fleet = Fleet.of(record)
 
     async def _keep(self, sources: dict[str, Shared], record: FleetRecord) -> None:
-        """Give up sources whose lock belongs to another process; lock sources of this process
-        again.
-        """
+        """Give up sources whose lock another process has; lock sources of this process again."""
         for label, shared in sources.items():
             owner = record.owners.get(label)
             if shared.is_assigned and (owner is None or owner.backend_pid != self._backend_pid):

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A live replica. ``number``: by its place in the bookkeeping; a later replica has a greater
-    number.
-    """
+    """A live replica. ``number``: from the bookkeeping; a later replica has a greater number."""
 
     number: int
     sources: frozenset[str]
@@ -25,9 +23,7 @@ class Peer:
     max_sources: int | None = None
     is_stopping: bool = False
     journals: frozenset[str] = frozenset()
-    """Labels of sources whose journal is on the replica's disk: no other replica can continue
-    these.
-    """
+    """Labels of sources with a journal on the replica's disk, which only it can continue."""
     out_of_reach: frozenset[str] = frozenset()
     """Labels of sources that the replica could not reach in its last attempt."""
     has_newest_mapping: bool = True
@@ -68,9 +64,7 @@ Refusals = Collection[tuple[int, str]]
 
 
 def find_keepers(members: Sequence[Peer], owners: Owners) -> dict[str, int]:
-    """Return the replica that has the journal of a source: only that replica can continue the
-    source.
-    """
+    """Return the replica with the journal of each source: only it can continue the source."""
     keepers: dict[str, int] = {}
     for member in members:
         for label in member.journals:

@@ -82,9 +82,7 @@ class Backlog:
     def of(
         cls, source: SourceMapping, retained: Retained | None, stored: dict[str, Any] | None
     ) -> "Backlog | None":
-        """Return the backlog to show, from the new measurement *retained* and the earlier backlog
-        *stored*.
-        """
+        """Return the backlog by the new measurement *retained* and the earlier backlog *stored*."""
         spooled_bytes = 0 if stored is None else int(stored["spooled_bytes"])
         if source.max_retained_wal_bytes is None and not spooled_bytes:
             return None

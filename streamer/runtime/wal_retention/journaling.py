@@ -310,8 +310,7 @@ class Journaling:
     ) -> Journal | None:
         """Return the journal to read from, if a journal exists and the target needs it.
 
-        Otherwise the journal is deleted, or leaves a gap that the comparison of slot and target
-        finds.
+        Otherwise the journal is deleted, or leaves a gap that the comparison with the slot finds.
         """
         try:
             async with asyncio.timeout(2 * BEGIN_SECONDS):
