@@ -249,8 +249,7 @@ class Access:
     ) -> None:
         """Raise ForbiddenError unless *identity* may send a form of the page.
 
-        *csrf*: the token in the form. A bearer token, which no browser sends unasked, needs no CSRF
-        token.
+        *csrf*: the token in the form. A bearer token, which no browser sends unasked, needs none.
         """
         check_origin(request)
         expected = self.csrf_of(identity)
@@ -302,8 +301,7 @@ class Access:
         """
         keys = {f"address {_address(request)}": FAILURES_MAX, f"name {name}": FAILURES_OF_NAME_MAX}
         async with self._hashing:
-            # Checked inside the lock, so that no parallel attempts pass before the first failure
-            # counts.
+            # Checked inside the lock, so that no parallel attempt passes before a failure counts.
             for key, most in keys.items():
                 self._throttle.check(key, most)
             user = self._users.get(name)

@@ -304,7 +304,6 @@ class AdminService:
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
         """Switch to the newest revision, perhaps of a second process; in static mode to *mapping*.
-
         Raises ConfigurationError, without any change, and StreamerError.
         """
         async with self._applying:
@@ -568,9 +567,7 @@ class AdminService:
 
         try:
             rows, total = await self.reads.get(("quarantine", choice, limit), TARGET, read)
-        except (
-            MappingError
-        ):  # streamer streams no such table, so none of its changes is in quarantine
+        except MappingError:  # no such table is streamed, so none of its changes is in quarantine
             rows, total = [], 0
         return {"items": [_redacted(asdict(row)) for row in rows], "total": total}
 

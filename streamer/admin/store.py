@@ -116,9 +116,7 @@ class AdminStore:
     # ---- the file ------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Examine the file, and log changes of its state. A damaged file rejects changes from then
-        on.
-        """
+        """Examine the file, and log its state. A damaged file then rejects changes."""
         former, now = self._logged, await self._look(is_thorough=True)
         self._logged = now
         if now is not None and now != former:

@@ -77,12 +77,10 @@ async def serving_as(
         async with serving(listen(settings.listen), app, trusted_proxies=proxies):
             yield
         return
-    sibling_app = make_app(
-        engine.metrics.render, engine.readiness, other_problems=engine.other_problems
-    )
+    inner = make_app(engine.metrics.render, engine.readiness, other_problems=engine.other_problems)
     port = socket.socket(fileno=membership.port)
     async with (
-        serving(membership.listen(), sibling_app),
+        serving(membership.listen(), inner),
         serving_in_turn(turn, port, app, trusted_proxies=proxies),
     ):
         yield

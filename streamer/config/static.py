@@ -307,9 +307,7 @@ class MappingBuilder:
             target=target,
             type=table.type,
             columns=columns,
-            exclude=frozenset(table.exclude).difference(
-                column_hash.column for column_hash in hashes
-            ),
+            exclude=frozenset(table.exclude).difference(h.column for h in hashes),
             column_list=table.column_list,
             filter=self._filter(table, place),
             set=expressions,

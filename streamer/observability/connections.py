@@ -91,9 +91,7 @@ class Crowd:
         if len(self.connections) <= min(CONNECTIONS_MAX, soft // DESCRIPTORS_SHARE):
             return
         for kind in SECONDS:
-            if first := next(
-                (connection for connection in older if connection.look() == kind), None
-            ):
+            if first := next((c for c in older if c.look() == kind), None):
                 first.end()
                 return
         new.end()

@@ -43,21 +43,15 @@ def type_risk(source: str, target: str) -> str | None:
         return None
     if source.endswith("[]") and target.endswith("[]"):
         return type_risk(source.removesuffix("[]"), target.removesuffix("[]"))
-    source_type, target_type = _parse(source), _parse(target)
-    if target_type.base in _STRINGS:
-        return _string_risk(source_type, target_type)
-    if (
-        source_type.base in _DIGITS
-        or source_type.base == "numeric"
-        or source_type.base in _EXACT_DIGITS
-    ):
-        return _number_risk(source_type, target_type)
-    if source_type.base in (*_TIMES, "date") and target_type.base in (*_TIMES, "date"):
-        return _time_risk(source_type, target_type)
-    if {source_type.base, target_type.base} == {"json", "jsonb"}:
-        return (
-            None if target_type.base == "json" else "the order and duplicates of its keys are lost"
-        )
+    old, new = _parse(source), _parse(target)
+    if new.base in _STRINGS:
+        return _string_risk(old, new)
+    if old.base in _DIGITS or old.base == "numeric" or old.base in _EXACT_DIGITS:
+        return _number_risk(old, new)
+    if old.base in (*_TIMES, "date") and new.base in (*_TIMES, "date"):
+        return _time_risk(old, new)
+    if {old.base, new.base} == {"json", "jsonb"}:
+        return None if new.base == "json" else "the order and duplicates of its keys are lost"
     return "not every value of the one type is a value of the other"
 
 

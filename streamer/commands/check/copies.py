@@ -123,8 +123,7 @@ def _planned(
     names = [
         name
         for name in relation.column_names
-        if (target_name := mapping.target_column(name)) is not None
-        and not mapping.is_computed(target_name)
+        if (target := mapping.target_column(name)) is not None and not mapping.is_computed(target)
     ]
     columns = chunk_columns(relation, names, bytewise, is_distant=is_distant)
     if isinstance(columns, str):

@@ -84,8 +84,6 @@ def check_calls(
 
 def _place(facts: SourceFacts, target: TargetFacts, mapping: RelationMapping) -> TargetPlace:
     table = target.tables.get(mapping.target)
-    target_relation = None if table is None else table.relation
-    has_sid = facts.source.sid is not None and (target_relation is None or target_relation.has_sid)
-    return TargetPlace(
-        mapping, has_sid, None if target_relation is None else frozenset(target_relation.columns)
-    )
+    stored = None if table is None else table.relation
+    has_sid = facts.source.sid is not None and (stored is None or stored.has_sid)
+    return TargetPlace(mapping, has_sid, None if stored is None else frozenset(stored.columns))

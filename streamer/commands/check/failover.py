@@ -55,9 +55,7 @@ def _check_primaries(place: Place, facts: SourceFacts) -> Iterable[Finding]:
     """Whether an old primary runs beside the new one."""
     assert facts.server is not None
     identifier = facts.server.system_identifier
-    ours = [
-        primary for primary in facts.primaries if primary.server.system_identifier == identifier
-    ]
+    ours = [p for p in facts.primaries if p.server.system_identifier == identifier]
     if len(ours) > 1:
         newest = choose(ours, KnownPlace())
         old = ", ".join(str(primary) for primary in ours if primary is not newest)

@@ -166,14 +166,11 @@ def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> li
 def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[Finding]:
     """Members that the mapping lacks and that `run` may not remove.
 
-    Without findings if a rule matches no table: a surplus member may be the table that the rule
-    means.
+    Empty if a rule matches no table: a surplus member may be the table that the rule means.
     """
     if any(finding.severity is Severity.ERROR for finding in facts.mapping_findings):
         return
-    if not changes.surplus or all(
-        publication.is_owned for publication in facts.publications.values()
-    ):
+    if not changes.surplus or all(p.is_owned for p in facts.publications.values()):
         return
     yield warning(
         Place(facts.label),

@@ -101,11 +101,9 @@ def resolve_each(
     mapped: list[RelationMapping] = []
     findings: list[Finding] = []
     for name in names:
-        exact_rules = (exact[name],) if name in exact else ()
+        rules = (exact[name],) if name in exact else ()
         try:
-            mapped += resolve(
-                replace(source, rules=patterns + exact_rules), [name], target_namespace
-            )
+            mapped += resolve(replace(source, rules=patterns + rules), [name], target_namespace)
         except MappingError as exc:
             findings.append(from_error(Place(source.label, str(name)), exc))
     return mapped, findings
@@ -157,22 +155,20 @@ def _check_pattern(
     roots = {mapping.source for mapping in mapped}
     shown: dict[str, list[str]] = defaultdict(list)
     for relation in matching:
-        relation_place = Place(source.label, str(relation.relation))
+        where = Place(source.label, str(relation.relation))
         if relation.persistence == "t":
             shown["temporary tables"].append(relation.name)
         elif relation.kind == "v":
             shown["views"].append(str(relation.relation))
         elif relation.kind in _KINDS:
-            findings.append(warning(relation_place, f"is {relation.obstacle}: not replicated"))
+            findings.append(warning(where, f"is {relation.obstacle}: not replicated"))
         elif relation.root_name is not None:
             if relation.root_name not in roots:
                 fix = in_words(f"put {relation.root_name} into `tables`")
-                findings.append(
-                    warning(relation_place, f"is {relation.obstacle}: not replicated", fix)
-                )
+                findings.append(warning(where, f"is {relation.obstacle}: not replicated", fix))
         elif relation.obstacle is not None:
             fix = at_source(f"alter table {quote_relation(relation.relation)} set logged")
-            findings.append(warning(relation_place, "is unlogged: not replicated", fix))
+            findings.append(warning(where, "is unlogged: not replicated", fix))
     for category, names in shown.items():
         findings.append(info(place, f"also matches {category}, not replicated: {some_of(names)}"))
     return findings

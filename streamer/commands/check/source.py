@@ -77,9 +77,7 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
         try:
             require_same_database(facts.source, record.known_place, *reached)
         except SourceDatabaseError as exc:
-            return [
-                from_error(place, exc)
-            ]  # the remaining findings would be about a wrong database
+            return [from_error(place, exc)]  # further findings would be about a wrong database
     findings += check_server(place, facts.server, facts.source)
     findings += check_settings(place, facts.server, streams=facts.source.streaming)
     findings += check_backlog(place, facts.server, facts.source)
@@ -170,12 +168,9 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
 
 def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
     """Whether the configured heartbeats can measure the time until commits become visible."""
-    source_interval = facts.source.heartbeat_interval
-    if (
-        not (interval if source_interval is None else source_interval)
-        or facts.server is None
-        or facts.usage is None
-    ):
+    configured = facts.source.heartbeat_interval
+    seconds = interval if configured is None else configured
+    if not seconds or facts.server is None or facts.usage is None:
         return
     place, server = Place(facts.label), facts.server
     if server.in_recovery:

@@ -25,10 +25,7 @@ def sql_file(report: CheckReport) -> str:
             place = finding.place.source if fix.at == "source" else None
             by_place.setdefault(place, []).append(finding)
     databases = {place: place_of(report.urls[place].reveal()) for place in by_place}
-    servers = {
-        tuple(parameters.get(name) for name in SERVER_PARAMETERS)
-        for parameters in databases.values()
-    }
+    servers = {tuple(d.get(name) for name in SERVER_PARAMETERS) for d in databases.values()}
     sections: dict[str, list[Finding]] = {}
     for place, findings in by_place.items():
         connection = databases[place]

@@ -430,9 +430,7 @@ class Cutover:
                 raise _refused(obstacles)
             pairs = await self._sequences(plain, mappings)
             values = await read_exact(plain, [sequence.name for sequence, _ in pairs])
-        shared = await self._find_shared(
-            counterpart.oid for _, counterpart in pairs if counterpart is not None
-        )
+        shared = await self._find_shared(c.oid for _, c in pairs if c is not None)
         async with self._bookkeeping.connection() as target:
             for sequence, counterpart in pairs:
                 assert counterpart is not None
@@ -511,11 +509,7 @@ class Cutover:
         expected = places(sequences, mappings, self._settings.target.schema_)
         async with self._bookkeeping.connection() as target:
             counterparts = await find_sequences(target, expected)
-        return [
-            (sequence, counterparts.get(sequence.name))
-            for sequence in sequences
-            if sequence.name in expected
-        ]
+        return [(s, counterparts.get(s.name)) for s in sequences if s.name in expected]
 
     async def _check_sequences(
         self, plain: Connection, mappings: list[RelationMapping]
