@@ -23,7 +23,7 @@ _KEPT: Final = 1024
 
 
 def parse_conninfo(text: str) -> dict[str, str]:
-    """Return the parameters of a URL or key=value string. Raises ValueError without a quote."""
+    """Return the parameters of a URL or key=value string. Raises ValueError, quoting no part."""
     return dict(_parse(text))
 
 

@@ -1,4 +1,4 @@
-"""The bookkeeping of copies: their begin, their progress, and their end in its transaction."""
+"""How a copy begins, progresses and ends in the bookkeeping, in the transaction of its end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

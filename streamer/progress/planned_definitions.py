@@ -301,7 +301,7 @@ async def set_failed(session: Executor, record: DefinitionRecord, reason: str) -
 async def give_up(
     session: Executor, record: DefinitionRecord, reason: str, steps: Sequence[str]
 ) -> None:
-    """Store why *record* is not made until the next copy, and an operator's statements."""
+    """Store why *record* is not made until the next copy, and an operator's *steps*."""
     values = {"state": "failed", "reason": reason, "online": tuple(steps), "sql": "; ".join(steps)}
     online = to_json(record.online)
     await DEFINITIONS.set(session, record.id, values, _PENDING, online, also=_FAILED)
