@@ -4,16 +4,14 @@ If the target lacks a column, or a key does not fit, the error names the stateme
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from streamer.apply.hashed_columns import check_hashes
 from streamer.apply.plan import ApplyPlan, Identity, PlanColumn, PlanInput
 from streamer.decode.pgoutput import Relation
-from streamer.definitions.columns import HISTORY, add_clause, missing_column
+from streamer.definitions.columns import HISTORY, NO_CHANGES, add_clause, columns_to_add
 from streamer.errors import TargetSchemaError
-from streamer.mapping.definition import DefinedColumn
+from streamer.mapping.definition import ColumnChange, DefinedColumn
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import METADATA_TYPES, OnColumnAdded, TableType
 from streamer.mapping.rules import RelationMapping
@@ -243,31 +241,15 @@ def _check_marks(
             )
 
 
-@dataclass(frozen=True, slots=True)
-class AddedColumn:
-    """A column of the source that the target lacks, as far as the source's catalog tells.
-
-    ``renamed_from``: the source's column that it was. ``fill``: the text of the value that rows
-    from before have. ``is_computed``: they may have values of their own, which no change brings.
-    """
-
-    renamed_from: str | None = None
-    fill: str | None = None
-    is_computed: bool = False
-
-
-NO_ADDED: Final[Mapping[str, AddedColumn]] = MappingProxyType({})
-
-
 def missing_error(
     mapping: RelationMapping,
     target: RelationName,
     missing: Sequence[tuple[str, str]],
     types: Mapping[str, str],
-    added: Mapping[str, AddedColumn] = NO_ADDED,
+    changes: Mapping[str, ColumnChange] = NO_CHANGES,
 ) -> TargetSchemaError:
     """Return the error for columns that the target lacks, with `missing_remedy`. Pure."""
-    statements, words = missing_remedy(mapping, target, missing, types, added)
+    statements, words = missing_remedy(mapping, target, missing, types, changes)
     hint = Remedy.of("run there: ", at_target(*statements), f"; {words}")
     listed = ", ".join(f'"{name}"' for _, name in missing)
     return TargetSchemaError(f'target table "{mapping.target}" has no column {listed}', hint=hint)
@@ -278,30 +260,31 @@ def missing_remedy(
     target: RelationName,
     missing: Sequence[tuple[str, str]],
     types: Mapping[str, str],
-    added: Mapping[str, AddedColumn],
+    changes: Mapping[str, ColumnChange],
 ) -> tuple[list[str], str]:
     """Return the statements that make the target fit and keep its rows equal, and advice beyond
     them. Pure.
+
+    *changes*: see `columns_to_add`.
     """
     alter = f"alter table {quote_qualified(target.namespace, target.name)}"
-    plain = AddedColumn()
     statements, additions = [], []
     for source, name in missing:
-        column = added.get(source, plain)
-        before = None if column.renamed_from is None else mapping.target_column(column.renamed_from)
+        former = changes[source].before if source in changes else None
+        before = None if former is None else mapping.target_column(former.name)
         if before is not None:
             renaming = f"{quote_identifier(before)} to {quote_identifier(name)}"
             statements.append(f"{alter} rename column {renaming}")
-            continue
-        kind = types.get(source, "<its type>")
-        additions.append(missing_column(mapping, name, kind, column.fill))
+        else:
+            additions.append((source, name))
     if additions:
-        statements.append(f"{alter} {add_clause(additions)}")
+        columns = columns_to_add(mapping, additions, types, changes)
+        statements.append(f"{alter} {add_clause(columns)}")
     words = (
         "or exclude the column in the mapping; with the capture of definitions (`ddl: capture`) "
         "streamer makes such changes itself"
     )
-    if any(added.get(source, plain).is_computed for source, _ in missing):
+    if any(each.after is not None and each.after.may_hide_values for each in changes.values()):
         words += "; once it is there, streamer brings the values of rows from before"
     return statements, words
 

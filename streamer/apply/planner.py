@@ -18,8 +18,7 @@ from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.hashed_columns import check_input_types
 from streamer.apply.lane import MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
-from streamer.apply.make_plan import AddedColumn, make_plan, missing_columns, missing_error
-from streamer.apply.missing_types import refuse_types_of_extensions
+from streamer.apply.make_plan import make_plan, missing_columns, missing_error
 from streamer.apply.plan import ApplyPlan
 from streamer.apply.quarantine.stored_change import Definition
 from streamer.apply.refuse_same_rows import refuse_same_rows
@@ -33,7 +32,7 @@ from streamer.definitions.add_columns import (
     read_own_type_names,
     type_keys,
 )
-from streamer.definitions.columns import missing_column
+from streamer.definitions.columns import columns_to_add
 from streamer.errors import (
     ColumnsRenamedError,
     StreamerError,
@@ -41,12 +40,12 @@ from streamer.errors import (
     TargetSchemaError,
     TransportError,
 )
-from streamer.mapping.definition import SourceDefinition
+from streamer.mapping.definition import ColumnChange, DefinedColumn, SourceDefinition
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
-from streamer.mapping.objects import DefinedType, base_type
-from streamer.mapping.options import OnColumnAdded, TableType
+from streamer.mapping.objects import DefinedType
+from streamer.mapping.options import DdlKind, OnColumnAdded, TableType
 from streamer.mapping.resync import after_loss
 from streamer.mapping.rules import RelationMapping, SourceLabel
 from streamer.postgres.quoting import quote_identifier, quote_qualified
@@ -56,16 +55,12 @@ from streamer.progress.relation_definitions import read_definition
 from streamer.progress.relations import read_targets
 from streamer.remedies import Remedy, at_target, run
 from streamer.source.catalog import SourceRelation
-from streamer.source.columns import ColumnNow
 from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
 from streamer.target.kept_connection import KeptConnection
 
 log = structlog.get_logger()
-
-AskColumns = Callable[[str, str | None, RelationName], Awaitable[dict[str, ColumnNow]]]
-"""Asks the source of a database and sid for the present columns of a table."""
 
 AskRelations = Callable[
     [str, str | None, Sequence[RelationName]], Awaitable[dict[RelationName, SourceRelation]]
@@ -105,13 +100,11 @@ class Planner:
         ask_source: AskSource,
         ask_types: AskTypesOf,
         ask_expressions: AskExpressions,
-        ask_columns: AskColumns,
         ask_relations: AskRelations,
         ask_present: AskPresent,
     ) -> None:
         self._ask_relations = ask_relations
         self._ask_present = ask_present
-        self._ask_columns = ask_columns
         self._address = address
         self._ask_source = ask_source
         self._ask_types = ask_types
@@ -219,8 +212,8 @@ class Planner:
     async def _read(self, mapped: MappedRelation) -> TargetRelation | None:
         return await self._targets.get((mapped.source.claim, mapped.mapping.target))
 
-    async def _define(self, mapped: MappedRelation) -> None:
-        """Read the source's keys again."""
+    async def _define(self, mapped: MappedRelation) -> dict[str, DefinedColumn]:
+        """Read the source's keys again, and return the columns of its table."""
         before = mapped.source
         name, source = mapped.mapping.source, _label(mapped)
         if source not in self._definitions:  # no source waits for another one
@@ -229,6 +222,7 @@ class Planner:
         definition = await self._definitions[source].get(name)
         if definition is not None and mapped.relid in (None, definition.oid):
             mapped.source = before.with_definition(definition)
+        return {} if definition is None else {c.name: c for c in definition.columns}
 
     async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
         """Define the source again; return the present plan if it fits *relation* as well."""
@@ -243,17 +237,19 @@ class Planner:
 
     async def _read_both(
         self, mapped: MappedRelation
-    ) -> tuple[TargetRelation | None, dict[str, int] | None]:
+    ) -> tuple[TargetRelation | None, dict[str, int] | None, dict[str, DefinedColumn]]:
         """Read the table at the target, and the columns of its last copy; define the source."""
 
-        async def read() -> tuple[TargetRelation | None, dict[str, int] | None]:
+        async def read() -> tuple[
+            TargetRelation | None, dict[str, int] | None, dict[str, DefinedColumn]
+        ]:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._define(mapped), name="definition")
+                columns = group.create_task(self._define(mapped), name="definition")
                 target = group.create_task(self._read(mapped), name="target")
                 known = group.create_task(
                     self._known.get((mapped.source.claim, mapped.relation_id)), name="known"
                 )
-            return target.result(), known.result()
+            return target.result(), known.result(), columns.result()
 
         try:
             return await apart(read(), "reading both sides")
@@ -265,40 +261,29 @@ class Planner:
         if (confirmed := await self._confirm(mapped, relation)) is not None:
             return confirmed
         number = next_number()
-        target, known = await self._read_both(mapped)
+        target, known, columns = await self._read_both(mapped)
         types = mapped.source.types
-        now = await self._columns_now(mapped, relation, known)
+        now = _other_columns(mapped, relation, known, columns)
         added_now: dict[str, str | None] = {}
         if target is not None and (missing := missing_columns(relation, mapped.mapping, target)):
             adds = mapped.mapping.rule.on_column_added is OnColumnAdded.ADD
             names = [name for name, _ in missing]
             types = await self._name_types(mapped, relation, names, may_fail=adds)
-            added = judge_added(names, known or {}, now)
+            changes = judge_added(names, known or {}, now)
             if known is not None and (lost := [name for name in names if known.get(name, 0) > 0]):
                 # A session dropped them at the target. They lack values when they are back.
                 known = known | {name: -known[name] for name in lost}
                 async with self._target(mapped.source.claim) as connection:
                     await store_known(connection, mapped.relation_id, known)
-            if not adds or any(column.renamed_from is not None for column in added.values()):
-                raise missing_error(mapped.mapping, target.name, missing, types, added)
+            if not adds or any(change.before is not None for change in changes.values()):
+                raise missing_error(mapped.mapping, target.name, missing, types, changes)
             if all(name in types for name in names):
-                async with self._target(mapped.source.claim) as connection:
-                    await refuse_types_of_extensions(
-                        connection,
-                        {base_type(types[name]) for name in names},
-                        partial(self.describe_types, mapped),
-                    )
-                columns = [
-                    missing_column(
-                        *(mapped.mapping, there, types[name]),
-                        fill=added[name].fill if name in added else None,
-                    )
-                    for name, there in missing
-                ]
+                additions = columns_to_add(mapped.mapping, missing, types, changes)
                 address = replace(self._address, claim=mapped.source.claim)
-                await add_columns(address, target.name, columns)
+                ask = partial(self.describe_types, mapped)
+                await add_columns(address, target.name, additions, ask)
                 target = await self._read(mapped)
-                added_now = {column.name: column.fill for column in columns}
+                added_now = {column.name: column.fill for column in additions}
         binary = bool(mapped.source.binary_types)
         facts = await self._describe(mapped)
         plan = await self._plan(mapped, relation, target, types, facts, binary=binary)
@@ -351,7 +336,7 @@ class Planner:
         mapped: MappedRelation,
         plan: ApplyPlan,
         known: dict[str, int],
-        now: dict[str, ColumnNow],
+        now: dict[str, DefinedColumn],
         added: dict[str, str | None],
     ) -> None:
         """Store the source's columns, and request those that existing rows of the target lack.
@@ -404,34 +389,6 @@ class Planner:
                 at_target(f"alter table {table} drop constraint {quote_identifier(constraint)}"),
             ),
         )
-
-    async def _columns_now(
-        self, mapped: MappedRelation, relation: Relation, known: dict[str, int] | None
-    ) -> dict[str, ColumnNow]:
-        """Return the source's present columns if *relation* has others than the last copy had.
-
-        Raises ColumnsRenamedError.
-        """
-        if known is None:
-            return {}
-        names = [column.name for column in relation.columns]
-        is_known = all(name in known for name in names)
-        if is_known and in_order(names, known):
-            return {}
-        source, table = mapped.source, str(mapped.mapping.source)
-        now = await self._ask_columns(source.database, source.sid, mapped.mapping.source)
-        if traded := traded_names(names, known, now):
-            listed = ", ".join(f'"{name}"' for name in traded)
-            options = after_loss([mapped.mapping.type])
-            resync = run("resync", table, *options, database=source.database, sid=source.sid)
-            raise ColumnsRenamedError(
-                f'columns {listed} of table "{table}" had names of each other at the source, so '
-                "the names in its changes may be those of other columns",
-                hint=Remedy.of(
-                    "run: ", resync, "; with `ddl: capture`, streamer carries such changes"
-                ),
-            )
-        return now
 
     async def describe_types(
         self, mapped: MappedRelation, names: Sequence[str]
@@ -577,6 +534,32 @@ def known_plans(share: LaneTransaction) -> list[ApplyPlan | None] | None:
     return plans
 
 
+def _other_columns(
+    mapped: MappedRelation,
+    relation: Relation,
+    known: dict[str, int] | None,
+    present: dict[str, DefinedColumn],
+) -> dict[str, DefinedColumn]:
+    """Return the *present* columns if *relation* has others than the last copy had.
+
+    Raises ColumnsRenamedError.
+    """
+    names = [column.name for column in relation.columns]
+    if known is None or (known.keys() >= set(names) and in_order(names, known)):
+        return {}
+    if traded := traded_names(names, known, present):
+        source, table = mapped.source, str(mapped.mapping.source)
+        listed = ", ".join(f'"{name}"' for name in traded)
+        options = after_loss([mapped.mapping.type])
+        resync = run("resync", table, *options, database=source.database, sid=source.sid)
+        raise ColumnsRenamedError(
+            f'columns {listed} of table "{table}" had names of each other at the source, so '
+            "the names in its changes may be those of other columns",
+            hint=Remedy.of("run: ", resync, "; with `ddl: capture`, streamer carries such changes"),
+        )
+    return present
+
+
 def in_order(names: Sequence[str], known: Mapping[str, int]) -> bool:
     """Return whether those of *names* that are *known* come in the order of their numbers. Pure.
 
@@ -587,7 +570,7 @@ def in_order(names: Sequence[str], known: Mapping[str, int]) -> bool:
 
 
 def traded_names(
-    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, ColumnNow]
+    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, DefinedColumn]
 ) -> list[str]:
     """Return the columns of a message that another column lent its name, if there may be any. Pure.
 
@@ -609,24 +592,25 @@ def traded_names(
 
 
 def judge_added(
-    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, ColumnNow]
-) -> dict[str, AddedColumn]:
-    """Return the definitions of columns that the target lacks, by their numbers at the last copy.
+    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, DefinedColumn]
+) -> dict[str, ColumnChange]:
+    """Return the changes of the source that columns come from which the target lacks.
 
     Leave out a column that the source no longer has by that name. If the target had a column at its
     last copy, a session dropped it there, with the values of all rows. Pure.
     """
     by_number = {abs(number): name for name, number in known.items()}
-    judged = {}
-    for name in names:
-        if name in now:
-            column, former = now[name], by_number.get(now[name].number)
-            judged[name] = (
-                AddedColumn(is_computed=True)
-                if former == name
-                else AddedColumn(former, column.fill, column.is_computed)
-            )
-    return judged
+    changes = {}
+    for name in now.keys() & set(names):
+        column, former = now[name], by_number.get(now[name].number)
+        if former in (None, name):
+            lost = replace(column, fill=None, computed=True)
+            added = column if former is None else lost
+            changes[name] = ColumnChange(DdlKind.ADD_COLUMN, None, added)
+        else:
+            before = replace(column, name=former)
+            changes[name] = ColumnChange(DdlKind.RENAME_COLUMN, before, column)
+    return changes
 
 
 def _former_labels(mapped: MappedRelation, relation: Relation) -> FormerLabels | None:
@@ -640,7 +624,7 @@ def _former_labels(mapped: MappedRelation, relation: Relation) -> FormerLabels |
 
 
 def columns_of(
-    plan: ApplyPlan, known: Mapping[str, int], now: Mapping[str, ColumnNow]
+    plan: ApplyPlan, known: Mapping[str, int], now: Mapping[str, DefinedColumn]
 ) -> dict[str, int]:
     """Return the columns to remember; the number of one that the target does not get is negative.
 
@@ -655,7 +639,7 @@ def columns_of(
 def columns_to_bring(
     plan: ApplyPlan,
     known: Mapping[str, int],
-    now: Mapping[str, ColumnNow],
+    now: Mapping[str, DefinedColumn],
     added: Mapping[str, str | None],
 ) -> list[str]:
     """Return the columns of the target, by name, that its existing rows lack values of.
@@ -671,7 +655,7 @@ def columns_to_bring(
             if known[name] < 0:
                 found.append(there)
         elif (column := now.get(name)) is not None and column.number not in numbers:
-            has_values = column.is_computed or column.fill is not None
+            has_values = column.may_hide_values or column.fill is not None
             if has_values and added.get(there) is None:
                 found.append(there)
     return found

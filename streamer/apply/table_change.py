@@ -15,7 +15,6 @@ import structlog
 
 from streamer.apply.kept_labels import missing_labels, read_kept_labels
 from streamer.apply.lane import MappedRelation
-from streamer.apply.missing_types import AskTypes, refuse_types_of_extensions
 from streamer.apply.object_changes import (
     Objects,
     Tables,
@@ -29,6 +28,7 @@ from streamer.apply.sql.definition_changes import DefinitionTranslator, Translat
 from streamer.apply.sql.generated import GeneratedFacts
 from streamer.apply.sql.partitions import PartitionTranslator
 from streamer.apply.sql.type_changes import TypeTranslation, columns_of
+from streamer.definitions.missing_types import AskTypes, refuse_types_of_extensions
 from streamer.errors import (
     DefinitionStopError,
     Retry,

@@ -11,9 +11,11 @@ import structlog
 
 from streamer.decode.pgoutput import Relation
 from streamer.definitions.columns import add_clause
+from streamer.definitions.missing_types import AskTypes, refuse_types_of_extensions
 from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import base_type
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.remedies import Remedy, at_target
 from streamer.target.connection import (
@@ -69,8 +71,9 @@ async def add_columns(
     address: TargetAddress,
     target: RelationName,
     columns: Sequence[DefinedColumn],
+    ask: AskTypes,
 ) -> None:
-    """Add *columns* to *target*; a column that exists by now is fine.
+    """Add *columns* to *target*; a column that exists by now is fine. *ask*: about their types.
 
     It uses its own connection and has committed when it returns, because other tasks may fill the
     table at this moment. Raises TargetContentionError if the table stays locked, TargetSchemaError
@@ -81,24 +84,23 @@ async def add_columns(
     # Values come from the source: a default of the target would hide that one is missing.
     filled = (quote_identifier(column.name) for column in columns if column.fill is not None)
     drops = ", ".join(f"alter column {name} drop default" for name in filled)
-    try:
-        async with (
-            target_connection(address, "streamer columns") as connection,
-            transaction(connection),
-        ):
-            await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
-            await connection.execute(statement)
-            if drops:
-                await connection.execute(f"alter table {quoted} {drops}")
-    except StreamerError as exc:
-        if exc.retry is Retry.TIMED:
-            raise
-        kind = TargetRejectedError if isinstance(exc, TargetRejectedError) else TargetSchemaError
-        listed = ", ".join(f'"{column.name}"' for column in columns)
-        raise kind(
-            f'column {listed} cannot be added to target table "{target}": {exc.message}',
-            hint=Remedy.of(
-                "run there: ", at_target(statement), "; or exclude the column in the mapping"
-            ),
-        ) from exc
+    async with target_connection(address, "streamer columns") as connection:
+        await refuse_types_of_extensions(connection, {base_type(c.type) for c in columns}, ask)
+        try:
+            async with transaction(connection):
+                await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
+                await connection.execute(statement)
+                if drops:
+                    await connection.execute(f"alter table {quoted} {drops}")
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            is_right = isinstance(exc, TargetRejectedError)
+            listed = ", ".join(f'"{column.name}"' for column in columns)
+            raise (TargetRejectedError if is_right else TargetSchemaError)(
+                f'column {listed} cannot be added to target table "{target}": {exc.message}',
+                hint=Remedy.of(
+                    "run there: ", at_target(statement), "; or exclude the column in the mapping"
+                ),
+            ) from exc
     log.info("columns added", table=str(target), sql=statement)

@@ -9,11 +9,12 @@ default and no identity.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from streamer.definitions.names import AbsentColumnError, UnclearExpressionError, over_columns
 from streamer.errors import TargetSchemaError
-from streamer.mapping.definition import DefinedColumn
+from streamer.mapping.definition import ColumnChange, DefinedColumn
 from streamer.mapping.options import METADATA_TYPES, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
@@ -33,6 +34,7 @@ HISTORY: Final = (
     ),
 )
 """The columns that a history has beside those of its source."""
+NO_CHANGES: Final[Mapping[str, ColumnChange]] = MappingProxyType({})
 
 
 def desired_columns(
@@ -137,15 +139,24 @@ def generation_expression(
         raise TargetSchemaError(problem, hint=hint) from None
 
 
-def missing_column(
-    mapping: RelationMapping, name: str, source_type: str, fill: str | None = None
-) -> DefinedColumn:
-    """Return column *name*, which the target lacks, as a source without the capture shows it.
+def columns_to_add(
+    mapping: RelationMapping,
+    missing: Iterable[tuple[str, str]],
+    types: Mapping[str, str],
+    changes: Mapping[str, ColumnChange] = NO_CHANGES,
+) -> list[DefinedColumn]:
+    """Return the columns that the target lacks, as a source without the capture shows these.
 
-    *fill*: the text of the value that rows from before have.
+    *missing*: their names here and there. *types*: by name at the source, as far as known.
+    *changes*: by that name, those that the catalogs of the source show since the last copy.
     """
-    kind = mapping.type_of(name, source_type)
-    return DefinedColumn(0, name, kind, fill=None if mapping.is_computed(name) else fill)
+    columns = []
+    for source, name in missing:
+        added = changes[source].after if source in changes else None
+        fill = None if added is None or mapping.is_computed(name) else added.fill
+        kind = mapping.type_of(name, types.get(source, "<its type>"))
+        columns.append(DefinedColumn(0, name, kind, fill=fill))
+    return columns
 
 
 def add_clause(columns: Iterable[DefinedColumn], *, if_not_exists: bool = False) -> str:

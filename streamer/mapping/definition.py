@@ -60,9 +60,9 @@ class DefinedColumn:
     ``identity``: '' or 'a' (always) or 'd' (by default). ``fill``: the text of the value that ADD
     COLUMN gave to rows from before, if they have one and the same. ``default_mark``: another one
     when a default is set anew. ``sequence``: the one that its default uses or that the column owns.
-    ``computed``: ALTER COLUMN TYPE … USING may have computed its values. ``of_domain``: its domain
-    has a default, which is that of the column without its own. ``may_be_toasted``: the server may
-    store values out of line, and then omits unchanged ones.
+    ``computed``: rows have values that no statement gives them, as after ALTER COLUMN TYPE … USING.
+    ``of_domain``: its domain has a default, which is that of the column without its own.
+    ``may_be_toasted``: the server may store values out of line, and then omits unchanged ones.
 
     Each reader fills the fields that it has. The text of a plain default comes from messages and
     `streamer.definitions.read` only, because deparsing one locks its table.
@@ -76,7 +76,7 @@ class DefinedColumn:
     generated: str = ""
     identity: str = ""
     collation: str | None = None
-    fill: str | None = None
+    fill: str | None = field(default=None, compare=False)
     default_mark: str | None = None
     sequence: DefinedSequence | None = None
     computed: bool = field(default=False, compare=False)
@@ -97,8 +97,17 @@ class DefinedColumn:
         """Whether rows from before ADD COLUMN may have values of their own."""
         if self.generated:
             return False
-        is_given = self.default is not None or bool(self.identity) or self.of_domain
-        return self.constant is None and is_given
+        has_default = self.default is not None or self.default_mark is not None or self.of_domain
+        return self.constant is None and (has_default or bool(self.identity))
+
+    @property
+    def may_hide_values(self) -> bool:
+        """Whether rows from before ADD COLUMN may have values that the catalogs do not have.
+
+        A column that is NOT NULL may have lost its default since.
+        """
+        is_given = self.computed or (self.not_null and self.constant is None)
+        return is_given or self.fills_rows_one_by_one
 
     @property
     def constant(self) -> str | None:
@@ -122,7 +131,7 @@ class DefinedColumn:
         return self.default
 
 
-_STORED: Final = {each.name for each in fields(DefinedColumn) if each.compare} - {"fill", "default"}
+_STORED: Final = {each.name for each in fields(DefinedColumn) if each.compare} - {"default"}
 _LITERAL: Final = re.compile(
     r"(?:'(?:[^']|'')*'(?:::[\w .\"(),\[\]]+)?|-?\d+(?:\.\d+)?|true|false|NULL(?:::[\w .\"]+)?)"
 )

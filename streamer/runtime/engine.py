@@ -186,7 +186,6 @@ class Engine:
             questions.name_types,
             questions.describe_types,
             questions.describe_expressions,
-            questions.read_columns,
             questions.read_relations,
             questions.read_present,
         )

@@ -10,7 +10,6 @@ from streamer.mapping.names import RelationName
 from streamer.mapping.objects import DefinedType
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.source.catalog import SourceRelation, read_relations
-from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.ddl_capture import read_present
 from streamer.source.expressions import read_expressions
 from streamer.source.kept_connections import KeptConnections
@@ -56,15 +55,6 @@ class SourceQuestions:
             return ExpressionFacts({}, {})
         async with self._sources.connection(source) as plain:
             return await read_expressions(plain, mapping)
-
-    async def read_columns(
-        self, database: str, sid: str | None, name: RelationName
-    ) -> dict[str, ColumnNow]:
-        """Return the present columns of a table. Raises SourceError."""
-        if (source := self._find(database, sid)) is None:
-            return {}
-        async with self._sources.connection(source) as plain:
-            return (await read_columns(plain, [name])).get(name, {})
 
     async def read_relations(
         self, database: str, sid: str | None, names: Sequence[RelationName]

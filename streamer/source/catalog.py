@@ -314,6 +314,8 @@ select a.attrelid::int8 as relid, a.attnum as number, a.attname as name,
        pg_catalog.hashtextextended(d.adbin::text, 0)::text as default_mark,
        ({SEQUENCE.replace("%", "%%")}) as sequence,
        {COLLATION} as collation,
+       case when a.atthasmissing then (a.attmissingval::text::text[])[1] end as fill,
+       t.typdefaultbin is not null as of_domain,
        a.attstorage in ('x', 'e') or (a.attstorage = 'm' and t.typstorage <> 'm')
          as may_be_toasted
 from pg_catalog.pg_attribute a

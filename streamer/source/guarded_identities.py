@@ -41,9 +41,9 @@ select t.root::int8 as root, t.relid::int8 as relid, n.nspname as namespace, c.r
                 where i.indrelid = c.oid and i.indisprimary and not i.indimmediate)
          as has_deferrable_primary_key,
        case when t.relid = t.root then
-         array(select a.attname::text from pg_catalog.pg_attribute a
-                where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-                order by a.attnum) end as columns,
+         (select pg_catalog.json_object_agg(a.attname, a.attnum order by a.attnum)
+            from pg_catalog.pg_attribute a
+           where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) end as columns,
        case when t.relid = t.root then
          array(select a.attname::text from pg_catalog.pg_attribute a
                 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
@@ -106,7 +106,7 @@ async def read_identities(
             _table(row),
             tuple(leaves[oid]),
             row["is_partitioned"],
-            tuple(row["columns"]),
+            row["columns"] or {},
             frozenset(row["generated"]),
             tuple(foreign[oid]),
         )

@@ -9,7 +9,7 @@ or the stream sends a key without meaning.
 Pure.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,12 +76,15 @@ def key_identity(columns: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RelationIdentity:
-    """A mapped relation with its leaves: the tables with the rows of a partitioned relation."""
+    """A mapped relation with its leaves: the tables with the rows of a partitioned relation.
+
+    ``columns``: the numbers of columns by name.
+    """
 
     root: TableIdentity
     leaves: tuple[TableIdentity, ...]
     is_partitioned: bool
-    columns: tuple[str, ...]
+    columns: Mapping[str, int]
     generated: frozenset[str] = frozenset()
     """The columns that PostgreSQL computes; the stream omits these."""
     foreign: tuple[RelationName, ...] = ()

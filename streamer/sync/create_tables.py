@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from streamer.apply.make_plan import two_sids
-from streamer.apply.missing_types import refuse_missing
 from streamer.decode.pgoutput import Column, Relation
 from streamer.definitions.columns import column_clause, desired_columns
 from streamer.definitions.create_type import create_type_sql
+from streamer.definitions.missing_types import refuse_missing
 from streamer.definitions.table_objects import create_partitions_sql, obstacle_to_partitions
 from streamer.errors import StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.mapping.definition import DefinedColumn

@@ -37,8 +37,8 @@ from streamer.progress.relation_states import report_gap
 from streamer.remedies import Remedy, run
 from streamer.source.attached_partitions import Leaf, brought_rows, read_leaves
 from streamer.source.catalog import read_relations
-from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection
+from streamer.source.guarded_identities import read_identities
 from streamer.source.rewritten_tables import is_rewritten, read_stored_tables
 from streamer.sync.attached_rows import AttachedRows
 from streamer.target.catalog import read_relation as read_target
@@ -176,11 +176,11 @@ def _names(leaves: list[Leaf]) -> str:
     return ", ".join(f'"{leaf.name}"' for leaf in leaves)
 
 
-def replaced_columns(stored: Mapping[str, int], now: Mapping[str, ColumnNow]) -> list[str]:
+def replaced_columns(stored: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
     """Return the columns whose number differs from *stored*, which has a negative number for a
     column that the target does not get. Pure.
     """
-    return [c for c, column in now.items() if abs(stored.get(c, column.number)) != column.number]
+    return [name for name, number in now.items() if abs(stored.get(name, number)) != number]
 
 
 async def _find_columns(
@@ -192,15 +192,14 @@ async def _find_columns(
     async with bookkeeping.connection() as connection:
         ids = [mapped.relation_id for mapped in by_name.values()]
         stored = await read_known(connection, ids)
-    for name, columns in (await read_columns(plain, by_name)).items():
+    for name, identity in (await read_identities(plain, by_name)).items():
         mapped = by_name[name]
         stored_numbers = stored.get(mapped.relation_id)
         if stored_numbers is None:
-            numbers = {column: now.number for column, now in columns.items()}
             async with bookkeeping.connection() as connection:
-                await store_known(connection, mapped.relation_id, numbers)
+                await store_known(connection, mapped.relation_id, identity.columns)
             continue
-        if replaced := replaced_columns(stored_numbers, columns):
+        if replaced := replaced_columns(stored_numbers, identity.columns):
             listed = ", ".join(f'"{column}"' for column in replaced)
             gaps[mapped] = _Gap(
                 f"column {listed} of the source is another one since a DROP or RENAME, so older "

@@ -24,18 +24,16 @@ import structlog
 from streamer.apply.check_expressions import confirm_expressions
 from streamer.apply.lane import MappedRelation
 from streamer.apply.make_plan import make_plan, missing_columns, missing_target
-from streamer.apply.missing_types import refuse_types_of_extensions
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.refuse_same_rows import refuse_same_rows
 from streamer.backoff import Backoff
 from streamer.definitions.add_columns import add_columns
-from streamer.definitions.columns import missing_column
+from streamer.definitions.columns import columns_to_add
 from streamer.errors import TargetFencedError
 from streamer.failpoints import failpoint
 from streamer.lsn import Lsn
 from streamer.mapping.chunks import ChunkedCopy, beyond, in_bytes
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.objects import base_type
 from streamer.mapping.options import Initial, MetadataKind, OnColumnAdded, TableType
 from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import RelationMapping, SourceMapping
@@ -409,13 +407,9 @@ class Preparation:
         types = {column.name: column.type for column in relation.columns}
         missing = missing_columns(published, mapping, copy.target)
         if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
-            columns = [
-                missing_column(mapping, target_name, types[name]) for name, target_name in missing
-            ]
-            needed = {base_type(types[name]) for name, _ in missing}
+            columns = columns_to_add(mapping, missing, types)
             ask = partial(read_named_types, source)
-            await refuse_types_of_extensions(target, needed, ask)
-            await add_columns(self._address, mapping.target, columns)
+            await add_columns(self._address, mapping.target, columns, ask)
             copy.target = await read_relation(target, mapping.target) or copy.target
         elif missing and copy.scope.resync.force:
             log.warning(

@@ -78,7 +78,7 @@ async def test_rights_at_the_source_let_each_table_go_on(
 
 
 @pytest.mark.parametrize("capture", ["capture", "off"])
-@pytest.mark.follows("apply.missing_types:refuse_missing")
+@pytest.mark.follows("definitions.missing_types:refuse_missing")
 async def test_a_new_column_waits_for_the_extension_of_its_type(
     source: Database, target: Database, stream: MakeStreamer, capture: str
 ) -> None:
@@ -117,7 +117,7 @@ async def test_a_new_column_waits_for_the_extension_of_its_type(
             assert_same(source, target, table)
 
 
-@pytest.mark.follows("apply.missing_types:refuse_missing")
+@pytest.mark.follows("definitions.missing_types:refuse_missing")
 @pytest.mark.follows("sync.hand_over:_with_resume")
 @pytest.mark.follows("sync.create_tables:create_tables")
 @pytest.mark.follows("definitions.add_columns:add_columns")

@@ -211,7 +211,7 @@ def source_relation(
         has_generated_key=any(c.generated and c.name in key for c in described),
     )
     return SourceRelation(
-        RelationIdentity(root, (), False, tuple(c.name for c in described)),
+        RelationIdentity(root, (), False, {c.name: c.number for c in described}),
         primary_key=primary_key,
         columns=described,
         row_count_estimate=0,

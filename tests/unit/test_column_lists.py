@@ -19,7 +19,7 @@ from streamer.source.replica_identity import RelationIdentity, TableIdentity
 from tests.unit.build import relation_mapping, source_mapping
 
 T = RelationName("public", "t")
-COLUMNS = ("id", "name", "secret", "twice")
+COLUMNS = {"id": 1, "name": 2, "secret": 3, "twice": 4}
 
 
 def identity(kind: str = "d", key: tuple[str, ...] = ("id",)) -> RelationIdentity:

@@ -30,14 +30,14 @@ def table(kind: str, key: tuple[str, ...] = (), name: str = "leaf") -> TableIden
 def test_only_what_every_leaf_logs_like_the_root_is_published(
     root: TableIdentity, leaves: list[TableIdentity], published: str
 ) -> None:
-    identity = RelationIdentity(root, tuple(leaves), bool(leaves), ())
+    identity = RelationIdentity(root, tuple(leaves), bool(leaves), {})
     assert identity.published == published
     assert (identity.obstacle is None) == (published != NONE)
 
 
 def test_a_row_filter_needs_columns_that_every_old_row_has() -> None:
-    key = RelationIdentity(table("d", ("id", "region")), (), False, ())
+    key = RelationIdentity(table("d", ("id", "region")), (), False, {})
     assert key.covers(frozenset({"region"}))
     assert not key.covers(frozenset({"region", "amount"}))
-    assert RelationIdentity(table("f"), (), False, ()).covers(frozenset({"amount"}))
-    assert not RelationIdentity(table("n"), (), False, ()).covers(frozenset())
+    assert RelationIdentity(table("f"), (), False, {}).covers(frozenset({"amount"}))
+    assert not RelationIdentity(table("n"), (), False, {}).covers(frozenset())

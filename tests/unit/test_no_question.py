@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from streamer.source import attached_partitions, columns, guarded_identities
+from streamer.source import attached_partitions, guarded_identities
 from streamer.source import catalog as source_catalog
 from streamer.target import catalog as target_catalog
 
@@ -15,7 +15,6 @@ NO_CONNECTION = cast("Any", object())
     "ask",
     [
         attached_partitions.read_leaves,
-        columns.read_columns,
         guarded_identities.read_identities,
         source_catalog.read_relations,
         target_catalog.read_relations,

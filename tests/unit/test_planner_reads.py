@@ -32,7 +32,7 @@ async def test_no_source_waits_for_the_catalogs_of_another_one() -> None:
         return {}
 
     nothing: Any = None
-    planner = Planner(nothing, nothing, nothing, nothing, nothing, ask, nothing)
+    planner = Planner(nothing, nothing, nothing, nothing, ask, nothing)
     frozen = asyncio.create_task(planner._define(of_database("frozen")))
     async with asyncio.timeout(5):
         await is_asked.wait()

@@ -30,7 +30,7 @@ from tests.unit.build import relation_mapping, source_mapping
 
 SOURCE = source_mapping()
 T, U = RelationName("public", "t"), RelationName("public", "u")
-COLUMNS = ("id", "v", "secret")
+COLUMNS = {"id": 1, "v": 2, "secret": 3}
 LAST = LastPublished("1.1/7", "key id", 1)
 REFUSED = SourceRejectedError("permission denied", hint="grant it")
 

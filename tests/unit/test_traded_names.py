@@ -3,7 +3,7 @@
 import pytest
 
 from streamer.apply.planner import traded_names
-from streamer.source.columns import ColumnNow
+from streamer.mapping.definition import DefinedColumn
 
 KNOWN = {"id": 1, "v": -2, "w": 3}
 
@@ -23,7 +23,7 @@ KNOWN = {"id": 1, "v": -2, "w": 3}
 )
 def test_names_in_another_order(names: str, now: str, traded: str) -> None:
     present = {
-        name: ColumnNow(number, None, is_computed=False)
+        name: DefinedColumn(number, name, "text")
         for number, name in enumerate(now.split(), 1)
         if name != "-"
     }

@@ -28,7 +28,6 @@ from streamer.source.catalog import (
     read_server,
     read_server_plainly,
 )
-from streamer.source.columns import ColumnNow, read_columns
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
 from streamer.source.ddl_capture import Capture, read_capture
 from streamer.source.distant_keys import find_distant
@@ -142,7 +141,6 @@ class SourceFacts:
     mappings: list[RelationMapping] = field(default_factory=list)
     mapping_findings: list[Finding] = field(default_factory=list)
     relations: dict[RelationName, SourceRelation] = field(default_factory=dict)
-    columns: dict[RelationName, dict[str, ColumnNow]] = field(default_factory=dict)
     identities: dict[int, IdentityDetails] = field(default_factory=dict)
     expressions: dict[RelationName, ExpressionFacts] = field(default_factory=dict)
     expression_errors: dict[RelationName, StreamerError] = field(default_factory=dict)
@@ -335,7 +333,6 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     assert facts.server is not None
     names = [mapping.source for mapping in facts.mappings]
     facts.relations = await read_relations(plain, names)
-    facts.columns = await read_columns(plain, names)
     facts.bytewise = await read_bytewise(plain, [r.oid for r in facts.relations.values()])
     facts.distant = await find_distant(plain, facts.relations.values())
     asking = [

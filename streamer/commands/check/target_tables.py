@@ -8,13 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from streamer.apply.make_plan import (
-    AddedColumn,
     make_plan,
     missing_columns,
     missing_remedy,
     missing_target,
 )
-from streamer.apply.missing_types import extension_sql, missing_type
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.planner import judge_added
 from streamer.commands.check.conversion import type_risk
@@ -42,12 +40,13 @@ from streamer.commands.check.target_facts import TargetFacts, TargetTable, writt
 from streamer.definitions.columns import (
     add_clause,
     column_clause,
+    columns_to_add,
     generation_expression,
-    missing_column,
     names_at_target,
 )
+from streamer.definitions.missing_types import extension_sql, missing_type
 from streamer.errors import MappingError, TargetSchemaError
-from streamer.mapping.definition import DefinedColumn
+from streamer.mapping.definition import ColumnChange, DefinedColumn
 from streamer.mapping.names import RelationName
 from streamer.mapping.options import Initial, OnColumnAdded, TableType
 from streamer.postgres.describing import USER_OIDS_BEGIN
@@ -193,12 +192,14 @@ def check_table(
     missing = missing_columns(published_relation(pair.relation), pair.mapping, relation)
     judged = _judge_missing(pair, missing)
     if pair.mapping.rule.on_column_added is OnColumnAdded.ADD and all(
-        column.renamed_from is None for column in judged.values()
+        change.before is None for change in judged.values()
     ):
-        relation, added = with_added_columns(pair, relation)
+        types = {column.name: column.type for column in pair.relation.columns}
+        added = columns_to_add(pair.mapping, missing, types, judged)
+        columns = {column.name: target_column(column) for column in added}
+        relation = replace(relation, columns=relation.columns | columns)
         if added:
-            columns = add_clause(added)
-            words = f"`run` will: alter table {pair.quoted} {columns}"
+            words = f"`run` will: alter table {pair.quoted} {add_clause(added)}"
             problem = f"its target table {pair.name} lacks columns, which `on_column_added` adds"
             yield info(pair.place, problem, in_words(words))
             yield from check_added_types(pair, added)
@@ -234,16 +235,18 @@ def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
     )
 
 
-def _judge_missing(pair: Pair, missing: list[tuple[str, str]]) -> dict[str, AddedColumn]:
-    """Return the definitions of columns that the target lacks, if `run` stored them."""
+def _judge_missing(pair: Pair, missing: list[tuple[str, str]]) -> dict[str, ColumnChange]:
+    """Return the changes that columns which the target lacks come from, if `run` stored them."""
     filled = pair.target.filled.get((pair.facts.label, str(pair.mapping.source)))
     if filled is None:
         return {}
-    now = pair.facts.columns.get(pair.mapping.source, {})
+    now = {column.name: column for column in pair.relation.columns}
     return judge_added([name for name, _ in missing], filled, now)
 
 
-def _missing_fix(pair: Pair, missing: list[tuple[str, str]], judged: dict[str, AddedColumn]) -> Fix:
+def _missing_fix(
+    pair: Pair, missing: list[tuple[str, str]], judged: dict[str, ColumnChange]
+) -> Fix:
     """Return the remedy that `run` gives where it meets a change."""
     types = {column.name: column.type for column in pair.relation.columns}
     statements, words = missing_remedy(pair.mapping, pair.name, missing, types, judged)
@@ -261,17 +264,6 @@ def check_added_types(pair: Pair, added: list[DefinedColumn]) -> Iterable[Findin
     if user_types and (statements := missing_types_sql(pair)):
         listed = ", ".join(f'"{name}"' for name in sorted(user_types))
         yield error(pair.place, f"the target lacks the type of {listed}", at_target(*statements))
-
-
-def with_added_columns(
-    pair: Pair, target: TargetRelation
-) -> tuple[TargetRelation, list[DefinedColumn]]:
-    """Return *target* with its missing columns, and the list of these columns."""
-    missing = missing_columns(published_relation(pair.relation), pair.mapping, target)
-    types = {column.name: column.type for column in pair.relation.columns}
-    added = [missing_column(pair.mapping, name, types[source]) for source, name in missing]
-    columns = {column.name: target_column(column) for column in added}
-    return replace(target, columns=target.columns | columns), added
 
 
 def plan_fix(
