@@ -17,7 +17,7 @@ from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import ColumnChange, DefinedColumn
 from streamer.mapping.options import METADATA_TYPES, TableType
 from streamer.mapping.rules import RelationMapping
-from streamer.postgres.quoting import quote_identifier
+from streamer.postgres.quoting import quote_columns, quote_identifier
 from streamer.target.conventions import HISTORY_BEGIN, HISTORY_ID, HISTORY_OPEN, HISTORY_TYPES, SID
 
 IDENTITIES: Final = {"a": "always", "d": "by default"}
@@ -169,6 +169,19 @@ def add_clause(columns: Iterable[DefinedColumn], *, if_not_exists: bool = False)
 def type_clause(column: DefinedColumn) -> str:
     """Return the type of a column with its collation."""
     return column.type + (f" collate {column.collation}" if column.collation else "")
+
+
+def history_keys(key: Sequence[str], timing: str = "") -> tuple[str, str]:
+    """Return the columns of a history's primary key, and what lets each *key* have one open
+    version: the columns of a unique index or, with *timing*, a constraint that can be deferred.
+    """
+    primary = f"({quote_columns([*key, HISTORY_ID])})"
+    is_open = f"kvsz_end = {HISTORY_OPEN}"
+    if not timing:
+        return primary, f"({quote_columns(key)}) where {is_open}"
+    equal = ", ".join(f"{quote_identifier(name)} with =" for name in key)
+    # Of the constraints that can be deferred, only this one may be partial.
+    return primary, f"exclude using btree ({equal}) where ({is_open}){timing}"
 
 
 def column_clause(column: DefinedColumn) -> str:

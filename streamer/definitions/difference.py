@@ -170,14 +170,8 @@ def _primary_key(
 ) -> Iterator[DefinitionDifference]:
     if place.mapping.type is not TableType.CLONE:
         return
-    names = [place.column(column) for column in _primary_columns(source)]
-    wanted = [name for name in names if name is not None]
-    if len(wanted) < len(names):
-        return  # a part of it is excluded
-    if wanted and place.has_sid:
-        wanted.insert(0, SID)
-    found = _primary_columns(target)
-    if tuple(wanted) != found:
+    wanted, found = place.key(_primary_columns(source)), _primary_columns(target)
+    if wanted is not None and tuple(wanted) != found:
         own, its = (f"({', '.join(key)})" if key else None for key in (wanted, found))
         yield DefinitionDifference("primary key", target.name.name, own, its)
 

@@ -1,12 +1,13 @@
 """A definition that a target table is to get, and the place of that table. Pure."""
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from streamer.mapping.names import RelationName
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_qualified
+from streamer.target.conventions import SID
 
 
 class ObjectKind(enum.StrEnum):
@@ -49,6 +50,17 @@ class TargetPlace:
         if name is None or (self.columns is None and self.mapping.is_optional(source_column)):
             return None
         return name if self.columns is None or name in self.columns else None
+
+
+    def key(self, columns: Iterable[str]) -> list[str] | None:
+        """Return the target's columns for a key of the source, the sid first; None if the target
+        does not get all of them.
+        """
+        names = [self.column(column) for column in columns]
+        key = [name for name in names if name is not None]
+        if len(key) < len(names):
+            return None
+        return [SID, *key] if key and self.has_sid else key
 
 
 Places = Callable[[RelationName], TargetPlace | None]

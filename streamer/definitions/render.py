@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from streamer.definitions.columns import IDENTITIES, identity_of, names_at_target
+from streamer.definitions.columns import IDENTITIES, history_keys, identity_of, names_at_target
 from streamer.definitions.model import (
     ConstraintDefinition,
     IndexDefinition,
@@ -39,7 +39,7 @@ from streamer.postgres.quoting import (
     quote_literal,
     quote_qualified,
 )
-from streamer.target.conventions import HISTORY_ID, HISTORY_OPEN, SID
+from streamer.target.conventions import SID
 
 _NO_ROLE: Final = (
     "the target's role may not set session_replication_role, so it would act on changes"
@@ -377,15 +377,15 @@ class Renderer:
             return []
         if self._is_clone:
             return [self.constraint(key)]
-        names = [self._place.column(each) for each in key.columns]
-        columns = [*([SID] if self._place.has_sid else []), *(each for each in names if each)]
-        return [] if None in names else self._versions_key(key, columns)
+        columns = self._place.key(key.columns)
+        return [] if columns is None else self._versions_key(key, columns)
 
     def _versions_key(self, key: ConstraintDefinition, columns: list[str]) -> list[Planned]:
         """Render the primary key of a history, and the index of open versions."""
         table, name = self._place.quoted, self.free(key.name)
         add, whole = f"alter table {table} add constraint", quote_identifier(name)
-        listed = f"({quote_columns([*columns, HISTORY_ID])})"
+        timing = _timing(key)
+        listed, versions = history_keys(columns, timing)
         primary = Planned(
             ObjectKind.UNIQUE,
             name,
@@ -397,12 +397,11 @@ class Renderer:
             index=name,
         )
         of_open = versions_name(key.name, self._place.mapping.target)
-        quoted, where = quote_identifier(of_open), f"where (kvsz_end = {HISTORY_OPEN})"
-        if timing := _timing(key):
-            equal = ", ".join(f"{quote_identifier(each)} with =" for each in columns)
-            made = (f"{add} {quoted} exclude using btree ({equal}) {where}{timing}",)
+        quoted = quote_identifier(of_open)
+        if timing:
+            made = (f"{add} {quoted} {versions}",)
             return [primary, Planned(ObjectKind.EXCLUSION, of_open, made, made)]
-        body = f"{quoted} on {table} ({quote_columns(columns)}) {where}"
+        body = f"{quoted} on {table} {versions}"
         ways = (f"create unique index {body}",), (f"create unique index concurrently {body}",)
         return [primary, Planned(ObjectKind.INDEX, of_open, *ways, index=of_open)]
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from streamer.apply.make_plan import two_sids
 from streamer.decode.pgoutput import Column, Relation
-from streamer.definitions.columns import column_clause, desired_columns
+from streamer.definitions.columns import column_clause, desired_columns, history_keys
 from streamer.definitions.create_type import create_type_sql
 from streamer.definitions.missing_types import refuse_missing
 from streamer.definitions.table_objects import create_partitions_sql, obstacle_to_partitions
@@ -34,12 +34,10 @@ from streamer.progress.relation_definitions import store_created
 from streamer.remedies import Remedy, at_target
 from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.conventions import HISTORY_ID, HISTORY_OPEN, SID, TABLE_COLUMNS_MAX
+from streamer.target.conventions import SID, TABLE_COLUMNS_MAX
 from streamer.target.foreign_functions import ForeignCall, foreign_error, read_calls
 
 _DDL_LOCK: Final = 0x7461626C6573  # "tables"
-
-_OPEN: Final = f"kvsz_end = {HISTORY_OPEN}"
 
 
 def published_relation(relation: SourceRelation) -> Relation:
@@ -70,21 +68,19 @@ def create_table_sql(
     quoted = quote_qualified(mapping.target.namespace, mapping.target.name)
     columns = [column_clause(c) for c in table_columns(relation, mapping, sid, computed_types)]
     key = table_key(relation, mapping, sid)
-    is_history = mapping.type is TableType.HISTORY
     timing = "" if relation.key else relation.primary_key_timing
-    constraint = ""
-    if is_history:
-        constraint = f", primary key ({quote_columns([*key, HISTORY_ID])})"
-        if key and timing:  # of constraints that can be deferred, only this one may be partial
-            listed = ", ".join(f"{quote_identifier(name)} with =" for name in key)
-            constraint += f", exclude using btree ({listed}) where ({_OPEN}){timing}"
+    after = []
+    if mapping.type is TableType.HISTORY:
+        primary, versions = history_keys(key, timing)
+        columns.append(f"primary key {primary}")
+        if key and timing:
+            columns.append(versions)
+        elif key:
+            after = [f"create unique index on {quoted} {versions}"]
     elif key:
-        constraint = f", primary key ({quote_columns(key)}){timing}"
+        columns.append(f"primary key ({quote_columns(key)}){timing}")
     clause, partitions = _partitions(relation, mapping)
-    statements = [f"create table {quoted} ({', '.join(columns)}{constraint}){clause}", *partitions]
-    if is_history and key and not timing:
-        statements.append(f"create unique index on {quoted} ({quote_columns(key)}) where {_OPEN}")
-    return statements
+    return [f"create table {quoted} ({', '.join(columns)}){clause}", *partitions, *after]
 
 
 def _partitions(relation: SourceRelation, mapping: RelationMapping) -> tuple[str, list[str]]:
