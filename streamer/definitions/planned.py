@@ -51,7 +51,6 @@ class TargetPlace:
             return None
         return name if self.columns is None or name in self.columns else None
 
-
     def key(self, columns: Iterable[str]) -> list[str] | None:
         """Return the target's columns for a key of the source, the sid first; None if the target
         does not get all of them.

@@ -317,7 +317,7 @@ class SourceMapping:
     """The text of the url, if the text contains environment variables."""
 
     @property
-    def label(self) -> str:
+    def label(self) -> SourceLabel:
         return SourceLabel(self.database, self.sid)
 
     @property

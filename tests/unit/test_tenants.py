@@ -1,58 +1,39 @@
 """Tenants: deviations in a matrix of definitions, and the chunks of a purge."""
 
+from dataclasses import replace
+
 from streamer.commands.tenants.change import urls_of
 from streamer.commands.tenants.drift import Drift, TenantTable, deviations, judge
 from streamer.commands.tenants.purge import CHUNK_BLOCKS, PurgedLeaf, steps
 from streamer.definitions.model import ConstraintDefinition, TableDefinition
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName, RelationPattern
-from streamer.mapping.rules import RelationMapping, TableRule
-from streamer.target.catalog import TargetColumn, TargetRelation
+from streamer.mapping.rules import RelationMapping, SourceLabel, TableRule
+from tests.unit.build import target_relation
 
 T = RelationName("public", "t")
 RULE = TableRule(RelationPattern("public", "t"))
 
 
-def tenant(sid: str, types: dict[str, str], *constraints: ConstraintDefinition) -> TenantTable:
+def table(types: dict[str, str], *constraints: ConstraintDefinition) -> TableDefinition:
     columns = tuple(DefinedColumn(n, name, kind) for n, (name, kind) in enumerate(types.items()))
-    definition = TableDefinition(T, columns, constraints=constraints)
-    return TenantTable("shop", f"shop:{sid}", RelationMapping(T, T, RULE), definition)
+    return TableDefinition(T, columns, constraints=constraints)
 
 
-def target(types: dict[str, str], leading: frozenset[str] = frozenset()) -> TargetRelation:
-    columns = {
-        name: TargetColumn(
-            name,
-            kind,
-            kind,
-            "=",
-            0,
-            not_null=False,
-            has_default=False,
-            generated=False,
-            identity_always=False,
-        )
-        for name, kind in types.items()
-    }
-    return TargetRelation(
-        name=T,
-        oid=1,
-        columns=columns,
-        primary_key=("sid", "id"),
-        unique_keys=(),
-        leading_index_columns=leading,
-        is_partitioned=False,
-        has_row_triggers=False,
-        is_referenced=False,
-        is_writable=True,
-    )
+def tenant(sid: str, types: dict[str, str], *constraints: ConstraintDefinition) -> TenantTable:
+    source, mapping = SourceLabel("shop", sid), RelationMapping(T, T, RULE)
+    return TenantTable(source, mapping, table(types, *constraints))
 
 
-KEY = ConstraintDefinition("t_pkey", "p", "PRIMARY KEY (id)", ("id",))
+def key(*columns: str) -> ConstraintDefinition:
+    return ConstraintDefinition("t_pkey", "p", "", columns)
+
+
+KEY = key("id")
 UNIQUE = ConstraintDefinition("other_name", "u", "UNIQUE (email)", ("email",))
 
 
-def found(tables: list[TenantTable], there: TargetRelation) -> list[Drift]:
+def found(tables: list[TenantTable], there: TableDefinition) -> list[Drift]:
     return [each for each in judge(tables, {T: there}) if not each.is_equal]
 
 
@@ -61,7 +42,8 @@ def test_the_matrix_names_who_deviates_from_most_tenants_and_from_the_target() -
     tables = [tenant(f"t{n}", same, KEY, UNIQUE) for n in range(5)]
     tables[1] = tenant("t1", same | {"amount": "numeric(12,2)"}, KEY)
     tables[3] = tenant("t3", {"id": "bigint", "amount": "numeric(10,2)", "own": "text"}, UNIQUE)
-    there = target({"sid": "text", "id": "integer", "email": "text", "amount": "integer"})
+    types = {"sid": "text", "id": "integer", "email": "text", "amount": "integer"}
+    there = table(types, key("sid", "id"))
     rows = {(d.kind, d.name): deviations(d) for d in found(tables, there)}
     assert rows == {
         ("column", "id"): ["bigint: shop:t3"],
@@ -75,15 +57,16 @@ def test_the_matrix_names_who_deviates_from_most_tenants_and_from_the_target() -
 
 def test_a_table_that_a_tenant_or_the_target_lacks_is_one_deviation() -> None:
     tables = [tenant(f"t{n}", {"id": "integer"}, KEY) for n in range(3)]
-    tables[2] = TenantTable("shop", "shop:t2", RelationMapping(T, T, RULE), None)
-    rows = {d.kind: d.deviating for d in found(tables, target({"sid": "text", "id": "integer"}))}
+    tables[2] = replace(tables[2], definition=None)
+    there = table({"sid": "text", "id": "integer"}, key("sid", "id"))
+    rows = {d.kind: d.deviating for d in found(tables, there)}
     assert rows["table"] == {"shop:t2": None}
     assert all(d.target_deviates for d in judge(tables, {}))
 
 
 def test_a_purge_reads_ranges_of_blocks_from_where_it_was_over_all_partitions() -> None:
     leaves = [PurgedLeaf(RelationName("public", name), 700) for name in ("p1", "p2")]
-    there = target({"sid": "text"})
+    there = target_relation(["sid"])
     every = steps(leaves, there, "it's", 0)
     assert [step.next_block for step in every] == [CHUNK_BLOCKS, 700, 1200, 1400]
     assert every[1].sql == (
@@ -96,7 +79,7 @@ def test_a_purge_reads_ranges_of_blocks_from_where_it_was_over_all_partitions() 
 
 def test_a_purge_uses_an_index_on_the_sid() -> None:
     leaves = [PurgedLeaf(RelationName("public", name), 700) for name in ("p1", "p2")]
-    there = target({"sid": "text"}, frozenset({"sid"}))
+    there = target_relation(["sid"], leading_index_columns=["sid"])
     assert [(step.next_block, step.repeats) for step in steps(leaves, there, "eu", 0)] == [
         (700, True),
         (1400, True),

@@ -2,36 +2,42 @@
 
 Each source's definitions come from its catalogs. An item is a column, a primary key or another
 constraint of a table. The definition that most tenants have is the common one; a tenant that has
-another, or none, deviates. The target deviates if it lacks a column, has it with another type, or
-has one that only removed tenants had.
+another, or none, deviates. The target deviates if its table is not the one that the common
+definition makes, as `streamer compare --definitions` judges, or has a column that only removed
+tenants had.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from streamer.commands.listing import ListingColumn, print_lines, table_lines
 from streamer.commands.scope import Scope
+from streamer.definitions.columns import type_clause
+from streamer.definitions.difference import table_difference
 from streamer.definitions.model import TableDefinition
+from streamer.definitions.planned import TargetPlace
 from streamer.definitions.read import definition_of, definitions_sql
 from streamer.errors import MappingError, SourceError
 from streamer.hints import command
 from streamer.mapping.names import RelationName
-from streamer.mapping.options import TableType
-from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping
+from streamer.mapping.rules import Mapping, RelationMapping, SourceLabel, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.purges import LeftColumn, read_left_columns
 from streamer.progress.server_of_run import connection_of_run
 from streamer.runtime.relations import resolve_at
 from streamer.source.connection import fetch_all
-from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.target.conventions import SID
 
 SOURCES_AT_ONCE: Final = 8
+_TARGETS_SQL: Final = definitions_sql(
+    "array(select pg_catalog.to_regclass(name) from pg_catalog.unnest($1::text[]) name)"
+)
 KEY: Final = "primary key"
 TABLE: Final = "table"
 _KINDS: Final = {"c": "check", "u": "unique", "x": "exclusion", "f": "foreign key"}
@@ -44,8 +50,7 @@ Item = tuple[str, str]
 class TenantTable:
     """A table of one tenant. ``definition``: None if the tenant has no such table."""
 
-    database: str
-    label: str
+    source: SourceLabel
     mapping: RelationMapping
     definition: TableDefinition | None
 
@@ -130,12 +135,13 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
     finally:
         await bookkeeping.close()
     found = scope.of((str(table.mapping.source), table) for table in found)
-    names = sorted({table.mapping.target for table in found}, key=str)
+    names = {quote_qualified(*astuple(table.mapping.target)) for table in found}
     async with target_connection(address, "streamer drift") as target:
-        targets = await read_relations(target, names)
+        rows = await target.fetch(_TARGETS_SQL, sorted(names))
         is_known = await target.fetch_value("select pg_catalog.to_regclass('streamer.purge')")
         left = await read_left_columns(target) if is_known else []
-    items = list(judge(found, targets, left))
+    targets = [definition_of(dict(row)) for row in rows]
+    items = list(judge(found, {each.name: each for each in targets}, left))
     labels = [source.label for source in sources]
     return DriftReport(labels, items, dict(sorted(unreachable.items())))
 
@@ -148,15 +154,12 @@ async def _read_source(
         oids = [relation.oid for relation in relations.values()]
         rows = await fetch_all(plain, definitions_sql("%s::oid[]"), oids)
     definitions = {each.name: each for each in map(definition_of, rows)}
-    return [
-        TenantTable(source.database, source.label, each, definitions.get(each.source))
-        for each in mappings
-    ]
+    return [TenantTable(source.label, each, definitions.get(each.source)) for each in mappings]
 
 
 def judge(
     tables: Iterable[TenantTable],
-    targets: dict[RelationName, TargetRelation],
+    targets: dict[RelationName, TableDefinition],
     left: Sequence[LeftColumn] = (),
 ) -> Iterator[Drift]:
     """Yield the items of all tables. Tenants of a group share a table if their sources' tables and
@@ -166,7 +169,7 @@ def judge(
     """
     groups: dict[tuple[str, str, str], list[TenantTable]] = {}
     for table in tables:
-        key = (table.database, str(table.mapping.source), str(table.mapping.target))
+        key = (table.source.database, str(table.mapping.source), str(table.mapping.target))
         groups.setdefault(key, []).append(table)
     for _, group in sorted(groups.items(), key=lambda item: item[0]):
         there = targets.get(group[0].mapping.target)
@@ -175,41 +178,65 @@ def judge(
             yield from _judge_left(group, there, left)
 
 
-def _judge_table(group: Sequence[TenantTable], target: TargetRelation | None) -> Iterator[Drift]:
+def _judge_table(group: Sequence[TenantTable], target: TableDefinition | None) -> Iterator[Drift]:
     mapping = group[0].mapping
-    per_tenant = {table.label: items_of(table.definition) for table in group}
-    there = {} if target is None else dict(_target_items(mapping, target, group))
-    known: dict[Item, None] = {}
-    for items in per_tenant.values():
-        known.update(dict.fromkeys(items))
-    for item in known:
+    tables = {table.source: table for table in group}
+    per_tenant = {table.source: items_of(table.definition) for table in group}
+    there = items_of(target)
+
+    @cache
+    def differing(source: SourceLabel) -> set[Item]:
+        is_shared = len(group) > 1
+        return set() if target is None else _differing(tables[source], target, is_shared=is_shared)
+
+    for item in dict.fromkeys(item for items in per_tenant.values() for item in items):
         values = {label: items.get(item) for label, items in per_tenant.items()}
         common = _most_common(values.values())
+        model = next(label for label, value in values.items() if value == common)
+        place = _at_target(mapping, item)
+        is_wanted = place is not None and common is not None
         kind, name = item
-        is_wanted = kind in (TABLE, KEY) or (
-            kind == "column" and mapping.target_column(name) is not None
-        )
-        here = there.get(item) if is_wanted else None
         yield Drift(
             table=str(mapping.source),
             target_table=str(mapping.target),
             kind=kind,
             name=name,
             common=common,
-            target=here,
+            target=None if place is None else there.get(place),
             deviating={label: value for label, value in values.items() if value != common},
-            target_deviates=is_wanted and _deviates(mapping, item, common, here),
+            target_deviates=is_wanted and (target is None or place in differing(model)),
         )
 
 
+def _at_target(mapping: RelationMapping, item: Item) -> Item | None:
+    """Return the target's item for a tenant's; None for an item that the target need not have."""
+    kind, name = item
+    there = mapping.target_column(name) if kind == "column" else None
+    items = {TABLE: str(mapping.target), KEY: "", "column": there}
+    found = items.get(kind)
+    return None if found is None else (kind, found)
+
+
+def _differing(table: TenantTable, target: TableDefinition, *, is_shared: bool) -> set[Item]:
+    """Return the items of the target that differ from those which a tenant's table makes."""
+    assert table.definition is not None, "the tenant has an item of the table"
+    columns = frozenset(column.name for column in target.columns)
+    has_sid = table.source.sid is not None and SID in columns
+    place = TargetPlace(table.mapping, has_sid, columns, is_partitioned=bool(target.partitions))
+    places = {table.mapping.source: place}
+    found = table_difference(table.definition, place, places.get, target, is_shared=is_shared)
+    return {(each.kind, "" if each.kind == KEY else each.name) for each in found}
+
+
 def _judge_left(
-    group: Sequence[TenantTable], target: TargetRelation, left: Sequence[LeftColumn]
+    group: Sequence[TenantTable], target: TableDefinition, left: Sequence[LeftColumn]
 ) -> Iterator[Drift]:
     mapping = group[0].mapping
     known = {item for table in group for item in items_of(table.definition)}
+    columns = {column.name: column for column in target.columns}
     for column in left:
         name = mapping.target_column(column.name)
-        found = target.columns.get(name) if name is not None else None
+        found = columns.get(name) if name is not None else None
         if column.target != str(target.name) or found is None or ("column", column.name) in known:
             continue
         table = quote_qualified(target.name.namespace, target.name.name)
@@ -238,31 +265,14 @@ def _most_common(values: Iterable[str | None]) -> str | None:
     return max(sorted(counts, key=str), key=lambda value: (counts[value], value is not None))
 
 
-def _deviates(mapping: RelationMapping, item: Item, common: str | None, here: str | None) -> bool:
-    kind, name = item
-    if common is None:
-        return False
-    if kind == "column":
-        there = mapping.target_column(name)
-        if there is not None and mapping.is_computed(there):
-            return False
-        return here is None or here != common.removesuffix(" not null").partition(" collate ")[0]
-    if kind == KEY:
-        if mapping.type is not TableType.CLONE:
-            return False  # their rows need no key
-        return here is None or set(here.split(", ")) != set(common.split(", "))
-    return kind == TABLE and here is None
-
-
 def items_of(definition: TableDefinition | None) -> dict[Item, str]:
     """Return the definitions of a table's items, by kind and name. Pure."""
     if definition is None:
         return {}
     items: dict[Item, str] = {(TABLE, str(definition.name)): "present"}
     for column in definition.columns:
-        collation = f" collate {column.collation}" if column.collation else ""
-        text = f"{column.type}{collation}{' not null' if column.not_null else ''}"
-        items["column", column.name] = text
+        text = type_clause(column)
+        items["column", column.name] = f"{text} not null" if column.not_null else text
     for constraint in definition.constraints:
         if constraint.kind == "p":
             items[KEY, ""] = ", ".join(constraint.columns)
@@ -275,24 +285,6 @@ def items_of(definition: TableDefinition | None) -> dict[Item, str]:
             where = f" where {index.predicate}" if index.predicate else ""
             items["unique index", f"({columns}){where}"] = "present"
     return items
-
-
-def _target_items(
-    mapping: RelationMapping, target: TargetRelation, group: Sequence[TenantTable]
-) -> Iterator[tuple[Item, str]]:
-    """Yield the items that the target has, under the source's names."""
-    yield (TABLE, str(mapping.source)), "present"
-    names: dict[str, str] = {}
-    for table in group:
-        for column in () if table.definition is None else table.definition.columns:
-            if (there := mapping.target_column(column.name)) is not None:
-                names[there] = column.name
-    for name, found in target.columns.items():
-        if name in names:
-            yield ("column", names[name]), found.type
-    key = [names.get(name, name) for name in target.primary_key if name != SID]
-    if key:
-        yield (KEY, ""), ", ".join(key)
 
 
 def render(report: DriftReport, *, everything: bool) -> None:
