@@ -55,98 +55,50 @@ def published_relation(relation: SourceRelation) -> Relation:
     )
 
 
-def create_table_sql(
-    relation: SourceRelation,
-    mapping: RelationMapping,
-    sid: str | None,
-    computed_types: dict[str, str],
-) -> list[str]:
-    """Return the statements that create the target of *mapping*; the table is the first.
-
-    *computed_types*: the types of `set`, by target column.
-    """
-    quoted = quote_qualified(mapping.target.namespace, mapping.target.name)
-    columns = [column_clause(c) for c in table_columns(relation, mapping, sid, computed_types)]
-    key = table_key(relation, mapping, sid)
-    timing = "" if relation.key else relation.primary_key_timing
-    after = []
-    if mapping.type is TableType.HISTORY:
-        primary, versions = history_keys(key, timing)
-        columns.append(f"primary key {primary}")
-        if key and timing:
-            columns.append(versions)
-        elif key:
-            after = [f"create unique index on {quoted} {versions}"]
-    elif key:
-        columns.append(f"primary key ({quote_columns(key)}){timing}")
-    clause, partitions = _partitions(relation, mapping)
-    return [f"create table {quoted} ({', '.join(columns)}){clause}", *partitions, *after]
-
-
-def _partitions(relation: SourceRelation, mapping: RelationMapping) -> tuple[str, list[str]]:
-    """Return the clause PARTITION BY and the statements for partitions, where the rule asks."""
-    tree, columns = relation.partitions, relation.column_names
-    key = relation.key or relation.primary_key
-    if not mapping.rule.partitioned or not tree:
-        return "", []
-    if obstacle_to_partitions(tree, mapping, columns, key) is not None:
-        return "", []  # named by `streamer check` and in the bookkeeping
-    return create_partitions_sql(tree, mapping, columns, key)
-
-
-def check_can_be_made(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> None:
-    """Refuse a table with more columns than there can be, or two called sid. Raises
-    TargetSchemaError.
-    """
-    if sid is not None and SID in map(mapping.target_column, (c.name for c in relation.columns)):
-        raise two_sids(mapping)
-    count = len(table_columns(relation, mapping, sid, {}))
-    if count > TABLE_COLUMNS_MAX:
-        raise TargetSchemaError(
-            f'target table "{mapping.target}" would have {count} columns, with those that streamer '
-            f"adds, and PostgreSQL allows {TABLE_COLUMNS_MAX}",
-            hint=f"exclude {count - TABLE_COLUMNS_MAX} columns in the mapping",
-        )
-
-
-def table_columns(
-    relation: SourceRelation,
-    mapping: RelationMapping,
-    sid: str | None,
-    computed_types: dict[str, str],
-) -> list[DefinedColumn]:
-    """Return the columns of a new target table. Raises TargetSchemaError."""
-    return desired_columns(
-        relation.columns,
-        mapping,
-        key=relation.key or relation.primary_key,
-        has_sid=sid is not None,
-        computed_types=computed_types,
-    )
-
-
-def table_key(relation: SourceRelation, mapping: RelationMapping, sid: str | None) -> list[str]:
-    """Return the columns by which a new target table tells rows apart, the sid first."""
-    names = [mapping.target_column(name) for name in relation.key or relation.primary_key]
-    key = [name for name in names if name is not None]
-    return [SID, *key] if key and sid is not None else key
-
-
 @dataclass(frozen=True, slots=True)
 class NewTable:
-    """A target table to create. ``computed_types``: see `create_table_sql`; ``relation_id``: the
-    relation that it is for.
+    """A target table to create: the definition that it is to have for a source's table.
+
+    ``computed_types``: the types of `set`, by target column; ``relation_id``: the relation that it
+    is for, if the bookkeeping has that. Pure.
     """
 
     relation: SourceRelation
     mapping: RelationMapping
     sid: str | None
     computed_types: dict[str, str]
-    relation_id: int
+    relation_id: int = 0
 
     @property
     def quoted(self) -> str:
         return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
+
+    @property
+    def columns(self) -> list[DefinedColumn]:
+        """Raises TargetSchemaError for a generated column that the target cannot compute."""
+        return desired_columns(
+            self.relation.columns,
+            self.mapping,
+            key=self._source_key,
+            has_sid=self.sid is not None,
+            computed_types=self.computed_types,
+        )
+
+    @property
+    def _source_key(self) -> tuple[str, ...]:
+        return self.relation.key or self.relation.primary_key
+
+    @property
+    def key(self) -> list[str]:
+        """The columns by which it tells rows apart, the sid first."""
+        names = map(self.mapping.target_column, self._source_key)
+        key = [name for name in names if name is not None]
+        return [SID, *key] if key and self.sid is not None else key
+
+    @property
+    def timing(self) -> str:
+        """The clause of a key that is deferrable at the source."""
+        return "" if self.relation.key else self.relation.primary_key_timing
 
     @property
     def key_name(self) -> str | None:
@@ -161,7 +113,44 @@ class NewTable:
 
     @property
     def statements(self) -> list[str]:
-        return create_table_sql(self.relation, self.mapping, self.sid, self.computed_types)
+        """The statements that create it; the table is the first. Raises TargetSchemaError."""
+        parts, key, after = [column_clause(column) for column in self.columns], self.key, []
+        if self.mapping.type is TableType.HISTORY:
+            primary, versions = history_keys(key, self.timing)
+            parts.append(f"primary key {primary}")
+            if key and self.timing:
+                parts.append(versions)
+            elif key:
+                after = [f"create unique index on {self.quoted} {versions}"]
+        elif key:
+            parts.append(f"primary key ({quote_columns(key)}){self.timing}")
+        clause, partitions = self._partitions
+        return [f"create table {self.quoted} ({', '.join(parts)}){clause}", *partitions, *after]
+
+    @property
+    def _partitions(self) -> tuple[str, list[str]]:
+        """The clause PARTITION BY and the statements for partitions, where the rule asks."""
+        tree, columns, key = self.relation.partitions, self.relation.column_names, self._source_key
+        if not self.mapping.rule.partitioned or not tree:
+            return "", []
+        if obstacle_to_partitions(tree, self.mapping, columns, key) is not None:
+            return "", []  # named by `streamer check` and in the bookkeeping
+        return create_partitions_sql(tree, self.mapping, columns, key)
+
+    def check(self) -> None:
+        """Refuse a table with more columns than there can be, or two called sid. Raises
+        TargetSchemaError.
+        """
+        names = map(self.mapping.target_column, self.relation.column_names)
+        if self.sid is not None and SID in names:
+            raise two_sids(self.mapping)
+        count = len(self.columns)
+        if count > TABLE_COLUMNS_MAX:
+            raise TargetSchemaError(
+                f'target table "{self.mapping.target}" would have {count} columns, with those that '
+                f"streamer adds, and PostgreSQL allows {TABLE_COLUMNS_MAX}",
+                hint=f"exclude {count - TABLE_COLUMNS_MAX} columns in the mapping",
+            )
 
 
 async def create_tables(
@@ -173,7 +162,7 @@ async def create_tables(
     TargetRejectedError with the statements to run instead.
     """
     for table in tables:
-        check_can_be_made(table.relation, table.mapping, table.sid)
+        table.check()
     wanted = {table.mapping.target: table for table in tables}
     named = ", ".join(f'"{name}"' for name in wanted)
     statements: list[str] = []

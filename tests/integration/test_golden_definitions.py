@@ -26,7 +26,7 @@ from streamer.postgres.describing import USED_TYPES
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.connection import connection
 from streamer.source.user_defined_types import read_types
-from streamer.sync.create_tables import create_table_sql, new_type_sql
+from streamer.sync.create_tables import NewTable, new_type_sql
 from streamer.target.catalog import read_relation
 from streamer.target.connection import TargetAddress, target_connection
 from tests.support.definitions import read_definition
@@ -95,7 +95,7 @@ class Pair:
         async with connection(self.one) as plain:
             types = await read_types(plain, {column.type_oid for column in relation.columns})
         made = [statement for type_ in types for statement in new_type_sql(type_)]
-        made += create_table_sql(relation, self.mapping, self.case.sid, {})
+        made += NewTable(relation, self.mapping, self.case.sid, {}).statements
         for planned in renderer.plan(self.mapping.rule.create):
             reason = planned.reason
             made += planned.statements if reason is None else [f"-- {reason}"]

@@ -12,7 +12,7 @@ from streamer.mapping.objects import DefinedType
 from streamer.mapping.options import TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.source.catalog import SourceRelation
-from streamer.sync.create_tables import table_columns, table_key
+from streamer.sync.create_tables import NewTable
 from streamer.target.catalog import TargetColumn, TargetRelation
 
 
@@ -51,25 +51,27 @@ class Pair:
         return self.facts.expressions.get(self.mapping.source, ExpressionFacts({}, {}))
 
     @property
+    def wanted(self) -> NewTable:
+        """The target table that `run` would create."""
+        return NewTable(self.relation, self.mapping, self.sid, self.expressions.types)
+
+    @property
     def types(self) -> list[DefinedType]:
         return self.facts.types.get(self.mapping.source, [])
 
 
 def expected_relation(pair: Pair) -> TargetRelation:
-    """Return the relation that `create_table_sql` would create, in the form of the catalogs.
+    """Return the relation that `run` would create, in the form of the catalogs.
 
     Raises TargetSchemaError.
     """
-    relation, mapping = pair.relation, pair.mapping
-    desired = table_columns(relation, mapping, pair.sid, pair.expressions.types)
-    primary_key = tuple(table_key(relation, mapping, pair.sid))
-    is_late = relation.primary_key_timing and not relation.key
-    is_unique = primary_key and not is_late and mapping.type is not TableType.HISTORY
+    wanted, primary_key = pair.wanted, tuple(pair.wanted.key)
+    is_unique = primary_key and not wanted.timing and pair.mapping.type is not TableType.HISTORY
     return TargetRelation(
         oid=0,
         name=pair.name,
         is_partitioned=False,
-        columns={column.name: target_column(column) for column in desired},
+        columns={column.name: target_column(column) for column in wanted.columns},
         primary_key=primary_key,
         unique_keys=(primary_key,) if is_unique else (),
         leading_index_columns=frozenset(primary_key[:1]),

@@ -157,7 +157,6 @@ class SourceFacts:
     """The definitions of tables whose rule has a `create` beyond columns."""
     calls: list[ForeignCall] = field(default_factory=list)
     """Functions in expressions that the target will not run, if names resolve there as here."""
-    labels: dict[RelationName, list[str]] = field(default_factory=dict)
     publications: dict[str, Publication] = field(default_factory=dict)
     open_transactions: list[OpenTransaction] = field(default_factory=list)
     prepared_transactions: list[PreparedTransaction] = field(default_factory=list)
@@ -375,7 +374,6 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     named = {f"p{number}": value for number, value in enumerate(parameters, 1)}
     cursor = await plain.execute(_CALLS_SQL, named)
     facts.calls = [ForeignCall(**row) for row in await cursor.fetchall()]
-    facts.labels = {n: [text for _, text in t.labels] for n, t in types.items() if t.labels}
 
 
 # A replica identity needs a unique, immediate and complete index over plain NOT NULL columns.

@@ -15,6 +15,7 @@ from streamer.apply.make_plan import (
 )
 from streamer.apply.plan import ApplyPlan, Identity
 from streamer.apply.planner import judge_added
+from streamer.apply.sql.type_changes import TypeTranslator
 from streamer.commands.check.conversion import type_risk
 from streamer.commands.check.findings import (
     Finding,
@@ -25,7 +26,6 @@ from streamer.commands.check.findings import (
     from_error,
     in_words,
     info,
-    quote_relation,
     warning,
 )
 from streamer.commands.check.identities import key_fix
@@ -48,6 +48,7 @@ from streamer.definitions.missing_types import extension_sql, missing_type
 from streamer.errors import MappingError, TargetSchemaError
 from streamer.mapping.definition import ColumnChange, DefinedColumn
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import type_difference
 from streamer.mapping.options import Initial, OnColumnAdded, TableType
 from streamer.postgres.describing import USER_OIDS_BEGIN
 from streamer.postgres.quoting import (
@@ -59,8 +60,6 @@ from streamer.progress.purges import left_rows_error
 from streamer.remedies import Remedy, Sql
 from streamer.sync.copy_obstacles import OCCUPIED_WORDS, occupied_error
 from streamer.sync.create_tables import (
-    check_can_be_made,
-    create_table_sql,
     new_type_sql,
     published_relation,
 )
@@ -98,7 +97,7 @@ def check_missing(
 ) -> Iterable[Finding]:
     """Judge a target table that `run` would make, or should find."""
     try:
-        check_can_be_made(pair.relation, pair.mapping, pair.sid)
+        pair.wanted.check()
     except TargetSchemaError as exc:
         yield error(pair.place, exc.message, in_words(exc.hint) if exc.hint else None)
         return
@@ -108,9 +107,7 @@ def check_missing(
         if pair.name.namespace not in pair.target.namespaces:
             schema = quote_identifier(pair.name.namespace)
             statements.insert(0, f"create schema {schema} authorization {role}")
-        statements += create_table_sql(
-            pair.relation, pair.mapping, pair.sid, pair.expressions.types
-        )
+        statements += pair.wanted.statements
         # A different role may run these statements, and then owns the table.
         rights = "select, insert, update, delete, truncate"
         statements.append(f"grant {rights} on {pair.quoted} to {role}")
@@ -460,21 +457,15 @@ def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
 
 def check_labels(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
     """Find labels of enum types that the target's type of that name lacks."""
-    for name, labels in sorted(facts.labels.items()):
-        target_labels = target.types.get(name)
-        if target_labels is None or not target_labels:
+    kinds = {kind.full_name: kind for types in facts.types.values() for kind in types}
+    for name, kind in sorted(kinds.items()):
+        labels = target.types.get(name)
+        if not labels:
             continue
-        statements = []
-        for number, label in enumerate(labels):
-            if label in target_labels:
-                continue
-            add = f"alter type {quote_relation(name)} add value {quote_literal(label).strip()}"
-            if number:
-                add += f" after {quote_literal(labels[number - 1]).strip()}"
-            else:
-                add += f" before {quote_literal(target_labels[0]).strip()}"
-            statements.append(add)
-        if statements:
-            missing = ", ".join(f'"{label}"' for label in labels if label not in target_labels)
+        present = replace(kind, labels=tuple((0, label) for label in labels))
+        known = replace(kind, labels=tuple(label for label in kind.labels if label[1] in labels))
+        changes = type_difference([known], [kind])
+        if statements := TypeTranslator({name: present}).translate(changes).statements:
+            missing = ", ".join(f'"{label}"' for _, label in kind.labels if label not in labels)
             problem = f"the target's type lacks {missing}, so the target rejects rows with that"
             yield warning(Place(facts.label, f"type {name}"), problem, at_target(*statements))
