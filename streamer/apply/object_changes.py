@@ -6,6 +6,7 @@ index is there exactly once, and so is its end.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from streamer.apply.lane import MappedRelation
@@ -13,7 +14,7 @@ from streamer.apply.sql.object_changes import ObjectTranslation, ObjectTranslato
 from streamer.apply.sql.type_changes import TypeTranslation, TypeTranslator
 from streamer.definitions.model import TableDefinition
 from streamer.definitions.planned import ObjectKind, Places, TargetPlace
-from streamer.definitions.read import definition_of, definitions_sql, objects_of
+from streamer.definitions.read import objects_of, read_at_target, read_places
 from streamer.definitions.render import Renderer
 from streamer.lsn import Lsn
 from streamer.mapping.definition import (
@@ -35,7 +36,7 @@ from streamer.progress.relation_definitions import (
     read_other_users,
     read_own_targets,
 )
-from streamer.target.catalog import TargetRelation, read_relations
+from streamer.target.catalog import TargetRelation
 from streamer.target.connection import TargetConnection, may_replace_role
 from streamer.target.former_types import read_uses
 
@@ -116,8 +117,7 @@ async def read_used_types(target: TargetConnection, table: TargetRelation) -> li
 
 async def read_there(target: TargetConnection, table: TargetRelation) -> TableDefinition:
     """Return the definition that a target table has."""
-    (row,) = await target.fetch(definitions_sql("$1::oid[]"), [table.oid])
-    return definition_of(dict(row))
+    return (await read_at_target(target, [table.oid]))[table.oid]
 
 
 class Objects:
@@ -146,15 +146,14 @@ class Objects:
         *others*: see `ObjectTranslator`.
         """
         mapped = self._mapped
-        has_sid = there.has_sid and mapped.source.sid is not None
-        place = TargetPlace(mapped.mapping, has_sid, columns, there.is_partitioned)
+        place = replace(TargetPlace.at(mapped.mapping, mapped.source.sid, there), columns=columns)
         wanted = [index.name for index in self._definition.indexes]
         return ObjectTranslator(
             place,
             await self._places(),
             self._definition,
             await read_there(self._target, there),
-            others=others if has_sid else (),
+            others=others if place.has_sid else (),
             taken=await read_taken(self._target, mapped.mapping.target, wanted),
             acts=not await may_replace_role(self._target),
         )
@@ -219,8 +218,7 @@ class Objects:
         await end_plans(self._target, relation_id, void)
         names = [each.sequence.name for each in wanted if each.sequence is not None]
         taken = await read_taken(self._target, mapping.target, names) if names else frozenset()
-        has_sid = there.has_sid and self._mapped.source.sid is not None
-        place = TargetPlace(mapping, has_sid, frozenset(there.columns), there.is_partitioned)
+        place = TargetPlace.at(mapping, self._mapped.source.sid, there)
         renderer = Renderer(self._definition, place, lambda _: None, taken)
         planned = [plan for each in wanted if (plan := renderer.filled(each)) is not None]
         await put_plans(self._target, relation_id, planned)
@@ -228,15 +226,5 @@ class Objects:
     async def _places(self) -> Places:
         """Return where the tables go that foreign keys refer to."""
         names = referenced(self._definition)
-        mappings = [
-            mapping for name in names if (mapping := self._tables.find_mapping(name)) is not None
-        ]
-        there = await read_relations(self._target, [mapping.target for mapping in mappings])
-        found = {}
-        for mapping in mappings:
-            table = there.get(mapping.target)
-            sid = self._mapped.source.sid
-            has_sid = sid is not None and (table is None or table.has_sid)
-            columns = None if table is None else frozenset(table.columns)
-            found[mapping.source] = TargetPlace(mapping, has_sid, columns)
-        return found.get
+        mappings = [each for name in names if (each := self._tables.find_mapping(name)) is not None]
+        return await read_places(self._target, mappings, self._mapped.source.sid)

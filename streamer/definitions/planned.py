@@ -3,10 +3,12 @@
 import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from streamer.mapping.names import RelationName
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_qualified
+from streamer.target.catalog import TargetRelation
 from streamer.target.conventions import SID
 
 
@@ -39,6 +41,17 @@ class TargetPlace:
     has_sid: bool
     columns: frozenset[str] | None = None
     is_partitioned: bool = False
+
+    @classmethod
+    def at(cls, mapping: RelationMapping, sid: str | None, there: TargetRelation | None) -> Self:
+        """Return the place of a table that the target has as *there*; None if it lacks the table.
+
+        *sid*: of the source.
+        """
+        if there is None:
+            return cls(mapping, sid is not None)
+        has_sid = sid is not None and there.has_sid
+        return cls(mapping, has_sid, frozenset(there.columns), there.is_partitioned)
 
     @property
     def quoted(self) -> str:

@@ -6,7 +6,7 @@ search_path to write the schemas of names.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from streamer.definitions.model import (
@@ -16,10 +16,12 @@ from streamer.definitions.model import (
     StatisticsDefinition,
     TableDefinition,
 )
+from streamer.definitions.planned import Places, TargetPlace
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.names import RelationName
 from streamer.mapping.partitions import Partition
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.describing import (
     COLUMNS,
     CONSTRAINTS,
@@ -27,9 +29,9 @@ from streamer.postgres.describing import (
     PARTITIONS,
     STATISTICS,
 )
-
-Fetch = Callable[[str, Sequence[int]], Awaitable[list[dict[str, Any]]]]
-"""Runs SQL with the placeholder ``{oids}`` filled in, and returns rows by column."""
+from streamer.source.connection import Connection, fetch_all
+from streamer.target.catalog import read_relations
+from streamer.target.connection import TargetConnection
 
 _DEFINITIONS_SQL: Final = f"""
 select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
@@ -47,6 +49,28 @@ def definitions_sql(placeholder: str) -> str:
     is_psycopg = placeholder.startswith("%")  # which takes a percent sign for its own
     sql = _DEFINITIONS_SQL.replace("%", "%%") if is_psycopg else _DEFINITIONS_SQL
     return sql.replace("{oids}", placeholder)
+
+
+async def read_at_source(plain: Connection, oids: Sequence[int]) -> dict[int, TableDefinition]:
+    """Return the definitions of tables by their OIDs, of those that are there."""
+    rows = await fetch_all(plain, definitions_sql("%s::oid[]"), oids) if oids else []
+    return {row["oid"]: definition_of(row) for row in rows}
+
+
+async def read_at_target(
+    target: TargetConnection, oids: Sequence[int]
+) -> dict[int, TableDefinition]:
+    """Return the definitions of tables by their OIDs, of those that are there."""
+    rows = await target.fetch(definitions_sql("$1::oid[]"), oids)
+    return {row["oid"]: definition_of(dict(row)) for row in rows}
+
+
+async def read_places(
+    target: TargetConnection, mappings: Sequence[RelationMapping], sid: str | None
+) -> Places:
+    """Return where the tables of a source go, for the foreign keys that refer to them."""
+    there = await read_relations(target, [mapping.target for mapping in mappings])
+    return {m.source: TargetPlace.at(m, sid, there.get(m.target)) for m in mappings}.get
 
 
 def definition_of(row: dict[str, Any]) -> TableDefinition:

@@ -317,7 +317,7 @@ class SourceMapping:
     """The text of the url, if the text contains environment variables."""
 
     @property
-    def label(self) -> SourceLabel:
+    def label(self) -> str:
         return SourceLabel(self.database, self.sid)
 
     @property

@@ -17,8 +17,9 @@ from typing import Final
 
 import structlog
 
+from streamer.apply.sql.object_changes import referenced
 from streamer.definitions.planned import ObjectKind, Places, TargetPlace
-from streamer.definitions.read import definition_of, definitions_sql
+from streamer.definitions.read import read_at_source, read_places
 from streamer.definitions.render import Renderer, without_acting
 from streamer.errors import (
     MappingError,
@@ -51,9 +52,8 @@ from streamer.progress.planned_definitions import (
 from streamer.progress.relation_definitions import has_other_streams
 from streamer.progress.relations import read_created
 from streamer.source.catalog import read_relation_names
-from streamer.source.connection import Connection, fetch_all
+from streamer.source.connection import Connection
 from streamer.sync.prepare import TableCopy
-from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetConnection, may_replace_role, transaction
 from streamer.target.foreign_functions import refuse_in_trial
 
@@ -130,26 +130,19 @@ async def plan_definitions(
         return
     created = await read_created(target, [copy.mapped.mapping.target for copy in asking])
     asking = [copy for copy in asking if copy.mapped.mapping.target in created]
-    rows = await fetch_all(plain, definitions_sql("%s::oid[]"), [c.relation.oid for c in asking])
-    definitions = {row["oid"]: definition_of(row) for row in rows}
-    referenced = {
-        constraint.referenced
-        for definition in definitions.values()
-        for constraint in definition.constraints
-        if constraint.referenced is not None
-    }
-    places = await _places(source, target_namespace, plain, target, referenced)
+    definitions = await read_at_source(plain, [copy.relation.oid for copy in asking])
+    names = {name for definition in definitions.values() for name in referenced(definition)}
+    places = await _places(source, target_namespace, plain, target, names)
     acts = not await may_replace_role(target)
     for copy in asking:
         definition = definitions.get(copy.relation.oid)
         if definition is None:
             continue
         mapping = copy.mapped.mapping
-        columns, is_partitioned = frozenset(copy.target.columns), copy.target.is_partitioned
-        place = TargetPlace(mapping, copy.sid is not None, columns, is_partitioned)
-        names = [index.name for index in definition.indexes]
-        names += [c.sequence.name for c in definition.columns if c.sequence is not None]
-        taken_names = await read_taken(target, mapping.target, names)
+        place = TargetPlace.at(mapping, source.sid, copy.target)
+        own_names = [index.name for index in definition.indexes]
+        own_names += [c.sequence.name for c in definition.columns if c.sequence is not None]
+        taken_names = await read_taken(target, mapping.target, own_names)
         renderer = Renderer(definition, place, places, taken_names)
         planned = renderer.plan(mapping.rule.create)
         # The source may have added the key after the creation of the target.
@@ -166,11 +159,11 @@ async def _places(
     target_namespace: str,
     plain: Connection,
     target: TargetConnection,
-    referenced: set[RelationName],
+    names: set[RelationName],
 ) -> Places:
     """Return where the tables go that foreign keys refer to."""
     mappings: list[RelationMapping] = []
-    if referenced:
+    if names:
         present = await read_relation_names(plain)
         rules = tuple(
             rule
@@ -182,15 +175,7 @@ async def _places(
             mappings = resolve(replace(source, rules=rules), present, target_namespace)
         except MappingError as exc:  # reported where tables join
             log.warning("foreign keys are left out", source=source.label, error=exc.message)
-    referenced_mappings = [mapping for mapping in mappings if mapping.source in referenced]
-    tables = await read_relations(target, [mapping.target for mapping in referenced_mappings])
-    places = {}
-    for mapping in referenced_mappings:
-        table = tables.get(mapping.target)
-        has_sid = source.sid is not None and (table is None or table.has_sid)
-        columns = None if table is None else frozenset(table.columns)
-        places[mapping.source] = TargetPlace(mapping, has_sid, columns)
-    return places.get
+    return await read_places(target, [m for m in mappings if m.source in names], source.sid)
 
 
 # ---- making ------------------------------------------------------------------------------------

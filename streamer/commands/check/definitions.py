@@ -84,6 +84,4 @@ def check_calls(
 
 def _place(facts: SourceFacts, target: TargetFacts, mapping: RelationMapping) -> TargetPlace:
     table = target.tables.get(mapping.target)
-    stored = None if table is None else table.relation
-    has_sid = facts.source.sid is not None and (stored is None or stored.has_sid)
-    return TargetPlace(mapping, has_sid, None if stored is None else frozenset(stored.columns))
+    return TargetPlace.at(mapping, facts.source.sid, None if table is None else table.relation)

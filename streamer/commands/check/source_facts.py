@@ -10,7 +10,7 @@ from typing import Final
 from streamer.commands.check.findings import Finding
 from streamer.commands.check.rules import SeenTable, resolve_rules
 from streamer.definitions.model import TableDefinition
-from streamer.definitions.read import definition_of, definitions_sql
+from streamer.definitions.read import read_at_source
 from streamer.errors import MappingError, SourceConnectionError, StreamerError
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.names import RelationName
@@ -337,9 +337,8 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     asking = [
         relation.oid for mapping, relation in facts.mapped() if mapping.rule.asks_for_definitions
     ]
-    if asking:
-        rows = await fetch_all(plain, definitions_sql("%s::oid[]"), asking)
-        facts.definitions = {definition.name: definition for definition in map(definition_of, rows)}
+    definitions = await read_at_source(plain, asking)
+    facts.definitions = {each.name: each for each in definitions.values()}
     identities = [relation.identity for relation in facts.relations.values()]
     tables = [t.oid for identity in identities for t in (identity.root, *identity.leaves)]
     facts.identities = {oid: IdentityDetails({}, None) for oid in tables}

@@ -10,7 +10,7 @@ tenants had.
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from streamer.definitions.columns import type_clause
 from streamer.definitions.difference import table_difference
 from streamer.definitions.model import TableDefinition
 from streamer.definitions.planned import TargetPlace
-from streamer.definitions.read import definition_of, definitions_sql
+from streamer.definitions.read import read_at_source, read_at_target
 from streamer.errors import MappingError, SourceError
 from streamer.hints import command
 from streamer.mapping.names import RelationName
@@ -30,14 +30,11 @@ from streamer.progress.bookkeeping import Bookkeeping
 from streamer.progress.purges import LeftColumn, read_left_columns
 from streamer.progress.server_of_run import connection_of_run
 from streamer.runtime.relations import resolve_at
-from streamer.source.connection import fetch_all
+from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.target.conventions import SID
 
 SOURCES_AT_ONCE: Final = 8
-_TARGETS_SQL: Final = definitions_sql(
-    "array(select pg_catalog.to_regclass(name) from pg_catalog.unnest($1::text[]) name)"
-)
 KEY: Final = "primary key"
 TABLE: Final = "table"
 _KINDS: Final = {"c": "check", "u": "unique", "x": "exclusion", "f": "foreign key"}
@@ -135,13 +132,13 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
     finally:
         await bookkeeping.close()
     found = scope.of((str(table.mapping.source), table) for table in found)
-    names = {quote_qualified(*astuple(table.mapping.target)) for table in found}
+    names = sorted({table.mapping.target for table in found}, key=str)
     async with target_connection(address, "streamer drift") as target:
-        rows = await target.fetch(_TARGETS_SQL, sorted(names))
+        there = await read_relations(target, names)
+        targets = await read_at_target(target, [each.oid for each in there.values()])
         is_known = await target.fetch_value("select pg_catalog.to_regclass('streamer.purge')")
         left = await read_left_columns(target) if is_known else []
-    targets = [definition_of(dict(row)) for row in rows]
-    items = list(judge(found, {each.name: each for each in targets}, left))
+    items = list(judge(found, {each.name: each for each in targets.values()}, left))
     labels = [source.label for source in sources]
     return DriftReport(labels, items, dict(sorted(unreachable.items())))
 
@@ -151,10 +148,10 @@ async def _read_source(
 ) -> list[TenantTable]:
     async with connection_of_run(source, bookkeeping) as plain:
         mappings, relations = await resolve_at(plain, source, namespace)
-        oids = [relation.oid for relation in relations.values()]
-        rows = await fetch_all(plain, definitions_sql("%s::oid[]"), oids)
-    definitions = {each.name: each for each in map(definition_of, rows)}
-    return [TenantTable(source.label, each, definitions.get(each.source)) for each in mappings]
+        definitions = await read_at_source(plain, [each.oid for each in relations.values()])
+    by_name = {each.name: each for each in definitions.values()}
+    label = SourceLabel(source.database, source.sid)
+    return [TenantTable(label, each, by_name.get(each.source)) for each in mappings]
 
 
 def judge(
