@@ -16,8 +16,9 @@ there. Pure.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from streamer.definitions.columns import IDENTITIES, history_keys, identity_of, names_at_target
@@ -216,15 +217,22 @@ class Renderer:
 
     def index(self, index: IndexDefinition) -> Planned:
         """Render an index that belongs to no constraint."""
+        sql = _summary(index)
+        return self._planned(ObjectKind.INDEX, index.name, sql, partial(self._index, index))
+
+    def _planned(
+        self, kind: ObjectKind, name: str, source_sql: str, render: Callable[[], Planned]
+    ) -> Planned:
+        """Return the plan that *render* makes, or the reason why the target has no such object."""
         try:
-            return for_partitions(self._index(index), self._place)
+            planned = for_partitions(render(), self._place)
         except _HashedError as exc:
-            sql = _without_values(index.name)
-            return Planned(ObjectKind.INDEX, index.name, reason=str(exc), source_sql=sql)
+            text = quote_identifier(name)
+            sql = f"-- {text} reads a hashed column, whose values streamer does not show"
+            return Planned(kind, name, reason=str(exc), source_sql=sql)
         except _UnmadeError as exc:
-            return Planned(
-                ObjectKind.INDEX, index.name, reason=str(exc), source_sql=_summary(index)
-            )
+            return Planned(kind, name, reason=str(exc), source_sql=source_sql)
+        return replace(planned, source_sql=source_sql)
 
     def _index(self, index: IndexDefinition) -> Planned:
         name = self.free(index.name)
@@ -241,7 +249,6 @@ class Renderer:
             (f"create {unique}index {quoted} on {self._place.quoted} {body}", *after),
             (f"create {unique}index concurrently {quoted} on {self._place.quoted} {body}", *after),
             index=name,
-            source_sql=_summary(index),
         )
 
     def _index_extras(self, index: IndexDefinition, name: str) -> list[str]:
@@ -344,28 +351,23 @@ class Renderer:
             "f": (ObjectKind.FOREIGN_KEY, self._foreign_key),
         }
         kind, render = kinds[constraint.kind]
-        source_sql = (
-            f"alter table {self._place.quoted} add constraint "
-            f"{quote_identifier(constraint.name)} {constraint.definition}"
+        sql = self._source_sql(constraint)
+        planned = self._planned(kind, constraint.name, sql, partial(render, constraint))
+        is_index = planned.kind is ObjectKind.INDEX
+        if constraint.comment is None or planned.reason is not None or is_index:
+            return planned
+        comment = (
+            f"comment on constraint {quote_identifier(planned.name)} on {self._place.quoted}"
+            f" is {quote_literal(constraint.comment)}"
         )
-        try:
-            planned = for_partitions(render(constraint), self._place)
-        except _HashedError as exc:
-            sql = _without_values(constraint.name)
-            return Planned(kind, constraint.name, reason=str(exc), source_sql=sql)
-        except _UnmadeError as exc:
-            return Planned(kind, constraint.name, reason=str(exc), source_sql=source_sql)
-        if constraint.comment is not None and planned.kind is not ObjectKind.INDEX:
-            comment = (
-                f"comment on constraint {quote_identifier(planned.name)} on {self._place.quoted}"
-                f" is {quote_literal(constraint.comment)}"
-            )
-            planned = replace(
-                planned,
-                statements=(*planned.statements, comment),
-                online=(*planned.online, comment),
-            )
-        return replace(planned, source_sql=source_sql)
+        statements, online = (*planned.statements, comment), (*planned.online, comment)
+        return replace(planned, statements=statements, online=online)
+
+    def _add(self, name: str) -> str:
+        return f"alter table {self._place.quoted} add constraint {quote_identifier(name)}"
+
+    def _source_sql(self, constraint: ConstraintDefinition) -> str:
+        return f"{self._add(constraint.name)} {constraint.definition}"
 
     def primary_key(self) -> list[Planned]:
         """Render the primary key for a table that lacks one; elsewhere CREATE TABLE has made that.
@@ -382,34 +384,31 @@ class Renderer:
 
     def _versions_key(self, key: ConstraintDefinition, columns: list[str]) -> list[Planned]:
         """Render the primary key of a history, and the index of open versions."""
-        table, name = self._place.quoted, self.free(key.name)
-        add, whole = f"alter table {table} add constraint", quote_identifier(name)
-        timing = _timing(key)
+        table, name, timing = self._place.quoted, self.free(key.name), _timing(key)
+        add, whole = self._add(name), quote_identifier(name)
         listed, versions = history_keys(columns, timing)
         primary = Planned(
             ObjectKind.UNIQUE,
             name,
-            (f"{add} {whole} primary key {listed}",),
+            (f"{add} primary key {listed}",),
             (
                 f"create unique index concurrently {whole} on {table} {listed}",
-                f"{add} {whole} primary key using index {whole}",
+                f"{add} primary key using index {whole}",
             ),
             index=name,
         )
         of_open = versions_name(key.name, self._place.mapping.target)
-        quoted = quote_identifier(of_open)
         if timing:
-            made = (f"{add} {quoted} {versions}",)
+            made = (f"{self._add(of_open)} {versions}",)
             return [primary, Planned(ObjectKind.EXCLUSION, of_open, made, made)]
-        body = f"{quoted} on {table} {versions}"
+        body = f"{quote_identifier(of_open)} on {table} {versions}"
         ways = (f"create unique index {body}",), (f"create unique index concurrently {body}",)
         return [primary, Planned(ObjectKind.INDEX, of_open, *ways, index=of_open)]
 
     def _plain_key(self, constraint: ConstraintDefinition) -> Planned:
         """Say that a temporal key is a plain one at the target."""
-        key = quote_identifier(constraint.name)
-        sql = f"alter table {self._place.quoted} add constraint {key} {constraint.definition}"
         reason = "streamer finds rows by a plain primary key, which lets ranges overlap"
+        sql = self._source_sql(constraint)
         return Planned(ObjectKind.UNIQUE, constraint.name, reason=reason, source_sql=sql)
 
     def _index_of(self, constraint: ConstraintDefinition) -> IndexDefinition:
@@ -423,9 +422,8 @@ class Renderer:
         if not self._is_clone:
             return self._index(replace(index, constraint=None))
         self._refuse_computed(index)
-        name = self.free(constraint.name)
-        add = f"alter table {self._place.quoted} add constraint {quote_identifier(name)}"
-        timing = _timing(constraint)
+        name, timing = self.free(constraint.name), _timing(constraint)
+        add = self._add(name)
         names = [quote_identifier(self._mapped(column)) for column in constraint.columns]
         if constraint.period:
             names[-1] += " without overlaps"
@@ -460,8 +458,8 @@ class Renderer:
             keys.insert(0, f"{quote_identifier(SID)} with operator(pg_catalog.=)")
         tail = " ".join(self._index_tail(index, is_unique=False))
         made = (
-            f"alter table {self._place.quoted} add constraint {quote_identifier(name)} "
-            f"exclude using {quote_identifier(index.method)} ({', '.join(keys)}) {tail}".rstrip()
+            f"{self._add(name)} exclude using {quote_identifier(index.method)} "
+            f"({', '.join(keys)}) {tail}".rstrip()
             + _timing(constraint),
             *self._index_extras(index, name),
         )
@@ -475,14 +473,12 @@ class Renderer:
             if self._place.mapping.is_computed(name):
                 raise _UnmadeError(f'`set` computes column "{column}"')
         condition = self._renamed(constraint.expression or "", constraint.columns)
-        add = (
-            f"alter table {self._place.quoted} add constraint {quote_identifier(constraint.name)} "
-            f"check ({condition}){' no inherit' if constraint.no_inherit else ''}"
-        )
-        return self._validated(ObjectKind.CHECK, constraint, add)
+        inherit = " no inherit" if constraint.no_inherit else ""
+        return self._validated(ObjectKind.CHECK, constraint, f"check ({condition}){inherit}")
 
-    def _validated(self, kind: ObjectKind, constraint: ConstraintDefinition, add: str) -> Planned:
+    def _validated(self, kind: ObjectKind, constraint: ConstraintDefinition, sql: str) -> Planned:
         """Return a constraint that is added without a look at the rows, which comes after."""
+        add = f"{self._add(constraint.name)} {sql}"
         if not constraint.enforced:
             made = (f"{add} not enforced",)
             return Planned(kind, constraint.name, made, made)
@@ -524,12 +520,11 @@ class Renderer:
             own.insert(0, quote_identifier(SID))
             refers.insert(0, quote_identifier(SID))
             match = ""  # sid is never null, and MATCH FULL would refuse nulls beside it
-        add = (
-            f"alter table {self._place.quoted} add constraint {quote_identifier(constraint.name)} "
+        sql = (
             f"foreign key ({', '.join(own)}) references {there.quoted} ({', '.join(refers)})"
             f"{match}{actions}{_timing(constraint)}"
         )
-        planned = self._validated(ObjectKind.FOREIGN_KEY, constraint, add)
+        planned = self._validated(ObjectKind.FOREIGN_KEY, constraint, sql)
         return replace(planned, referenced=there.mapping.target)
 
     def _check_reference(self, referenced: RelationName, there: TargetPlace | None) -> None:
@@ -598,11 +593,6 @@ def _options(options: Iterable[str]) -> str:
     """Return storage parameters as SQL: ``fillfactor='70'``."""
     pairs = (option.partition("=") for option in options)
     return ", ".join(f"{quote_identifier(n)}={quote_literal(v).strip()}" for n, _, v in pairs)
-
-
-def _without_values(name: str) -> str:
-    """Return what to show in place of the SQL of an object that reads a hashed column."""
-    return f"-- {quote_identifier(name)} reads a hashed column, whose values streamer does not show"
 
 
 def _summary(index: IndexDefinition) -> str:
