@@ -355,22 +355,20 @@ def _check_unfilled_columns(
     filled = {column.name for column in columns} | ({SID} if has_sid else set())
     if mapping.type is TableType.HISTORY:
         filled |= set(HISTORY_COLUMNS)
-    for column in target.columns.values():
-        fills_itself = column.has_default or column.generated
-        if column.not_null and column.name not in filled and not fills_itself:
-            table = quote_qualified(target.name.namespace, target.name.name)
-            alter = f"alter table {table} alter column {quote_identifier(column.name)}"
-            error = TargetSchemaError(
-                f'column "{column.name}" of target table "{mapping.target}" is NOT NULL, '
-                "has no default and no column of the source to fill it",
-                hint=Remedy.of(
-                    "run there: ",
-                    at_target(f"{alter} drop not null"),
-                    "; or give it a default, or map a column to it",
-                ),
-            )
-            error.column = column.name
-            raise error
+    for column in target.unfilled(filled):
+        table = quote_qualified(target.name.namespace, target.name.name)
+        alter = f"alter table {table} alter column {quote_identifier(column.name)}"
+        error = TargetSchemaError(
+            f'column "{column.name}" of target table "{mapping.target}" is NOT NULL, '
+            "has no default and no column of the source to fill it",
+            hint=Remedy.of(
+                "run there: ",
+                at_target(f"{alter} drop not null"),
+                "; or give it a default, or map a column to it",
+            ),
+        )
+        error.column = column.name
+        raise error
 
 
 def _identify(

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -106,6 +106,16 @@ class TargetRelation:
     def is_unique(self, columns: frozenset[str]) -> bool:
         """Whether at most one row has given values in *columns*, and an index finds this row."""
         return any(columns >= set(key) for key in self.unique_keys)
+
+    def unfilled(self, filled: Collection[str | None]) -> list[TargetColumn]:
+        """Return the columns beside *filled* that refuse a row without a value for them."""
+        return [
+            column
+            for column in self.columns.values()
+            if column.not_null
+            and column.name not in filled
+            and not (column.has_default or column.generated)
+        ]
 
 
 _FACTS_SQL: Final = """

@@ -129,14 +129,7 @@ def widening(
     filled = set(map(mapping.target_column, (column.name for column in definition.columns)))
     filled |= {SID, *HISTORY_COLUMNS, *(name for name, _ in mapping.rule.set)}
     filled |= {name for _, name in mapping.rule.metadata} | set(target.primary_key)
-    unfilled = [
-        column.name
-        for column in target.columns.values()
-        if column.name not in filled
-        and column.not_null
-        and not (column.has_default or column.generated)
-    ]
-    return changes, unfilled
+    return changes, [column.name for column in target.unfilled(filled)]
 
 
 def widening_statements(
