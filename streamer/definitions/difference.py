@@ -13,10 +13,11 @@ and more partitions than those of one source are no difference there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from streamer.definitions.columns import type_clause
+from streamer.definitions.create_type import create_type_sql
 from streamer.definitions.model import TableDefinition
 from streamer.definitions.names import (
     UnclearExpressionError,
@@ -87,34 +88,26 @@ def type_difference(
     *keeps_more*: they may take more values, of other sources or of versions that have ended.
     """
     there = {each.full_name: each for each in target}
-    found = []
-    for each in source:
-        other = there.get(each.full_name)
-        if other is None or (keeps_more and other.takes_all(each)):
-            continue
-        if _described(each) != _described(other):
-            found.append(
-                DefinitionDifference(
-                    "type", str(each.full_name), _described(each), _described(other)
-                )
-            )
-    return found
+    differing = [
+        (here, other)
+        for here in source
+        if (other := there.get(here.full_name)) is not None
+        and not (keeps_more and other.takes_all(here))
+        and _described(here) != _described(other)
+    ]
+    return [
+        DefinitionDifference("type", str(here.full_name), _described(here), _described(other))
+        for here, other in differing
+    ]
 
 
 def _described(type_: DefinedType) -> str:
-    match type_.kind:
-        case "e":
-            return f"enum ({', '.join(label for _, label in type_.labels)})"
-        case "d":
-            checks = sorted(f"{name} {text}" for _, name, text in type_.checks)
-            parts = [type_.base or "", "not null" if type_.not_null else ""]
-            parts += [f"default {type_.default}" if type_.default is not None else "", *checks]
-            return " ".join(["domain", *filter(None, parts)])
-        case "c":
-            return f"({', '.join(f'{name} {kind}' for _, name, kind in type_.attributes)})"
-        case _:
-            operators = f" by {type_.operator_class}" if type_.operator_class else ""
-            return f"range of {type_.base}{operators}"
+    """Return the SQL of a type behind its name. Checks have no order, and PostgreSQL 13 no
+    multiranges.
+    """
+    checks = tuple(sorted(type_.checks, key=lambda check: check[1:]))
+    create, *rest = create_type_sql(replace(type_, checks=checks, multirange=None))
+    return "; ".join([create.partition(" as ")[2], *rest])
 
 
 # ---- columns -----------------------------------------------------------------------------------

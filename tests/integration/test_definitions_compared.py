@@ -94,7 +94,7 @@ async def test_differences_are_listed_as_far_as_create_asks_for_them(
     """)
     found = await differences(path, source, target)
     starts = [
-        'type "public.mood" is enum (sad, happy, mad), and should be enum (sad, happy)',
+        "type \"public.mood\" is enum ('sad', 'happy', 'mad'), and should be enum ('sad', 'happy')",
         'column "total" is bigint, and should be integer',
         "column \"label\" is text generated always as (((title)::text || '?'::text)), and should be",
         'column "more" is integer generated always as (1), and should be integer',

@@ -240,7 +240,7 @@ def test_types_are_compared_by_their_values() -> None:
     assert len(compared([MOOD, POSITIVE], [more, free])) == 2
     assert len(compared([more, MOOD, free], [turned, POSITIVE], keeps_more=True)) == 3
     (found,) = compared([MOOD], [replace(MOOD, labels=((1, "sad"),))])
-    assert str(found) == 'type "public.mood" is enum (sad), and should be enum (sad, happy)'
+    assert str(found) == "type \"public.mood\" is enum ('sad'), and should be enum ('sad', 'happy')"
 
 
 def test_a_source_joins_with_the_part_of_its_definition_that_the_target_has() -> None:
