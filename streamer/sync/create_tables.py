@@ -179,14 +179,15 @@ async def create_tables(
                 wanted = {n: table for n, table in wanted.items() if table.quoted != row["name"]}
             if not wanted:
                 return set()
-            statements = await _statements(connection, list(wanted.values()), types, role)
-            await _create_namespaces(connection, {name.namespace for name in wanted})
-            made = [kind for kind in types if await _create_type(connection, kind)]
-            await connection.execute(_joined(wanted.values()))
-            calls = await read_calls(connection, [table.quoted for table in wanted.values()])
-            if calls:
-                sql = [statement for kind in made for statement in new_type_sql(kind)]
-                raise _waiting(calls, *_schemas(made, wanted), *sql, _joined(wanted.values()))
+            missing = await _read_missing(connection, types)
+            before = await _schemas_and_types(connection, wanted, missing)
+            statements = [*before, *(sql for each in wanted.values() for sql in each.statements)]
+            for statement in before:
+                await connection.execute(statement)
+            names = [kind.full_name for kind in missing]
+            _refuse(await read_calls(connection, [], names) if names else [], before)
+            await connection.execute("; ".join(statements[len(before) :]))
+            _refuse(await read_calls(connection, [t.quoted for t in wanted.values()]), statements)
             for table in wanted.values():
                 await _name_primary_key(connection, table)
             await store_created(
@@ -238,39 +239,6 @@ def _grants(tables: Iterable[NewTable], role: str) -> tuple[str, str]:
     )
 
 
-def _joined(tables: Iterable[NewTable]) -> str:
-    return "; ".join(statement for table in tables for statement in table.statements)
-
-
-async def _create_namespaces(connection: TargetConnection, namespaces: Iterable[str]) -> None:
-    missing = await connection.fetch(
-        "select name from unnest($1::text[]) name"
-        " where not exists (select from pg_namespace where nspname = name) order by 1",
-        list(namespaces),
-    )
-    for row in missing:
-        await connection.execute(f"create schema {quote_identifier(row['name'])}")
-
-
-async def _create_type(connection: TargetConnection, kind: DefinedType) -> bool:
-    """Create a type; return whether it was missing."""
-    exists = await connection.fetch_value(
-        "select exists (select from pg_type t join pg_namespace n on n.oid = t.typnamespace"
-        " where n.nspname = $1 and t.typname = $2)",
-        kind.namespace,
-        kind.name,
-    )
-    if exists:
-        return False
-    await _create_namespaces(connection, [kind.namespace])
-    statements = new_type_sql(kind)
-    for statement in statements:
-        await connection.execute(statement)
-    if calls := await read_calls(connection, [], [kind.full_name]):
-        raise _waiting(calls, *_schemas([kind], ()), *statements)
-    return True
-
-
 def new_type_sql(kind: DefinedType) -> list[str]:
     """Return the statements for a type that comes with a table.
 
@@ -279,29 +247,18 @@ def new_type_sql(kind: DefinedType) -> list[str]:
     return create_type_sql(replace(kind, default=None))
 
 
-def _schemas(types: Iterable[DefinedType], tables: Iterable[RelationName]) -> list[str]:
-    """Return the statements that create the schemas of *types* and *tables*."""
-    names = {each.namespace for each in types} | {name.namespace for name in tables}
-    return [f"create schema if not exists {quote_identifier(name)}" for name in sorted(names)]
+def _refuse(calls: Sequence[ForeignCall], statements: Sequence[str]) -> None:
+    """Raise the error about *calls*, with the statements for an operator who has read them."""
+    if calls:
+        hint = Remedy.of("to allow this, run there: ", at_target(*statements))
+        raise TargetSchemaError(foreign_error(calls).message, hint=hint)
 
 
-def _waiting(calls: Sequence[ForeignCall], *statements: str) -> TargetSchemaError:
-    """Return the error about *calls*, with the statements for an operator who has read them."""
-    error = foreign_error(calls)
-    hint = Remedy.of("to allow this, run there: ", at_target(*statements))
-    return TargetSchemaError(error.message, hint=hint)
-
-
-async def _statements(
-    connection: TargetConnection,
-    tables: Sequence[NewTable],
-    types: Sequence[DefinedType],
-    role: str,
-) -> list[str]:
-    """Return the statements that create *tables*, with the schemas and *types* that are missing.
-
-    *role*: the quoted name of our role. Raises TargetSchemaError for a type of an extension that
-    the target lacks.
+async def _read_missing(
+    connection: TargetConnection, types: Sequence[DefinedType]
+) -> list[DefinedType]:
+    """Return those of *types* that the target lacks. Raises TargetSchemaError for one of an
+    extension.
     """
     absent = await connection.fetch(
         "select (i - 1)::int4 as number"
@@ -313,14 +270,19 @@ async def _statements(
         [kind.name for kind in types],
     )
     missing = [types[row["number"]] for row in absent]
-    rows = await connection.fetch("select nspname as name from pg_catalog.pg_namespace")
-    namespaces = {row["name"] for row in rows}
     for kind in missing:
         await refuse_missing(connection, kind)
-    needed = {table.mapping.target.namespace for table in tables}
-    needed |= {kind.namespace for kind in missing}
+    return missing
+
+
+async def _schemas_and_types(
+    connection: TargetConnection, tables: Iterable[RelationName], missing: Sequence[DefinedType]
+) -> list[str]:
+    """Return the statements that create the schemas that *tables* and types lack, and the types."""
+    rows = await connection.fetch("select nspname as name from pg_catalog.pg_namespace")
+    needed = {name.namespace for name in tables} | {kind.namespace for kind in missing}
+    schemas = sorted(needed - {row["name"] for row in rows})
     return [
-        *(f"create schema {quote_identifier(name)}" for name in sorted(needed - namespaces)),
+        *(f"create schema if not exists {quote_identifier(name)}" for name in schemas),
         *(statement for kind in missing for statement in new_type_sql(kind)),
-        *(statement for table in tables for statement in table.statements),
     ]
