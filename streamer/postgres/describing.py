@@ -60,22 +60,30 @@ NOT_NULL: Final = """
 """.strip()
 """Whether column a has no nulls: a constraint that is not valid (PostgreSQL 18) proves nothing."""
 
-COLUMNS: Final = f"""
-select pg_catalog.json_agg(pg_catalog.json_build_object(
-    'number', a.attnum, 'name', a.attname,
-    'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
-    'not_null', {NOT_NULL},
-    'default', pg_catalog.pg_get_expr(d.adbin, d.adrelid),
-    'identity', a.attidentity,
-    'generated', a.attgenerated,
-    'statistics', case when a.attstattarget >= 0 then a.attstattarget end,
-    'comment', pg_catalog.col_description(c.oid, a.attnum),
-    'collation', {COLLATION},
-    'sequence', ({SEQUENCE})
-    ) order by a.attnum)
-from pg_catalog.pg_attribute a
+COLUMN: Final = {
+    "number": "a.attnum",
+    "name": "a.attname",
+    "type": "pg_catalog.format_type(a.atttypid, a.atttypmod)",
+    "not_null": NOT_NULL,
+    "identity": "a.attidentity",
+    "generated": "a.attgenerated",
+    "collation": COLLATION,
+    "sequence": f"({SEQUENCE})",
+}
+"""The SQL of the facts about column a of `FROM_COLUMNS` that need no deparser."""
+FROM_COLUMNS: Final = """
+pg_catalog.pg_attribute a
 join pg_catalog.pg_type t on t.oid = a.atttypid
 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+""".strip()
+COLUMNS: Final = f"""
+select pg_catalog.json_agg(pg_catalog.json_build_object(
+    {", ".join(f"'{name}', {sql}" for name, sql in COLUMN.items())},
+    'default', pg_catalog.pg_get_expr(d.adbin, d.adrelid),
+    'statistics', case when a.attstattarget >= 0 then a.attstattarget end,
+    'comment', pg_catalog.col_description(c.oid, a.attnum)
+    ) order by a.attnum)
+from {FROM_COLUMNS}
 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 """  # noqa: S608
 

@@ -25,11 +25,10 @@ from streamer.mapping.objects import DefinedObject, DefinedType
 from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.describing import (
-    COLLATION,
+    COLUMN,
+    FROM_COLUMNS,
     MARKED_OBJECTS,
-    NOT_NULL,
     PARTITIONS,
-    SEQUENCE,
     USED_TYPES,
     USER_OIDS_BEGIN,
 )
@@ -305,22 +304,16 @@ order by i.indrelid, i.indexrelid
 """
 
 _COLUMNS_SQL: Final = f"""
-select a.attrelid::int8 as relid, a.attnum as number, a.attname as name,
-       pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
-       a.atttypid::int8 as type_oid,
-       {NOT_NULL} as not_null, a.attgenerated as generated, a.attidentity as identity,
+select a.attrelid::int8 as relid, a.atttypid::int8 as type_oid,
+       {", ".join(f'{sql} as "{name}"' for name, sql in COLUMN.items()).replace("%", "%%")},
        case when a.attgenerated <> '' then pg_catalog.pg_get_expr(d.adbin, d.adrelid) end
          as "default",
        pg_catalog.hashtextextended(d.adbin::text, 0)::text as default_mark,
-       ({SEQUENCE.replace("%", "%%")}) as sequence,
-       {COLLATION} as collation,
        case when a.atthasmissing then (a.attmissingval::text::text[])[1] end as fill,
        t.typdefaultbin is not null as of_domain,
        a.attstorage in ('x', 'e') or (a.attstorage = 'm' and t.typstorage <> 'm')
          as may_be_toasted
-from pg_catalog.pg_attribute a
-join pg_catalog.pg_type t on t.oid = a.atttypid
-left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+from {FROM_COLUMNS}
 where a.attrelid = any (%s) and a.attnum > 0 and not a.attisdropped
 order by a.attrelid, a.attnum
 """

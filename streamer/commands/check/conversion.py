@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from streamer.mapping.definition import widens
+
 _TYPE: Final = re.compile(
     r"(?P<base>[a-z ]+?)(?:\((?P<modifiers>-?\d+(?:,-?\d+)?)\))?(?P<zone> with(?:out)? time zone)?"
 )
@@ -39,7 +41,7 @@ def _parse(text: str) -> _Type:
 
 def type_risk(source: str, target: str) -> str | None:
     """Return the risk of reading text of type *source* as *target*, or None."""
-    if source == target:
+    if widens(source, target):
         return None
     if source.endswith("[]") and target.endswith("[]"):
         return type_risk(source.removesuffix("[]"), target.removesuffix("[]"))
