@@ -9,7 +9,7 @@ from typing import Final
 from streamer.apply.hashed_columns import check_hashes
 from streamer.apply.plan import ApplyPlan, Identity, PlanColumn, PlanInput
 from streamer.decode.pgoutput import Relation
-from streamer.definitions.columns import HISTORY, NO_CHANGES, add_clause, columns_to_add
+from streamer.definitions.columns import HISTORY, NO_CHANGES, add_columns_sql, columns_to_add
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import ColumnChange, DefinedColumn
 from streamer.mapping.names import RelationName
@@ -159,10 +159,10 @@ def _with_computed(
         there = target.columns.get(name)
         if there is None:
             quoted = quote_qualified(target.name.namespace, target.name.name)
-            addition = add_clause([DefinedColumn(0, name, types.get(name, "<its type>"))])
+            column = DefinedColumn(0, name, types.get(name, "<its type>"))
             raise TargetSchemaError(
                 f'target table "{mapping.target}" has no column "{name}", which `set` computes',
-                hint=Remedy.of("run there: ", at_target(f"alter table {quoted} {addition}")),
+                hint=Remedy.of("run there: ", at_target(*add_columns_sql(quoted, [column]))),
             )
         if there.generated:
             raise TargetSchemaError(
@@ -194,10 +194,10 @@ def _with_metadata(
         wanted = METADATA_TYPES[kind]
         table = quote_qualified(target.name.namespace, target.name.name)
         if there is None:
-            addition = add_clause([DefinedColumn(0, name, wanted)])
+            sql = add_columns_sql(table, [DefinedColumn(0, name, wanted)])
             raise TargetSchemaError(
                 f'target table "{mapping.target}" has no column "{name}", which `metadata` writes',
-                hint=Remedy.of("run there: ", at_target(f"alter table {table} {addition}")),
+                hint=Remedy.of("run there: ", at_target(*sql)),
             )
         if there.type != wanted or there.generated or there.identity_always:
             alter = f"alter table {table} alter column {quote_identifier(name)} type {wanted}"
@@ -267,19 +267,17 @@ def missing_remedy(
 
     *changes*: see `columns_to_add`.
     """
-    alter = f"alter table {quote_qualified(target.namespace, target.name)}"
+    table = quote_qualified(target.namespace, target.name)
     statements, additions = [], []
     for source, name in missing:
         former = changes[source].before if source in changes else None
         before = None if former is None else mapping.target_column(former.name)
         if before is not None:
             renaming = f"{quote_identifier(before)} to {quote_identifier(name)}"
-            statements.append(f"{alter} rename column {renaming}")
+            statements.append(f"alter table {table} rename column {renaming}")
         else:
             additions.append((source, name))
-    if additions:
-        columns = columns_to_add(mapping, additions, types, changes)
-        statements.append(f"{alter} {add_clause(columns)}")
+    statements += add_columns_sql(table, columns_to_add(mapping, additions, types, changes))
     words = (
         "or exclude the column in the mapping; with the capture of definitions (`ddl: capture`) "
         "streamer makes such changes itself"
@@ -319,11 +317,11 @@ def match_columns(
 def _check_history_columns(mapping: RelationMapping, target: TargetRelation) -> None:
     absent = [name for name in HISTORY_COLUMNS if name not in target.columns]
     if absent:
-        additions = add_clause(column for column in HISTORY if column.name in absent)
+        additions = [column for column in HISTORY if column.name in absent]
         table = quote_qualified(target.name.namespace, target.name.name)
         raise TargetSchemaError(
             f'history table "{mapping.target}" has no column "{absent[0]}"',
-            hint=Remedy.of("run there: ", at_target(f"alter table {table} {additions}")),
+            hint=Remedy.of("run there: ", at_target(*add_columns_sql(table, additions))),
         )
 
 

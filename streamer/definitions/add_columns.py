@@ -10,13 +10,13 @@ from typing import Final
 import structlog
 
 from streamer.decode.pgoutput import Relation
-from streamer.definitions.columns import add_clause
+from streamer.definitions.columns import add_columns_sql
 from streamer.definitions.missing_types import AskTypes, refuse_types_of_extensions
 from streamer.errors import Retry, StreamerError, TargetRejectedError, TargetSchemaError
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
 from streamer.mapping.objects import base_type
-from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.postgres.quoting import quote_qualified
 from streamer.remedies import Remedy, at_target
 from streamer.target.connection import (
     TargetAddress,
@@ -80,18 +80,14 @@ async def add_columns(
     and TargetRejectedError with the statement to run.
     """
     quoted = quote_qualified(target.namespace, target.name)
-    statement = f"alter table {quoted} {add_clause(columns, if_not_exists=True)}"
-    # Values come from the source: a default of the target would hide that one is missing.
-    filled = (quote_identifier(column.name) for column in columns if column.fill is not None)
-    drops = ", ".join(f"alter column {name} drop default" for name in filled)
+    statements = add_columns_sql(quoted, columns, if_not_exists=True)
     async with target_connection(address, "streamer columns") as connection:
         await refuse_types_of_extensions(connection, {base_type(c.type) for c in columns}, ask)
         try:
             async with transaction(connection):
                 await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
-                await connection.execute(statement)
-                if drops:
-                    await connection.execute(f"alter table {quoted} {drops}")
+                for statement in statements:
+                    await connection.execute(statement)
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
@@ -100,7 +96,7 @@ async def add_columns(
             raise (TargetRejectedError if is_right else TargetSchemaError)(
                 f'column {listed} cannot be added to target table "{target}": {exc.message}',
                 hint=Remedy.of(
-                    "run there: ", at_target(statement), "; or exclude the column in the mapping"
+                    "run there: ", at_target(*statements), "; or exclude the column in the mapping"
                 ),
             ) from exc
-    log.info("columns added", table=str(target), sql=statement)
+    log.info("columns added", table=str(target), sql="; ".join(statements))

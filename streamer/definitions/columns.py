@@ -159,11 +159,21 @@ def columns_to_add(
     return columns
 
 
-def add_clause(columns: Iterable[DefinedColumn], *, if_not_exists: bool = False) -> str:
-    """Return the clause of ALTER TABLE that adds columns, with their values in existing rows."""
+def add_columns_sql(
+    table: str, columns: Iterable[DefinedColumn], *, if_not_exists: bool = False
+) -> list[str]:
+    """Return the statements that add columns to a quoted *table*, with their values in its rows.
+
+    Later values come from the source: a default of the target would hide that one is missing.
+    """
     add = "add column if not exists" if if_not_exists else "add column"
-    filled = (c if c.fill is None else replace(c, default=c.constant) for c in columns)
-    return ", ".join(f"{add} {column_clause(column)}" for column in filled)
+    adds, drops = [], []
+    for column in columns:
+        default = column.default if column.fill is None else column.constant
+        adds.append(f"{add} {column_clause(replace(column, default=default))}")
+        if column.fill is not None:
+            drops.append(f"alter column {quote_identifier(column.name)} drop default")
+    return [f"alter table {table} {', '.join(actions)}" for actions in (adds, drops) if actions]
 
 
 def type_clause(column: DefinedColumn) -> str:

@@ -38,7 +38,7 @@ from streamer.commands.check.shared_tables import (
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.definitions.columns import (
-    add_clause,
+    add_columns_sql,
     column_clause,
     columns_to_add,
     generation_expression,
@@ -196,7 +196,7 @@ def check_table(
         columns = {column.name: target_column(column) for column in added}
         relation = replace(relation, columns=relation.columns | columns)
         if added:
-            words = f"`run` will: alter table {pair.quoted} {add_clause(added)}"
+            words = f"`run` will: {'; '.join(add_columns_sql(pair.quoted, added))}"
             problem = f"its target table {pair.name} lacks columns, which `on_column_added` adds"
             yield info(pair.place, problem, in_words(words))
             yield from check_added_types(pair, added)
