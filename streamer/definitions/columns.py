@@ -182,8 +182,9 @@ def type_clause(column: DefinedColumn) -> str:
 
 
 def history_keys(key: Sequence[str], timing: str = "") -> tuple[str, str]:
-    """Return the columns of a history's primary key, and what lets each *key* have one open
-    version: the columns of a unique index or, with *timing*, a constraint that can be deferred.
+    """Return the columns of a history's primary key, and the SQL for one open version of a key.
+
+    That is the columns of a unique index or, with *timing*, a constraint that waits for the end.
     """
     primary = f"({quote_columns([*key, HISTORY_ID])})"
     is_open = f"kvsz_end = {HISTORY_OPEN}"

@@ -49,7 +49,7 @@ async def states(streamer: Streamer, target: Database, **wanted: str) -> None:
         raise AssertionError(f"{exc}\n{plans}") from exc
 
 
-@pytest.mark.follows("sync.create_tables:_waiting")
+@pytest.mark.follows("sync.create_tables:_refuse")
 @pytest.mark.parametrize("create", ["columns", "all"])
 async def test_a_domain_whose_check_calls_a_function_is_left_to_an_operator(
     source: Database, target: Database, stream: MakeStreamer, create: str

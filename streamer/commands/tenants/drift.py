@@ -3,8 +3,8 @@
 Each source's definitions come from its catalogs. An item is a column, a primary key or another
 constraint of a table. The definition that most tenants have is the common one; a tenant that has
 another, or none, deviates. The target deviates if its table is not the one that the common
-definition makes, as `streamer compare --definitions` judges, or has a column that only removed
-tenants had.
+definition makes, by the rules of `streamer compare --definitions`. So does a target with a column
+that only removed tenants had.
 """
 
 import asyncio
