@@ -157,7 +157,7 @@ class StandbyWaitError(SourceError):
 
 
 class SourceElsewhereError(SourceConnectionError):
-    """A command reached another server than the server from which `run` streams."""
+    """A command reached a different server than `run`."""
 
     code = "source_elsewhere"
     advice = "Stop an old primary, or correct the hosts of the url."
@@ -176,7 +176,7 @@ class SourceOldPrimaryError(SourceConnectionError):
 
 
 class SourceDatabaseError(SourceError):
-    """The url of a source leads to another database of its server.
+    """The url of a source leads to a different database of the server.
 
     Neither a copy nor a new slot helps, so the hint names the url alone.
     """
@@ -313,7 +313,7 @@ class ProtocolError(StreamerError):
 
 
 class TableGoneError(SourceError):
-    """The source lacks a mapped table, or has another table under that name."""
+    """The source lacks a mapped table, or has a different table under that name."""
 
     code = "table_gone"
     runbook = "table-gone"
@@ -386,8 +386,8 @@ class TargetConnectionError(TargetError):
 
 
 class TargetMovedError(TargetConnectionError):
-    """A connection reached another server than the server with the source's lock, as during a
-    failover of the target.
+    """A connection reached a different server than the source's lock, as during a failover of the
+    target.
 
     ``claims``: the claims that could not be proven there, if known.
     """
@@ -661,7 +661,7 @@ class SpoolError(StreamerError):
 
 
 class JournalError(StreamerError):
-    """The journal of a source is damaged, or belongs to another source."""
+    """The journal of a source is damaged, or belongs to a different source."""
 
     code = "journal"
     retry = Retry.MANUAL
