@@ -1,4 +1,4 @@
-"""The metrics of several processes in one answer.
+"""The metrics of several processes in a single answer.
 
 The series of each process carry the label ``replica``. A sum over processes would fall when a
 process ends, and Prometheus would read the fall as a reset of all counters. Families about the
@@ -66,7 +66,7 @@ async def render_all(
 
 
 def join_metrics(texts: Mapping[int, str]) -> str:
-    """Return one text of metrics; *texts* by the number of the process, the answering one first.
+    """Return a single text of metrics; *texts* by the number of the process, the answering one first.
 
     The help of a family appears once.
     """
