@@ -66,7 +66,7 @@ async def render_all(
 
 
 def join_metrics(texts: Mapping[int, str]) -> str:
-    """Return a single text of metrics; *texts* by the number of the process, the answering one first.
+    """Return a text of metrics; *texts* by the number of the process, the answering one first.
 
     The help of a family appears once.
     """
