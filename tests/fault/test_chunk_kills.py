@@ -30,18 +30,18 @@ async def test_a_copy_in_chunks_is_killed_at_every_step(
     tmp_path: Path, source: Database, target: Database
 ) -> None:
     case = ChunkCase(tmp_path, source, target)
-    before = None
+    place = None
     for armed, chunks in STEPS:
-        await asyncio.to_thread(case.die, armed)
+        await asyncio.to_thread(case.die_writing, armed)
         assert case.chunks == chunks, armed
         is_whole = armed in ("sync.catching_up", "sync.drained")
         assert case.indexes == ["big_id_v", *["big_v"][: int(is_whole)]], armed
         if chunks:
-            before = before or case.unchanged
-            assert case.unchanged == before, "a chunk that is there is not copied again"
+            place = place or case.unchanged
+            assert case.unchanged == place, "a chunk that is there is not copied again"
         if armed == "sync.planned":
-            await asyncio.to_thread(case.part_dies)
-    assert case.unchanged == before
+            await asyncio.to_thread(case.part_dies, "sync.part_copied", case.write)
+    assert case.unchanged == place
     case.write(3)
     await case.recover()
 
@@ -50,12 +50,12 @@ async def test_a_copy_of_partitions_that_come_and_go_is_killed(
     tmp_path: Path, source: Database, target: Database
 ) -> None:
     case = PartitionedCase(tmp_path, source, target)
-    await asyncio.to_thread(case.die, "sync.chunk_stored")
+    await asyncio.to_thread(case.die_writing, "sync.chunk_stored")
     assert case.chunks == 1
     case.change_partitions()
-    before = case.unchanged
+    place = case.unchanged
     for armed, chunks in (("sync.planned", 1), ("sync.copied", 1), ("sync.chunk_stored", 2)):
-        await asyncio.to_thread(case.die, armed)
+        await asyncio.to_thread(case.die_writing, armed)
         assert case.chunks == chunks, armed
     await case.recover()
-    assert case.unchanged == before, "a chunk that is there is not copied again"
+    assert case.unchanged == place, "a chunk that is there is not copied again"

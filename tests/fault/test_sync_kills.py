@@ -1,6 +1,7 @@
 """Killed in every state of a table sync, and at every step from one to the next, it begins again."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,7 @@ import pytest
 
 from streamer.failpoints import NAMES
 from tests.support.postgres import Database
-from tests.support.process import Process
 from tests.support.sync_case import IN_CHUNKS, ONLY_AT_FIRST, ONLY_LATER, STEPS, TO_POINT, Case
-from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
@@ -34,24 +33,17 @@ async def test_killed_at_each_step_a_copy_and_then_a_resync_begin_again(
         if name == "sync.part_copied":
             await asyncio.to_thread(die_copying, case, name)
         else:
-            await asyncio.to_thread(case.die, f"{name}=kill")
-            case.write(5)
+            await asyncio.to_thread(case.die_writing, name)
     await case.recover()
     case.ask_for_resync()
     for name in LATER[first::2]:
-        armed = f"{name}=kill@2" if name == "sync.drained" else f"{name}=kill"
-        await asyncio.to_thread(case.die, armed)
-        case.write(5)
+        await asyncio.to_thread(case.die_writing, name + "@2" * (name == "sync.drained"))
     await case.recover()
 
 
 def die_copying(case: Case, name: str) -> None:
     """It is the process that copies which dies, each time after a part or two; ours goes on."""
-    armed = {"STREAMER_FAILPOINTS": f"{name}=kill@2"}
-    with Process(case.config, environment=armed, spark=False) as process:
-        eventually(lambda: "the Spark job is started again" in process.output)
-        case.write(20)
-        process.kill()
+    case.part_dies(f"{name}@2", lambda: case.write(20))
 
 
 async def test_killed_while_one_of_its_tables_is_synced_again(
@@ -60,22 +52,16 @@ async def test_killed_while_one_of_its_tables_is_synced_again(
     case = Case(tmp_path, source, target, None)
     await case.recover()
 
-    def ask_late(name: str) -> None:
-        with Process(
-            case.config, environment={"STREAMER_FAILPOINTS": f"{name}=kill"}, spark=False
-        ) as process:
-            streaming = "select 1 from streamer.source where state = 'streaming'"
-            eventually(lambda: target.execute(streaming))
-            case.write(5)
-            target.execute(
-                "insert into streamer.request (relation_id, action)"
-                " select id, 'resync' from streamer.relation where source = 'public.keyless';"
-                " notify streamer"
-            )
-            assert process.wait(60) == -9, name
+    def ask_late() -> None:
+        case.write(5)
+        target.execute(
+            "insert into streamer.request (relation_id, action)"
+            " select id, 'resync' from streamer.relation where source = 'public.keyless';"
+            " notify streamer"
+        )
 
     for name in ("requests.taken", "sync.slot_created"):
-        await asyncio.to_thread(ask_late, name)
+        await asyncio.to_thread(case.die_of, name, ask_late)
         case.write(5)
         await case.recover()
 
@@ -107,13 +93,12 @@ async def test_killed_while_rows_that_differ_are_brought(
     await case.recover()
     case.spoil()
     if options == CONDITION:  # a start takes requests elsewhere
-        await asyncio.to_thread(ask_while_it_streams, case, "requests.taken", options)
+        await asyncio.to_thread(case.die_of, "requests.taken", partial(ask_late, case, options))
         case.write(5)
     else:
         case.ask_to_point(options)
     for name in names:
-        await asyncio.to_thread(case.die, f"{name}=kill")
-        case.write(5)
+        await asyncio.to_thread(case.die_writing, name)
     await case.recover()
     case.spoil()
     case.ask_to_point(options)
@@ -121,15 +106,10 @@ async def test_killed_while_rows_that_differ_are_brought(
     await case.recover()
 
 
-def ask_while_it_streams(case: Case, name: str, options: dict[str, Any]) -> None:
-    armed = {"STREAMER_FAILPOINTS": f"{name}=kill"}
-    with Process(case.config, environment=armed, spark=False) as process:
-        streaming = "select 1 from streamer.source where state = 'streaming'"
-        eventually(lambda: case.target.execute(streaming))
-        case.write(5)
-        case.ask_to_point(options)
-        case.target.execute("notify streamer")
-        assert process.wait(60) == -9
+def ask_late(case: Case, options: dict[str, Any]) -> None:
+    case.write(5)
+    case.ask_to_point(options)
+    case.target.execute("notify streamer")
 
 
 async def test_killed_inside_a_transaction_too_large_for_memory(
@@ -141,5 +121,5 @@ async def test_killed_inside_a_transaction_too_large_for_memory(
         "begin; insert into keyless select g, repeat('x', 1000) from generate_series(1, 40000) g;"
         " update keyed set v = 'large'; commit"
     )
-    await asyncio.to_thread(case.die, "drain.piece_written=kill@3")
+    await asyncio.to_thread(case.die_writing, "drain.piece_written@3")
     await case.recover()

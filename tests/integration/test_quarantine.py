@@ -14,8 +14,8 @@ from streamer.commands import requests
 from streamer.commands.quarantine import Choice, QuarantinedRow
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
+from tests.support.kills import Kills
 from tests.support.postgres import Database, assert_same, contents
-from tests.support.process import Process
 from tests.support.runbooks import run_block
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
@@ -596,30 +596,21 @@ async def test_killed_between(
     make(source, target, "create table keyless (v int)")
     make(source, target)
     target.execute(f"{CHECK}; alter table keyless add constraint positive check (v > 0)")
-    options: dict[str, Any] = {
-        "tables": "t: {initial: none}\nkeyless: {initial: none}",
-        "settings": QUARANTINE,
-    }
+    rules = "t: {initial: none}\nkeyless: {initial: none}"
 
     def write(n: int) -> None:
         source.execute(f"insert into keyless values ({n}), (-{n})")
         source.execute(f"insert into t values ({n}, -{n}), (-{n}, {n})")
         source.execute(f"update t set id = {n + 1000} where id = {n}")
 
-    async with stream(**options) as streamer:
+    async with stream(rules, settings=QUARANTINE) as streamer:
         await streamer.caught_up()
     for n in range(1, 10):
         write(n)
-    config = tmp_path / "config.yaml"
-    armed = {"STREAMER_FAILPOINTS": f"{failpoint}=kill@4"}
-    with Process(config, environment=armed, spark=False) as process:
-        n = 10
-        while not process.process.ends_within(0.1):
-            assert n < 500, "the failpoint was not reached"
-            write(n)
-            n += 1
-        assert process.process.returncode == -9
-    async with stream(**options) as streamer:
+    kills = Kills(tmp_path, source, target, rules, settings=QUARANTINE)
+    kills.die(f"{failpoint}@4", lambda: write(10 + kills.acts))
+    n = 10 + kills.acts
+    async with stream(rules, settings=QUARANTINE) as streamer:
         await streamer.caught_up()
         assert target.value("select count(*) from streamer.quarantine") == 3 * (n - 1)
         assert target.value("select count(*) from keyless") == n - 1
@@ -629,10 +620,8 @@ async def test_killed_between(
     # A retry that an operator requests while no process runs, and that is killed in the middle.
     target.execute(f"{MEND}; alter table keyless drop constraint positive")
     assert len(await command.ask(address(target), "retry", Choice())) == 2
-    armed = {"STREAMER_FAILPOINTS": f"{failpoint}=kill"}
-    with Process(config, environment=armed, spark=False) as process:
-        assert process.wait(120) == -9
-    async with stream(**options) as streamer:
+    kills.die(failpoint)
+    async with stream(rules, settings=QUARANTINE) as streamer:
 
         async def is_empty() -> bool:
             return target.value("select count(*) from streamer.quarantine") == 0

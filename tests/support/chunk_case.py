@@ -1,12 +1,9 @@
 """A table whose rows change on both sides of each border while its chunks come."""
 
-import time
 from pathlib import Path
 
+from tests.support.kills import Kills
 from tests.support.postgres import Database
-from tests.support.process import Process
-from tests.support.streamer import Streamer, write_config
-from tests.support.waiting import eventually
 
 DDL = """
 create table big (id numeric primary key, v text, large text, region int default 0);
@@ -60,21 +57,19 @@ def request(target: Database, action: str) -> None:
     )
 
 
-class ChunkCase:
+class ChunkCase(Kills):
     """One source, its target, and the writer."""
 
     DDL = DDL
 
     def __init__(self, directory: Path, source: Database, target: Database) -> None:
-        self.source, self.target = source, target
-        self.config = directory / "config.yaml"
+        super().__init__(directory, source, target, "big:", settings=SETTINGS)
         self.written = 0
         source.execute(self.DDL)
         target.execute(
             "create table big (id numeric primary key, v text, large text, region int);"
             "create index big_v on big (v); create index big_id_v on big (id, v)"
         )
-        write_config(self.config, source, target, "big:", settings=SETTINGS)
 
     def write(self, count: int = 1) -> None:
         for _ in range(count):
@@ -98,32 +93,13 @@ class ChunkCase:
         )
         return [name for (name,) in self.target.execute(names)]
 
-    def die(self, armed: str) -> None:
-        """Run, and write all the while, until the failpoint kills it."""
-        environment = {"STREAMER_FAILPOINTS": f"{armed}=kill"}
-        with Process(self.config, environment=environment, spark=False) as process:
-            until, most = time.monotonic() + 90, self.written + 20
-            while not process.process.ends_within(0.1):
-                assert time.monotonic() < until, f"{armed} was not reached\n{process.output}"
-                if self.written < most:
-                    self.write()
-            assert process.process.returncode == -9, process.output
-
-    def part_dies(self) -> None:
-        """Run until the process that copies has died once; it dies behind each part."""
-        environment = {"STREAMER_FAILPOINTS": "sync.part_copied=kill"}
-        with Process(self.config, environment=environment, spark=False) as process:
-            eventually(lambda: "the Spark job is started again" in process.output)
-            self.write()
-            process.kill()
+    def die_writing(self, failpoint: str) -> None:
+        """Write, but not without end, until *failpoint* kills the process."""
+        writes_max = self.written + 20
+        self.die(failpoint, lambda: self.write(int(self.written < writes_max)))
 
     async def recover(self) -> None:
-        streamer = Streamer(self.config)
-        streamer.start()
-        try:
-            await streamer.caught_up()
-        finally:
-            await streamer.stop()
+        await super().recover()
         self.assert_equal()
 
     def assert_equal(self) -> None:

@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.support.kills import Kills
 from tests.support.postgres import Database
-from tests.support.process import Process
-from tests.support.streamer import Streamer, write_config
 from tests.support.waiting import eventually
 
 TABLES = "keyed:\nkeyless:\nhist: {type: history}"
@@ -62,15 +61,14 @@ def write(source: Database, first: int, last: int) -> None:
             )
 
 
-class Case:
+class Case(Kills):
     """One source, its target, and how both are to look in the end."""
 
     def __init__(self, directory: Path, source: Database, target: Database, sid: str | None):
-        self.source, self.target, self.sid = source, target, sid
-        self.config = directory / "config.yaml"
+        super().__init__(directory, source, target, TABLES, sid=sid)
+        self.sid = sid
         self.written = 0
         source.execute(DDL)
-        write_config(self.config, source, target, TABLES, sid=sid)
         target.execute("create table keyed (id int primary key, v text)")
         if sid:
             target.execute(
@@ -85,24 +83,13 @@ class Case:
         write(self.source, self.written, self.written + count)
         self.written += count
 
-    def die(self, armed: str) -> None:
-        """Run, and write all the while, until the failpoint kills it."""
-        with Process(
-            self.config, environment={"STREAMER_FAILPOINTS": armed}, spark=False
-        ) as process:
-            before = self.written
-            while not process.process.ends_within(0.05):
-                assert self.written < before + WRITES_MAX, f"{armed} not reached\n{process.output}"
-                self.write(1)
-            assert process.process.returncode == -9, f"{armed}\n{process.output}"
+    def die_writing(self, failpoint: str) -> None:
+        """Write all the while, until *failpoint* kills the process, and then some more."""
+        self.die(failpoint, lambda: self.write(1))
+        self.write(5)
 
     async def recover(self) -> None:
-        streamer = Streamer(self.config)
-        streamer.start()
-        try:
-            await streamer.caught_up(60)
-        finally:
-            await streamer.stop()
+        await super().recover()
         self.assert_equal()
         self.assert_nothing_left()
 
@@ -115,11 +102,11 @@ class Case:
 
     def spoil(self) -> None:
         """Make rows of the target differ, of which the writer changes some."""
-        own = f"sid = '{self.sid}' and" if self.sid else ""
+        condition = f"sid = '{self.sid}' and" if self.sid else ""
         self.target.execute(
             f"""
-            update keyed set v = 'wrong' where {own} id % 50 = 7; delete from keyed where {own} id % 50 = 8;
-            update hist set v = 'wrong' where {own} id % 50 = 7; delete from hist where {own} id % 50 = 8
+            update keyed set v = 'wrong' where {condition} id % 50 = 7; delete from keyed where {condition} id % 50 = 8;
+            update hist set v = 'wrong' where {condition} id % 50 = 7; delete from hist where {condition} id % 50 = 8
             """
         )
 
@@ -132,19 +119,21 @@ class Case:
         )
 
     def assert_equal(self) -> None:
-        own = f"sid = '{self.sid}'" if self.sid else "true"
+        of_source = f"sid = '{self.sid}'" if self.sid else "true"
         current = "kvsz_end = '9999-01-01' and not kvsz_deleted"
         for table, columns, condition in (
-            ("keyed", "id, v", own),
-            ("keyless", "a, b", own),
-            ("hist", "id, v", f"{own} and {current}"),
+            ("keyed", "id, v", of_source),
+            ("keyless", "a, b", of_source),
+            ("hist", "id, v", f"{of_source} and {current}"),
         ):
             rows = f"select ({columns})::text from {table}"
-            here = self.source.execute(f"{rows} order by 1")
-            assert here == self.target.execute(f"{rows} where {condition} order by 1"), table
+            rows_of_source = self.source.execute(f"{rows} order by 1")
+            assert rows_of_source == self.target.execute(f"{rows} where {condition} order by 1"), (
+                table
+            )
         if self.sid:
-            others = "select id, v from keyed where sid = 'other'"
-            assert self.target.execute(others) == [(1, "not ours")]
+            foreign_rows = "select id, v from keyed where sid = 'other'"
+            assert self.target.execute(foreign_rows) == [(1, "not ours")]
 
     def assert_nothing_left(self) -> None:
         slots = "select slot_name from pg_replication_slots where database = current_database()"
