@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.support.postgres import Database, assert_same, contents, ordinary_role
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 
 ORDERS = ["sets", "exact order"]
@@ -14,6 +15,7 @@ create trigger nothing before update on {0} for each row execute function nothin
 alter table {0} enable always trigger nothing
 """
 """A trigger for replicated changes makes streamer write in exact order."""
+IDENTITY = "id int generated always as identity primary key"
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -59,61 +61,58 @@ async def test_rows_that_refer_to_the_key_follow_it_and_values_of_the_target_sta
             assert referring == [(3,), (5,), (6,), (12,), (20,), (30,)]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("force", ["", FORCE.format("t")], ids=ORDERS)
+@streams(
+    "t: {initial: none}",
+    source="create table t (id int primary key, v text)",
+    target="create table t (id int primary key, v text, note text); <force>",
+)
 async def test_keys_that_go_from_row_to_row_keep_values_of_the_target(
-    source: Database, target: Database, stream: MakeStreamer, order: str
+    shared: Shared, force: str
 ) -> None:
-    source.execute("create table t (id int primary key, v text)")
-    target.execute("create table t (id int primary key, v text, note text)")
-    if order == "exact order":
-        target.execute(FORCE.format("t"))
-    async with stream("t: {initial: none}") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 'a'), (2, 'b'), (3, 'c')")
-        await streamer.caught_up()
-        target.execute("update t set note = v")
-        source.execute(
-            "begin; update t set id = 0 where id = 1; update t set id = 1 where id = 2;"
-            "update t set id = 2 where id = 0; update t set id = id + 2 where id > 2; commit"
-        )
-        await streamer.caught_up()
-        assert target.execute("select * from t order by 1") == [
-            (1, "b", "b"),
-            (2, "a", "a"),
-            (5, "c", "c"),
-        ]
-
-
-@pytest.mark.parametrize("order", ORDERS)
-async def test_a_key_that_is_always_generated_changes(
-    source: Database, target: Database, stream: MakeStreamer, order: str
-) -> None:
-    identity = "id int generated always as identity primary key"
-    source.execute(f"create table t ({identity}, v text, big text)")
-    source.execute("alter table t alter big set storage external")
-    target.execute(
-        f"create table t ({identity}, v text, big text, note text default 'none',"
-        " twice text generated always as (v || v) stored)"
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 'a'), (2, 'b'), (3, 'c')")
+    await shared.caught_up()
+    target.execute("update t set note = v")
+    source.execute(
+        "begin; update t set id = 0 where id = 1; update t set id = 1 where id = 2;"
+        "update t set id = 2 where id = 0; update t set id = id + 2 where id > 2; commit"
     )
-    if order == "exact order":
-        target.execute(FORCE.format("t"))
-    async with stream("t: {initial: none}") as streamer:
-        await streamer.caught_up()
-        source.execute(
-            "insert into t (v, big) select n, repeat('b', 3000) from generate_series(1, 3) n"
-        )
-        await streamer.caught_up()
-        target.execute("update t set note = 'n' || id")
-        source.execute("update t set id = default where id = 2; update t set v = 'x' where id = 3")
-        await streamer.caught_up()
-        source.execute("update t set v = 'later' where id = 4")
-        await streamer.caught_up()
-        assert contents(source, "t", "id, v, big") == contents(target, "t", "id, v, big")
-        assert target.execute("select id, note, twice from t order by 1") == [
-            (1, "n1", "11"),
-            (3, "n3", "xx"),
-            (4, "n2", "laterlater"),
-        ]
+    await shared.caught_up()
+    assert target.execute("select * from t order by 1") == [
+        (1, "b", "b"),
+        (2, "a", "a"),
+        (5, "c", "c"),
+    ]
+
+
+@pytest.mark.parametrize("force", ["", FORCE.format("t")], ids=ORDERS)
+@streams(
+    "t: {initial: none}",
+    source=f"create table t ({IDENTITY}, v text, big text);"
+    " alter table t alter big set storage external",
+    target=f"create table t ({IDENTITY}, v text, big text, note text default 'none',"
+    " twice text generated always as (v || v) stored); <force>",
+)
+async def test_a_key_that_is_always_generated_changes(shared: Shared, force: str) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute(
+        "insert into t (v, big) select n, repeat('b', 3000) from generate_series(1, 3) n"
+    )
+    await shared.caught_up()
+    target.execute("update t set note = 'n' || id")
+    source.execute("update t set id = default where id = 2; update t set v = 'x' where id = 3")
+    await shared.caught_up()
+    source.execute("update t set v = 'later' where id = 4")
+    await shared.caught_up()
+    assert contents(source, "t", "id, v, big") == contents(target, "t", "id, v, big")
+    assert target.execute("select id, note, twice from t order by 1") == [
+        (1, "n1", "11"),
+        (3, "n3", "xx"),
+        (4, "n2", "laterlater"),
+    ]
 
 
 @pytest.mark.follows("apply.make_plan:_check_identity_columns")
@@ -144,19 +143,20 @@ async def test_a_key_that_is_always_generated_stops_the_table_where_rows_refer_t
             assert target.execute("select id from refers order by 1") == [(2,), (3,)]
 
 
-async def test_an_update_brings_a_missing_row_of_a_table_that_is_its_key(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute("create table t (id int primary key)")
-    async with stream("t: {initial: none}") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1), (2)")
-        await streamer.caught_up()
-        target.execute("delete from t where id = 1")
-        source.execute("update t set id = id")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+@streams(
+    "t: {initial: none}",
+    source="create table t (id int primary key)",
+    target="create table t (id int primary key)",
+)
+async def test_an_update_brings_a_missing_row_of_a_table_that_is_its_key(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1), (2)")
+    await shared.caught_up()
+    target.execute("delete from t where id = 1")
+    source.execute("update t set id = id")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
 async def test_a_key_follows_the_source_where_foreign_keys_connect_replicated_tables(

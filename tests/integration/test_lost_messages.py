@@ -9,6 +9,7 @@ import pytest
 from streamer.commands import ddl
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
@@ -29,9 +30,14 @@ insert into t values (1, 'a', 'sad', '{sad}', 1, row('x', 1), array[row('y', 2):
 @contextlib.contextmanager
 def unheard(source: Database) -> Iterator[None]:
     """Commands inside leave no message."""
+    names = "select evtname from pg_event_trigger where evtname ~"
     triggers = [
-        f"streamer_shop_{name}" for name in ("changed", "indexed", "related", "cut", "rewritten")
+        name
+        for (name,) in source.execute(
+            f"{names} '^streamer_.*_(changed|indexed|related|cut|rewritten)$' order by 1"
+        )
     ]
+    assert len(triggers) == 5
     source.execute(";".join(f"alter event trigger {name} disable" for name in triggers))
     yield
     source.execute(";".join(f"alter event trigger {name} enable always" for name in triggers))
@@ -122,43 +128,43 @@ OWN = "label, and a command of the row's own transaction"
         (OWN, "quarantine"),
     ],
 )
+@streams("t: {initial: none, on_error: <on_error>}", source=DDL, target=DDL, group=GROUP)
 async def test_a_row_that_the_stored_definition_does_not_explain_arrives(
-    source: Database, target: Database, stream: MakeStreamer, name: str, on_error: str
+    shared: Shared, name: str, on_error: str
 ) -> None:
+    source, target = shared.source, shared.target
     command, row = LOST[name]
-    for db in (source, target):
-        db.execute(DDL)
-    async with stream(f"t: {{initial: none, on_error: {on_error}}}", group=GROUP) as streamer:
-        await streamer.caught_up()
-        with unheard(source):
-            source.execute(command)
-        source.execute("update t set id = id where id = 1")
-        source.execute(row)
+    await shared.caught_up()
+    with unheard(source):
+        source.execute(command)
+    source.execute("update t set id = id where id = 1")
+    source.execute(row)
 
-        async def is_equal() -> bool:
-            rows = "select to_jsonb(t) from t order by id"
-            found = await asyncio.to_thread(target.execute, rows)
-            return found == source.execute(rows)
+    async def is_equal() -> bool:
+        rows = "select to_jsonb(t) from t order by id"
+        return await asyncio.to_thread(target.execute, rows) == source.execute(rows)
 
-        await streamer.eventually(is_equal, seconds=30)
-        await streamer.table_state("public.t", "ready")
-        assert target.value("select count(*) from streamer.quarantine") == 0
+    await shared.eventually(is_equal, seconds=30)
+    await shared.table_state("t", "ready")
+    assert target.value("select count(*) from streamer.quarantine") == 0
 
 
-async def test_the_lock_of_another_session_costs_no_row(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute(DDL)
-    async with stream(T, group=GROUP) as streamer:
-        await streamer.caught_up()
-        with source.connect() as other:
-            other.execute("begin; lock table t in access exclusive mode")
-            source.execute("alter type mood add value 'calm'")
-            other.execute("commit")
-        source.execute("insert into t values (2, 'b', 'calm')")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+@streams(
+    T,
+    source=DDL,
+    target=DDL,
+    group=GROUP,
+)
+async def test_the_lock_of_another_session_costs_no_row(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    with source.connect() as session:
+        session.execute("begin; lock table t in access exclusive mode")
+        source.execute("alter type mood add value 'calm'")
+        session.execute("commit")
+    source.execute("insert into t values (2, 'b', 'calm')")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
 async def test_a_kind_that_stops_waits_for_its_decision(
@@ -183,20 +189,20 @@ async def test_a_kind_that_stops_waits_for_its_decision(
         assert_same(source, target, "t")
 
 
-async def test_a_row_of_a_partition_that_the_target_lacks_arrives(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(
-        "create table t (id int primary key) partition by range (id);"
-        "create table t_1 partition of t for values from (0) to (10)"
-    )
-    async with stream("t: {partitioned: true}", group=GROUP) as streamer:
-        await streamer.caught_up()
-        with unheard(source):
-            source.execute("create table t_2 partition of t for values from (10) to (20)")
-        source.execute("insert into t values (1), (11)")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+@streams(
+    "t: {partitioned: true}",
+    source="create table t (id int primary key) partition by range (id);"
+    "create table t_1 partition of t for values from (0) to (10)",
+    group=GROUP,
+)
+async def test_a_row_of_a_partition_that_the_target_lacks_arrives(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    with unheard(source):
+        source.execute("create table t_2 partition of t for values from (10) to (20)")
+    source.execute("insert into t values (1), (11)")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
 async def test_a_row_that_the_target_alone_refuses_changes_nothing(
@@ -207,10 +213,10 @@ async def test_a_row_that_the_target_alone_refuses_changes_nothing(
     target.execute("alter table t add constraint own check (name <> 'b')")
     async with stream(T, group=GROUP) as streamer:
         await streamer.caught_up()
-        before = target.value("select definition::text from streamer.relation")
+        definition = target.value("select definition::text from streamer.relation")
         source.execute("insert into t (id, name) values (2, 'b')")
         await streamer.table_state("public.t", "error")
-        assert target.value("select definition::text from streamer.relation") == before
+        assert target.value("select definition::text from streamer.relation") == definition
         assert target.value("select count(*) from streamer.ddl") == 0
         error = str((await streamer.table("public.t"))["error"])
         assert "own" in error
