@@ -5,11 +5,17 @@ each copy gets one of its own.
 """
 
 import atexit
+import contextlib
+import fcntl
 import functools
+import os
 import secrets
+import shutil
 import struct
 import subprocess
 import tempfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -34,13 +40,37 @@ class CopiedServer(Server):
 
 @functools.cache
 def _template(binaries: Path) -> Path:
-    """Return the data directory of a cluster that never runs; this process removes it at its end."""
-    directory = tempfile.TemporaryDirectory(prefix="streamer-template-", ignore_cleanup_errors=True)
-    atexit.register(directory.cleanup)
-    Path(directory.name).chmod(0o755)
-    server = Server(Path(directory.name) / "server", binaries)
-    server.create()
-    return server.data
+    """Return the data directory of a cluster that never runs.
+
+    The processes of one run of pytest share the directory. The last process to end removes it.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    directory = Path(tempfile.gettempdir()) / f"streamer-template-{run}"
+    name = f"{zlib.crc32(str(binaries).encode()):08x}"
+    with _locked():
+        directory.mkdir(mode=0o755, exist_ok=True)
+        (directory / f"user-{os.getpid()}").touch()
+        if not (directory / name).exists():
+            server = Server(directory / f"{name}-new", binaries)
+            server.create()
+            server.directory.rename(directory / name)
+    atexit.register(_leave, directory)
+    return directory / name / "data"
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Let no other process make or remove a template during a block."""
+    with Path(__file__).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _leave(directory: Path) -> None:
+    with _locked():
+        (directory / f"user-{os.getpid()}").unlink(missing_ok=True)
+        if not list(directory.glob("user-*")):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _identify(data: Path) -> None:
