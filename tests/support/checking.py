@@ -59,10 +59,10 @@ class Checker:
     async def finds(self, severity: Severity, *words: str) -> Finding:
         """Return the one finding that has all *words*."""
         findings = await self.findings()
-        found = matching(findings, severity, *words)
-        assert len(found) == 1, "\n".join(map(str, findings))
-        assert "\n" not in str(found[0])
-        return found[0]
+        matches = matching(findings, severity, *words)
+        assert len(matches) == 1, "\n".join(map(str, findings))
+        assert "\n" not in str(matches[0])
+        return matches[0]
 
     async def is_gone(self, severity: Severity, *words: str) -> None:
         findings = await self.findings()
@@ -70,10 +70,10 @@ class Checker:
 
     async def mends(self, severity: Severity, *words: str) -> Finding:
         """Find it, run its SQL, and find it no more."""
-        found = await self.finds(severity, *words)
-        self.run_fix(found)
+        finding = await self.finds(severity, *words)
+        self.run_fix(finding)
         await self.is_gone(severity, *words)
-        return found
+        return finding
 
     def run_fix(self, finding: Finding) -> None:
         assert finding.fix is not None
@@ -129,6 +129,6 @@ def prepared(db: Database, gid: str) -> Iterator[None]:
     try:
         yield
     finally:
-        left = f"select 1 from pg_prepared_xacts where gid = {quote_literal(gid)}"
-        if db.execute(left):
+        remaining = f"select 1 from pg_prepared_xacts where gid = {quote_literal(gid)}"
+        if db.execute(remaining):
             db.execute(f"rollback prepared {quote_literal(gid)}")

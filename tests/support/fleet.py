@@ -43,54 +43,54 @@ def large_fleet(sources: int = 200, tables: int = 100) -> list[dict[str, Any]]:
     One source is in error, and one has a table in error. One copies, one waits for its turn, and
     one has a table that no comparison can read.
     """
-    found = []
+    fleet = []
     for number in range(sources):
-        its = [a_table(f"table_{n:04}") for n in range(tables)]
+        streamed = [a_table(f"table_{n:04}") for n in range(tables)]
         values: dict[str, Any] = {"lag_seconds": number / 1000}
         match number:
             case 17:
                 values = {"state": "error", "error": "slot streamer_shop is gone",
                           "hint": "run: streamer resync", "lag_seconds": None}  # fmt: skip
             case 33:
-                its[7] |= {
+                streamed[7] |= {
                     "state": "error",
                     "error": "column note is missing",
                     "source": "public.broken",
                 }
             case 50:
-                its[0] |= {"state": "copying", "rows_copied": 500, "rows_total": 1000,
+                streamed[0] |= {"state": "copying", "rows_copied": 500, "rows_total": 1000,
                            "bytes_copied": 5_000, "bytes_total": 20_000, "rows_per_second": 100.0}  # fmt: skip
             case 51:
                 values["waiting_for"] = "its turn: number 2 of 3"
             case 66:
-                its[3] |= {"verification_error": "its key differs"}
-        found.append(a_source(DATABASES[number % 4], f"t{number:03}", *its, **values))
-    return found
+                streamed[3] |= {"verification_error": "its key differs"}
+        fleet.append(a_source(DATABASES[number % 4], f"t{number:03}", *streamed, **values))
+    return fleet
 
 
 def pictured_fleet() -> list[dict[str, Any]]:
     """Return 60 tenants that three processes stream; one has a table in error, and two copy."""
     chance = random.Random(7)
-    found = []
+    fleet = []
     for number in range(1, 61):
-        its = [a_table(name) for name in ("customers", "items", "orders", "payments", "stock")]
+        streamed = [a_table(name) for name in ("customers", "items", "orders", "payments", "stock")]
         values: dict[str, Any] = {
             "lag_seconds": chance.uniform(0.02, 0.4),
             "retained_wal_bytes": chance.randrange(50_000, 900_000),
             "process": f"node-{number % 3 + 1}:1",
         }
         if number == 42:
-            its[2] |= {
+            streamed[2] |= {
                 "state": "error",
                 "error": "column note is missing in the target",
                 "hint": "run there: ALTER TABLE orders ADD COLUMN note text",
             }
         elif number in (18, 37):
-            its[2] |= {"state": "copying", "rows_copied": number * 20_000, "rows_total": 1_000_000,
+            streamed[2] |= {"state": "copying", "rows_copied": number * 20_000, "rows_total": 1_000_000,
                        "bytes_copied": number * 2_000_000, "bytes_total": 100_000_000,
                        "rows_per_second": 25_000.0}  # fmt: skip
-        found.append(a_source("shop", f"tenant-{number:02}", *its, **values))
-    return found
+        fleet.append(a_source("shop", f"tenant-{number:02}", *streamed, **values))
+    return fleet
 
 
 def mapping_of(fleet: list[dict[str, Any]], directory: Path) -> Mapping:

@@ -110,13 +110,13 @@ class Site:
                     break
             else:
                 print(f"seen after {time.monotonic() - began:.1f} s")  # noqa: T201
-                found = re.search(remedy, shown[in_views[-1]])
-                assert found is not None
-                return found[0]
-        wanted = "\n".join(missing)
+                match = re.search(remedy, shown[in_views[-1]])
+                assert match is not None
+                return match[0]
+        missing_lines = "\n".join(missing)
         if "page" in shown:
             shown["page"] = shown["page"].partition("<main")[2]
-        raise AssertionError(f"not shown:\n{wanted}\n{shown}\n{self.process.output}")
+        raise AssertionError(f"not shown:\n{missing_lines}\n{shown}\n{self.process.output}")
 
     # ---- mending -------------------------------------------------------------------------------
 
@@ -138,11 +138,11 @@ class Site:
 
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        for each in value.values():
-            yield from _strings(each)
+        for item in value.values():
+            yield from _strings(item)
     elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
+        for item in value:
+            yield from _strings(item)
     elif isinstance(value, str):
         yield value
 

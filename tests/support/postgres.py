@@ -55,21 +55,21 @@ def _machine_binaries() -> Path | None:
     """Return the machine's own PostgreSQL, if it has one."""
     if shutil.which("pg_config") is None:
         return None
-    found = subprocess.run(["pg_config", "--bindir"], check=True, capture_output=True, text=True)
-    path = Path(found.stdout.strip())
+    output = subprocess.run(["pg_config", "--bindir"], check=True, capture_output=True, text=True)
+    path = Path(output.stdout.strip())
     return path if (path / "initdb").exists() else None
 
 
 def versions() -> dict[str, Path]:
     """Return the servers that are here, by major version."""
-    found = {"18": packaged_binaries(18), "16": packaged_binaries(16)}
-    if (own := _machine_binaries()) is not None:
+    binaries = {"18": packaged_binaries(18), "16": packaged_binaries(16)}
+    if (machine := _machine_binaries()) is not None:
         text = subprocess.run(
-            [own / "postgres", "--version"], check=True, capture_output=True, text=True
+            [machine / "postgres", "--version"], check=True, capture_output=True, text=True
         ).stdout
         major = text.split()[2].split(".")[0]
-        found.setdefault(major, own)
-    return found
+        binaries.setdefault(major, machine)
+    return binaries
 
 
 def _parent() -> str | None:

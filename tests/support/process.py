@@ -74,14 +74,14 @@ class Process:
 
     def children(self, pattern: str) -> list[psutil.Process]:
         """Return the descendants whose command line contains *pattern*."""
-        found = []
+        processes = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
                 if pattern in " ".join(child.cmdline()):
-                    found.append(child)
+                    processes.append(child)
             except psutil.Error:
                 continue
-        return found
+        return processes
 
     def terminate(self, seconds: float = 30.0) -> int:
         """Ask it to stop; return its exit code."""
@@ -171,8 +171,8 @@ def report(config: Path) -> dict[str, Any]:
     async def read() -> dict[str, Any]:
         return (await status_command.read_report(*await _read(config))).to_json()
 
-    found: dict[str, Any] = json.loads(json.dumps(_in_thread(read), default=str))
-    return found
+    output: dict[str, Any] = json.loads(json.dumps(_in_thread(read), default=str))
+    return output
 
 
 async def _read(config: Path) -> tuple[TargetAddress, Mapping]:

@@ -94,13 +94,13 @@ class Case:
 
         schema = _schema(item.name)
         rules, source, target, options = mark.args
-        given = ((name, filled(value)) for name, value in sorted(options.items()))
+        values = ((name, filled(value)) for name, value in sorted(options.items()))
         return cls(
             schema,
             _in_schema(filled(rules), schema),
             filled(source),
             filled(target),
-            tuple((name, value) for name, value in given if value != "None"),
+            tuple((name, value) for name, value in values if value != "None"),
             parameters.get("implementation"),
         )
 
@@ -175,14 +175,14 @@ class Shared(Streamer):
         """
         assert self._case is not None
         case = dataclasses.replace(self._case, rules=_in_schema(rules, self._case.schema))
-        others = {name: rule for name, rule in self._rules.items() if name not in self.tables}
-        before = self._rules, self.settings, self.mapping
-        self._rules = others | case.rules
+        other_rules = {name: rule for name, rule in self._rules.items() if name not in self.tables}
+        former = self._rules, self.settings, self.mapping
+        self._rules = other_rules | case.rules
         self._write(self.path)
         try:
             await self.apply()
         except StreamerError:
-            self._rules, self.settings, self.mapping = before
+            self._rules, self.settings, self.mapping = former
             self._write(self.path)
             raise
         self._case = case
@@ -190,7 +190,7 @@ class Shared(Streamer):
     @contextlib.contextmanager
     def show(self, case: Case) -> Iterator[None]:
         self._case = case
-        self.source, self.target = (OwnSchema(each, case.schema) for each in self.databases)
+        self.source, self.target = (OwnSchema(whole, case.schema) for whole in self.databases)
         try:
             yield
         finally:
@@ -220,8 +220,8 @@ class Shared(Streamer):
         assert self._case is not None
         (source,) = await super().statuses()
         prefix = f"{self._case.schema}."
-        own = [each for each in source["tables"] if each["source"].startswith(prefix)]
-        return [{**source, "tables": own}]
+        tables = [table for table in source["tables"] if table["source"].startswith(prefix)]
+        return [{**source, "tables": tables}]
 
     async def table(self, name: str) -> dict[str, Any]:
         return await super().table(self.own(name))
@@ -248,10 +248,10 @@ class Engines:
         for case in cases:
             for db, sql in ((source, case.source), (target, case.target)):
                 db.execute(f"create schema {case.schema}")
-                own = OwnSchema(db, case.schema)
+                session = OwnSchema(db, case.schema)
                 if sql:
-                    own.execute(sql)
-                own.close()
+                    session.execute(sql)
+                session.close()
         # Slots are named after it, and other tests of the module have slots on the same server.
         name = f"shared{next(self._numbers)}"
         engine = Shared(directory / "config.yaml", (source, target), name, cases)
@@ -320,11 +320,15 @@ async def shared(
     items = [item for item in request.session.items if item.path == request.node.path]
     engine = engines.started.get(case.engine)
     if engine is None:
-        cases = [each for item in items if (each := Case.of(item)) and each.engine == case.engine]
+        cases = [
+            candidate
+            for item in items
+            if (candidate := Case.of(item)) and candidate.engine == case.engine
+        ]
         directory = tmp_path_factory.mktemp("shared")
         engine = engines.start(servers(version_of_tests()), directory, cases)
     with engine.show(case):
         yield engine
     later = map(Case.of, items[items.index(request.node) + 1 :])
-    if not any(each.engine == case.engine for each in later if each):
+    if not any(candidate.engine == case.engine for candidate in later if candidate):
         await engines.stop(case.engine)

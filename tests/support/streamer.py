@@ -165,7 +165,7 @@ class Streamer:
     async def ask(self, action: str, table: str = "public.t", **options: Any) -> None:
         """Make a request as the commands do, and wait until the engine has taken it."""
         records = await read_relation_records(self._bookkeeping)
-        relation = next(each for each in records if each.source == table)
+        relation = next(record for record in records if record.source == table)
         await make_request(self._bookkeeping, relation.relation_id, action, options)
 
         async def is_taken() -> bool:
@@ -187,7 +187,9 @@ class Streamer:
         """Wait until a table is in *state*."""
 
         async def is_so() -> bool:
-            return any(each.source == name and each.state == state for each in await self._tables())
+            return any(
+                table.source == name and table.state == state for table in await self._tables()
+            )
 
         await self.eventually(is_so, seconds)
 

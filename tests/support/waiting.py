@@ -38,12 +38,12 @@ def polls(seconds: float = DEADLINE_SECONDS, every: float = POLL_SECONDS) -> Ite
     """
     began = time.monotonic()
     while True:
-        before = time.monotonic()
+        asked_at = time.monotonic()
         yield
         now = time.monotonic()
         if now > began + seconds:
             return
-        time.sleep(_pause(now - before, every))
+        time.sleep(_pause(now - asked_at, every))
 
 
 def eventually(
@@ -51,8 +51,8 @@ def eventually(
 ) -> Any:
     """Wait until *condition* returns something true; return that."""
     for _ in polls(seconds):
-        if found := condition():
-            return found
+        if answer := condition():
+            return answer
     raise AssertionError(f"not so after {seconds:g} s: {what}")
 
 
@@ -64,18 +64,18 @@ async def until(
     """Wait until *condition* holds, and let the event loop run meanwhile."""
     began = time.monotonic()
     while True:
-        before = time.monotonic()
+        asked_at = time.monotonic()
         waits = LOCK_SECONDS.set(_LOCK_SECONDS_OF_A_LOOK)
         try:
-            found = condition()
-            if inspect.isawaitable(found):
-                found = await found
+            answer = condition()
+            if inspect.isawaitable(answer):
+                answer = await answer
         except LockNotAvailable:
-            found = False
+            answer = False
         finally:
             LOCK_SECONDS.reset(waits)
-        if found:
+        if answer:
             return
         now = time.monotonic()
         assert now < began + seconds, f"not so after {seconds:g} s: {what}"
-        await asyncio.sleep(_pause(now - before, POLL_SECONDS))
+        await asyncio.sleep(_pause(now - asked_at, POLL_SECONDS))
