@@ -280,7 +280,7 @@ def _is_of_open_versions(
     name: str, source: TableDefinition, place: TargetPlace, target: TableDefinition
 ) -> bool:
     """Whether an index is that of a history, by which a key of the source has one open version."""
-    index = target.index(name)
+    index = target.all_indexes.get(name)
     if place.mapping.type is not TableType.HISTORY or index is None:
         return False
     keys = [each.columns for each in source.constraints if each.kind in "pu"]

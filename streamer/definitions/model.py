@@ -8,78 +8,13 @@ from dataclasses import dataclass
 
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import (
+    ConstraintDefinition,
+    DefinedObject,
+    IndexDefinition,
+    constraints_of,
+)
 from streamer.mapping.partitions import Partition
-
-
-@dataclass(frozen=True, slots=True)
-class IndexKey:
-    """A key of an index: a column or an expression, and all that follows it in its definition.
-
-    ``collation``, ``opclass``: quoted names, None for the default ones. ``operator``: that of an
-    exclusion constraint, as SQL.
-    """
-
-    column: str | None
-    expression: str | None = None
-    collation: str | None = None
-    opclass: str | None = None
-    opclass_options: tuple[str, ...] = ()
-    descending: bool = False
-    nulls_first: bool = False
-    operator: str | None = None
-    statistics: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class IndexDefinition:
-    """An index. ``uses``: the columns in its expressions and its predicate.
-
-    ``constraint``: the name of the constraint that it implements. ``options``: storage parameters.
-    """
-
-    name: str
-    method: str
-    keys: tuple[IndexKey, ...]
-    included: tuple[str, ...] = ()
-    is_unique: bool = False
-    is_primary: bool = False
-    is_valid: bool = True
-    nulls_not_distinct: bool = False
-    predicate: str | None = None
-    options: tuple[str, ...] = ()
-    uses: frozenset[str] = frozenset()
-    constraint: str | None = None
-    comment: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ConstraintDefinition:
-    """A constraint of a table.
-
-    ``kind``: pg_constraint.contype: c, p, u, x or f. ``definition``: pg_get_constraintdef, as the
-    source has it. ``columns``: those it is about. A check has an ``expression``, a foreign key the
-    fields from ``referenced`` on, and the others an ``index``.
-    """
-
-    name: str
-    kind: str
-    definition: str
-    columns: tuple[str, ...] = ()
-    expression: str | None = None
-    index: str | None = None
-    deferrable: bool = False
-    deferred: bool = False
-    validated: bool = True
-    enforced: bool = True
-    no_inherit: bool = False
-    period: bool = False
-    referenced: RelationName | None = None
-    referenced_columns: tuple[str, ...] = ()
-    match: str = "s"
-    on_update: str = "a"
-    on_delete: str = "a"
-    on_delete_columns: tuple[str, ...] = ()
-    comment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +36,26 @@ class TableDefinition:
 
     name: RelationName
     columns: tuple[DefinedColumn, ...]
-    indexes: tuple[IndexDefinition, ...] = ()
-    constraints: tuple[ConstraintDefinition, ...] = ()
+    objects: tuple[DefinedObject, ...] = ()
     comment: str | None = None
     statistics: tuple[StatisticsDefinition, ...] = ()
     partitions: tuple[Partition, ...] = ()
 
-    def index(self, name: str) -> IndexDefinition | None:
-        """Return the index called *name*."""
-        return next((index for index in self.indexes if index.name == name), None)
+    @property
+    def indexes(self) -> list[IndexDefinition]:
+        """The indexes that no constraint has."""
+        return [each for each in self.objects if isinstance(each, IndexDefinition)]
+
+    @property
+    def constraints(self) -> list[ConstraintDefinition]:
+        return constraints_of(self.objects)
+
+    @property
+    def referenced(self) -> set[RelationName]:
+        """The tables that foreign keys refer to."""
+        return {c.referenced for c in self.constraints if c.referenced is not None}
+
+    @property
+    def all_indexes(self) -> dict[str, IndexDefinition]:
+        """All indexes by name, with those of constraints."""
+        return {each.index.name: each.index for each in self.objects if each.index is not None}

@@ -6,42 +6,32 @@ search_path to write the schemas of names.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from streamer.definitions.model import (
-    ConstraintDefinition,
-    IndexDefinition,
-    IndexKey,
-    StatisticsDefinition,
-    TableDefinition,
-)
+from streamer.definitions.model import StatisticsDefinition, TableDefinition
 from streamer.definitions.planned import Places, TargetPlace
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.definition_message import DefinitionMessage
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import DefinedType, object_of
 from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import RelationMapping
-from streamer.postgres.describing import (
-    COLUMNS,
-    CONSTRAINTS,
-    INDEXES,
-    PARTITIONS,
-    STATISTICS,
-)
+from streamer.postgres.describing import COLUMNS, PARTITIONS, STATISTICS, USED_TYPES, objects_sql
 from streamer.source.connection import Connection, fetch_all
-from streamer.target.catalog import read_relations
+from streamer.target.catalog import TargetRelation, read_relations
 from streamer.target.connection import TargetConnection
 
 _DEFINITIONS_SQL: Final = f"""
 select c.oid::int8 as oid, n.nspname as namespace, c.relname as name,
        pg_catalog.obj_description(c.oid, 'pg_class') as comment,
-       ({COLUMNS})::text as columns, ({INDEXES})::text as indexes,
-       ({CONSTRAINTS})::text as constraints, ({STATISTICS})::text as statistics,
-       ({PARTITIONS})::text as partitions
+       ({COLUMNS})::text as columns, ({objects_sql(with_texts=True)})::text as objects,
+       ({STATISTICS})::text as statistics, ({PARTITIONS})::text as partitions
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.oid = any ({{oids}})
 """  # noqa: S608
+
+_TYPES_SQL: Final = f"select ({USED_TYPES})::text as types from pg_catalog.pg_class c where c.oid ="  # noqa: S608
 
 
 def definitions_sql(placeholder: str) -> str:
@@ -77,12 +67,10 @@ def definition_of(row: dict[str, Any]) -> TableDefinition:
     """Return the definition in a *row* of that query."""
     columns = tuple(map(DefinedColumn.of, json.loads(row["columns"] or "[]")))
     names = {column.number: column.name for column in columns}
-    indexes, constraints = (json.loads(row[name] or "[]") for name in ("indexes", "constraints"))
     return TableDefinition(
         name=RelationName(row["namespace"], row["name"]),
         columns=columns,
-        indexes=tuple(_index(index, names) for index in indexes),
-        constraints=tuple(_constraint(constraint, names) for constraint in constraints),
+        objects=tuple(object_of(each, names) for each in json.loads(row["objects"] or "[]")),
         comment=row["comment"],
         statistics=tuple(StatisticsDefinition(**e) for e in json.loads(row["statistics"] or "[]")),
         partitions=tuple(Partition(**each) for each in json.loads(row["partitions"])),
@@ -90,53 +78,22 @@ def definition_of(row: dict[str, Any]) -> TableDefinition:
 
 
 def objects_of(message: DefinitionMessage) -> TableDefinition:
-    """Return the indexes and constraints that *message* describes."""
-    columns = () if message.definition is None else message.definition.columns
-    names = {column.number: column.name for column in columns}
-    indexes, constraints = message.described["indexes"], message.described["constraints"]
-    return TableDefinition(
-        name=message.relation_name,
-        columns=(),
-        indexes=tuple(_index(index, names) for index in indexes),
-        constraints=tuple(_constraint(constraint, names) for constraint in constraints),
-    )
+    """Return the indexes and constraints that *message* describes with their texts."""
+    objects = () if message.definition is None else message.definition.objects or ()
+    described = tuple(each for each in objects if each.has_texts)
+    return TableDefinition(message.relation_name, columns=(), objects=described)
 
 
-def _index(fields: Mapping[str, Any], names: Mapping[int, str]) -> IndexDefinition:
-    """Return an index; *names*: of the table's columns, by their numbers."""
-    keys = [
-        {
-            **key,
-            "column": names.get(key["column"]),
-            "opclass_options": tuple(key["opclass_options"]),
-        }
-        for key in fields["keys"]
-    ]
-    return IndexDefinition(
-        **{
-            **fields,
-            "keys": tuple(IndexKey(**key) for key in keys),
-            "included": _named(fields["included"], names),
-            "options": tuple(fields["options"]),
-            "uses": frozenset(_named(fields["uses"], names)),
-        }
-    )
+async def read_source_types(plain: Connection, oid: int) -> list[DefinedType]:
+    """Return the types of the columns of a source's table, and their parts."""
+    (row,) = await fetch_all(plain, f"{_TYPES_SQL} %s", oid)
+    return _types(row["types"])
 
 
-def _constraint(fields: Mapping[str, Any], names: Mapping[int, str]) -> ConstraintDefinition:
-    referenced = fields["referenced"]
-    return ConstraintDefinition(
-        **{
-            **fields,
-            "columns": _named(fields["columns"], names),
-            "referenced": RelationName(*referenced) if referenced else None,
-            "referenced_columns": tuple(fields["referenced_columns"] or ()),
-            "on_delete_columns": _named(fields["on_delete_columns"], names),
-        }
-    )
+async def read_target_types(target: TargetConnection, table: TargetRelation) -> list[DefinedType]:
+    """Return the types of the columns of a target table, and their parts."""
+    return _types(await target.fetch_value(f"{_TYPES_SQL} $1", table.oid))
 
 
-def _named(numbers: Iterable[int] | None, names: Mapping[int, str]) -> tuple[str, ...]:
-    # An expression of an exclusion constraint has the number 0, and system columns have negative
-    # numbers.
-    return tuple(names[number] for number in numbers or () if number > 0)
+def _types(text: str | None) -> list[DefinedType]:
+    return [DefinedType.of(fields) for fields in json.loads(text or "[]")]

@@ -22,17 +22,13 @@ from functools import partial
 from typing import Final
 
 from streamer.definitions.columns import IDENTITIES, history_keys, identity_of, names_at_target
-from streamer.definitions.model import (
-    ConstraintDefinition,
-    IndexDefinition,
-    IndexKey,
-    TableDefinition,
-)
+from streamer.definitions.model import TableDefinition
 from streamer.definitions.names import AbsentColumnError, UnclearExpressionError, over_columns
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
 from streamer.definitions.table_objects import for_partitions, plan_partitioning, plan_statistics
 from streamer.mapping.definition import DefinedColumn, DefinedSequence
 from streamer.mapping.names import NAME_BYTES_MAX, RelationName
+from streamer.mapping.objects import ConstraintDefinition, IndexDefinition, IndexKey
 from streamer.mapping.options import Create, TableType
 from streamer.postgres.quoting import (
     quote_columns,
@@ -103,11 +99,7 @@ class Renderer:
         partitioning = plan_partitioning(self._definition, self._place)
         if create is Create.COLUMNS:
             return partitioning
-        planned = [
-            self.index(index)
-            for index in self._definition.indexes
-            if index.is_valid and index.constraint is None
-        ]
+        planned = [self.index(index) for index in self._definition.indexes if index.is_valid]
         constraints = self._definition.constraints
         planned += [
             self._plain_key(each) for each in constraints if each.kind == "p" and each.period
@@ -384,7 +376,7 @@ class Renderer:
 
     def _versions_key(self, key: ConstraintDefinition, columns: list[str]) -> list[Planned]:
         """Render the primary key of a history, and the index of open versions."""
-        table, name, timing = self._place.quoted, self.free(key.name), _timing(key)
+        table, name, timing = self._place.quoted, self.free(key.name), key.timing
         add, whole = self._add(name), quote_identifier(name)
         listed, versions = history_keys(columns, timing)
         primary = Planned(
@@ -411,18 +403,13 @@ class Renderer:
         sql = self._source_sql(constraint)
         return Planned(ObjectKind.UNIQUE, constraint.name, reason=reason, source_sql=sql)
 
-    def _index_of(self, constraint: ConstraintDefinition) -> IndexDefinition:
-        index = self._definition.index(constraint.index or "")
-        if index is None:
-            raise _UnmadeError("its index is missing at the source")
-        return index
-
     def _unique(self, constraint: ConstraintDefinition) -> Planned:
-        index = self._index_of(constraint)
+        index = constraint.index
+        assert index is not None
         if not self._is_clone:
-            return self._index(replace(index, constraint=None))
+            return self._index(index)
         self._refuse_computed(index)
-        name, timing = self.free(constraint.name), _timing(constraint)
+        name, timing = self.free(constraint.name), constraint.timing
         add = self._add(name)
         names = [quote_identifier(self._mapped(column)) for column in constraint.columns]
         if constraint.period:
@@ -447,10 +434,11 @@ class Renderer:
         return Planned(ObjectKind.UNIQUE, name, (plain, *extras), tuple(online), index=built)
 
     def _exclusion(self, constraint: ConstraintDefinition) -> Planned:
-        index = self._index_of(constraint)
+        index = constraint.index
+        assert index is not None
         if not self._is_clone:
             without = tuple(replace(key, operator=None) for key in index.keys)
-            return self._index(replace(index, keys=without, constraint=None))
+            return self._index(replace(index, keys=without))
         self._refuse_computed(index)
         name = self.free(constraint.name)
         keys = [self._key(key, index) for key in index.keys]
@@ -460,7 +448,7 @@ class Renderer:
         made = (
             f"{self._add(name)} exclude using {quote_identifier(index.method)} "
             f"({', '.join(keys)}) {tail}".rstrip()
-            + _timing(constraint),
+            + constraint.timing,
             *self._index_extras(index, name),
         )
         return Planned(ObjectKind.EXCLUSION, name, made, made)
@@ -482,7 +470,7 @@ class Renderer:
         if not constraint.enforced:
             made = (f"{add} not enforced",)
             return Planned(kind, constraint.name, made, made)
-        if not constraint.validated:
+        if not constraint.is_valid:
             made = (f"{add} not valid",)
             return Planned(kind, constraint.name, made, made)
         name = quote_identifier(constraint.name)
@@ -522,7 +510,7 @@ class Renderer:
             match = ""  # sid is never null, and MATCH FULL would refuse nulls beside it
         sql = (
             f"foreign key ({', '.join(own)}) references {there.quoted} ({', '.join(refers)})"
-            f"{match}{actions}{_timing(constraint)}"
+            f"{match}{actions}{constraint.timing}"
         )
         planned = self._validated(ObjectKind.FOREIGN_KEY, constraint, sql)
         return replace(planned, referenced=there.mapping.target)
@@ -575,12 +563,6 @@ def is_of_open_versions(index: IndexDefinition) -> bool:
 def draws_from(sequence: str) -> str:
     """Return the action of ALTER COLUMN that takes a default from a quoted *sequence*."""
     return f"set default nextval({quote_literal(sequence)}::regclass)"
-
-
-def _timing(constraint: ConstraintDefinition) -> str:
-    if not constraint.deferrable:
-        return ""
-    return " deferrable initially deferred" if constraint.deferred else " deferrable"
 
 
 def _draws_from(column: DefinedColumn) -> bool:

@@ -26,6 +26,7 @@ from streamer.backoff import Backoff
 from streamer.errors import Retry, StreamerError, TargetContentionError
 from streamer.failpoints import failpoint
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import IndexDefinition
 from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.postgres.session import INDEX_MEMORY_MB, memory_sql
@@ -62,18 +63,6 @@ class ForeignKey:
     columns: tuple[str, ...]
     label: str
     by_sid: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TargetIndex:
-    """An index of a target table; ``columns``: its keys, None for an expression."""
-
-    name: str
-    columns: tuple[str | None, ...]
-    method: str
-    is_usable: bool
-    is_partial: bool
-    is_owned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +121,12 @@ def index_name(target: RelationName, columns: tuple[str, ...]) -> str:
     return f"{PREFIX}{words}{mark}"
 
 
-def serves(index: TargetIndex, columns: tuple[str, ...]) -> bool:
+def serves(index: IndexDefinition, columns: tuple[str, ...]) -> bool:
     """Whether *index* finds rows by equality of *columns*.
 
     *columns* lead the index, in any order; a ``sid`` may be among them or left out.
     """
-    if not index.is_usable or index.is_partial or index.method not in ("btree", "hash"):
+    if not index.is_valid or index.is_partial or index.method not in ("btree", "hash"):
         return False
     without = set(columns) - {SID}
     choices = [set(columns), without | {SID}, without]
@@ -145,7 +134,7 @@ def serves(index: TargetIndex, columns: tuple[str, ...]) -> bool:
 
 
 def find_missing(
-    foreign_keys: Iterable[ForeignKey], indexes: dict[RelationName, list[TargetIndex]]
+    foreign_keys: Iterable[ForeignKey], indexes: dict[RelationName, list[IndexDefinition]]
 ) -> list[MissingIndex]:
     """Return the fewest indexes that serve all *foreign_keys*; long ones serve short keys, too."""
     present = {target: list(existing) for target, existing in indexes.items()}
@@ -158,9 +147,8 @@ def find_missing(
             labels[key.target, equal].append(key.label)
         elif not any(serves(index, columns) for index in present.get(key.target, [])):
             labels[key.target, columns] = [key.label]
-            present.setdefault(key.target, []).append(
-                TargetIndex("", columns, "btree", is_usable=True, is_partial=False, is_owned=True)
-            )
+            new = IndexDefinition(0, "", columns=columns)
+            present.setdefault(key.target, []).append(new)
     return [MissingIndex(*place, tuple(names)) for place, names in labels.items()]
 
 
@@ -178,20 +166,6 @@ join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 join unnest({namespaces}, {names}) w (namespace, name)
   on w.namespace = n.nspname and w.name = c.relname
 where k.contype = 'f' and k.conparentid = 0
-"""
-
-_INDEXES_SQL: Final = """
-select x.relname as name, m.amname as method, i.indisvalid and i.indisready as is_usable,
-       i.indpred is not null as is_partial, pg_catalog.pg_has_role(x.relowner, 'usage') as is_owned,
-       array(select a.attname::text
-               from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
-               left join pg_catalog.pg_attribute a
-                 on a.attrelid = i.indrelid and a.attnum = k.attnum and k.attnum > 0
-              where k.position <= i.indnkeyatts order by k.position) as columns
-from pg_catalog.pg_index i
-join pg_catalog.pg_class x on x.oid = i.indexrelid
-join pg_catalog.pg_am m on m.oid = x.relam
-where i.indrelid = $1::int8::oid
 """
 
 
@@ -247,7 +221,7 @@ async def survey(
             relation = await read_relation(target, name)
             if relation is not None:
                 tables[name] = relation
-        indexes = {name: await _read_indexes(target, tables[name]) for name in tables}
+        indexes = {name: table.indexes for name, table in tables.items()}
         keys = await _target_keys(target, list(tables))
         for source in sources:
             keys += _source_keys(source, tables)
@@ -279,11 +253,6 @@ async def _read_partitions(
         relation.oid,
     )
     return tuple(RelationName(row["namespace"], row["name"]) for row in rows)
-
-
-async def _read_indexes(target: TargetConnection, relation: TargetRelation) -> list[TargetIndex]:
-    rows = await target.fetch(_INDEXES_SQL, relation.oid)
-    return [TargetIndex(**{**row, "columns": tuple(row["columns"])}) for row in rows]
 
 
 async def _target_keys(target: TargetConnection, names: list[RelationName]) -> list[ForeignKey]:
@@ -427,14 +396,8 @@ async def _is_there(
     target: TargetConnection, table: RelationName, columns: tuple[str, ...]
 ) -> bool:
     relation = await read_relation(target, table)
-    indexes = [] if relation is None else await _read_indexes(target, relation)
-    return any(
-        index.columns == columns
-        and index.is_usable
-        and not index.is_partial
-        and index.method == "btree"
-        for index in indexes
-    )
+    indexes = [] if relation is None else relation.indexes
+    return any(index.columns == columns and index.finds_rows for index in indexes)
 
 
 async def drop_leftovers(address: TargetAddress, names: Iterable[RelationName]) -> None:

@@ -23,7 +23,9 @@ from streamer.mapping.objects import (
     base_type,
     is_another,
     object_difference,
+    object_of,
     replaced_types,
+    stored_object,
     type_difference,
     under_new_name,
 )
@@ -186,13 +188,14 @@ class SourceDefinition:
         ]
         stored: dict[str, Any] = {"format": FORMAT, "columns": columns, "oid": self.oid}
         lists: dict[str, Sequence[Any] | None] = {
-            "objects": self.objects,
             "types": self.types,
             "partitions": self.partitions,
         }
         for name, known in lists.items():
             if known is not None:
                 stored[name] = [asdict(each) for each in known]
+        if self.objects is not None:
+            stored["objects"] = [stored_object(each) for each in self.objects]
         return json.dumps(stored)
 
     @classmethod
@@ -208,9 +211,11 @@ class SourceDefinition:
         """Read the JSON of a message, or a stored definition."""
         objects, types = values.get("objects"), values.get("types")
         partitions = values.get("partitions")
+        columns = [DefinedColumn.of(each) for each in values["columns"]]
+        names = {column.number: column.name for column in columns}
         return cls.of_columns(
-            map(DefinedColumn.of, values["columns"]),
-            None if objects is None else tuple(DefinedObject(**each) for each in objects),
+            columns,
+            None if objects is None else tuple(object_of(each, names) for each in objects),
             None if types is None else tuple(map(DefinedType.of, types)),
             None if partitions is None else tuple(Partition(**each) for each in partitions),
             oid=values.get("oid"),

@@ -114,8 +114,6 @@ class DefinitionMessage:
     tag: str
     query: str
     definition: SourceDefinition | None = field(default=None, repr=False)
-    described: dict[str, Any] = field(default_factory=dict, repr=False)
-    """The indexes and constraints, in the form that `streamer.definitions.read` requires."""
     own: Own | None = None
     dropped: Dropped = Dropped()
     known: Mapping[str, Sequence[int]] | None = None
@@ -144,7 +142,6 @@ class DefinitionMessage:
             fields["tag"],
             fields["query"] or "",
             definition,
-            {name: relation.get(name) or [] for name in ("indexes", "constraints")},
             None if own_fields is None else Own.of(own_fields),
             Dropped.of(fields.get("dropped") or {}),
             fields.get("known"),
@@ -320,7 +317,11 @@ def _merged(stored: SourceDefinition, told: SourceDefinition, changed: Own) -> O
         for part in told.objects or ()
         if part.oid in changed.objects
     }
-    absorbed = {part.index_oid for part in told.objects or () if part.oid in changed.objects}
+    absorbed = {
+        part.index.oid
+        for part in told.objects or ()
+        if part.oid in changed.objects and part.index is not None
+    }
     objects, is_doubtful = _chosen(
         {
             part.oid: part
@@ -478,7 +479,7 @@ def _easing_objects(
     stored: Sequence[DefinedObject], told: Sequence[DefinedObject], shown: Shown
 ) -> tuple[DefinedObject, ...]:
     """Return the objects without those that refuse rows, and that the source has dropped."""
-    oids = {oid for item in told for oid in (item.oid, item.index_oid)}
+    oids = {part.oid for item in told for part in (item, item.index) if part is not None}
     names = {(item.kind, item.name) for item in told}
 
     def is_gone(part: DefinedObject) -> bool:

@@ -1,15 +1,17 @@
-"""Indexes, constraints and types of a source's table, and the difference between two states.
+"""Indexes, constraints and types of a table, and the difference between two states.
 
-Each has an OID for life. So a rename is exact, like that of a column. PostgreSQL makes an index
-anew when the type of a column changes. Its OID is another one then, and its mark is the same.
+Each object has an OID for life. So a rename is exact, like that of a column. PostgreSQL rebuilds an
+index under a new OID when the type of a column changes; the mark of the index stays.
 
+`streamer.postgres.describing.objects_sql` reads indexes and constraints. An object without texts
+has only the fields that a query reads without a lock on the table, and equality counts only those.
 Pure.
 """
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Self
 
 from streamer.mapping.names import RelationName, ordered_renames
 from streamer.mapping.options import DdlKind
@@ -23,33 +25,203 @@ _PLAIN: Final = re.compile("[a-z_][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class DefinedObject:
-    """An index or a constraint. An index that implements a constraint is a part of that.
+class IndexKey:
+    """A key of an index: a column or an expression, and the clauses that follow the key.
 
-    ``kind``: `INDEX`, or pg_constraint.contype. ``mark``: of its definition without its name.
-    ``is_valid``: of a constraint, whether it was validated. ``index_oid``: its index.
+    ``collation``, ``opclass``: quoted names, None for the default ones. ``operator``: of an
+    exclusion constraint, as SQL.
+    """
+
+    column: str | None
+    expression: str | None = None
+    collation: str | None = None
+    opclass: str | None = None
+    opclass_options: tuple[str, ...] = ()
+    descending: bool = False
+    nulls_first: bool = False
+    operator: str | None = None
+    statistics: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexDefinition:
+    """An index. The fields from ``keys`` on are the texts.
+
+    ``mark``: a hash of the definition without names. ``columns``: of the keys, None for an
+    expression. ``uses``: the columns in the expressions and the predicate. ``options``: storage
+    parameters.
+    """
+
+    oid: int
+    name: str
+    mark: str = ""
+    is_valid: bool = True
+    is_unique: bool = False
+    is_immediate: bool = field(default=True, compare=False)
+    is_partial: bool = field(default=False, compare=False)
+    method: str = field(default="btree", compare=False)
+    columns: tuple[str | None, ...] = field(default=(), compare=False)
+    keys: tuple[IndexKey, ...] = field(default=(), compare=False)
+    included: tuple[str, ...] = field(default=(), compare=False)
+    nulls_not_distinct: bool = field(default=False, compare=False)
+    predicate: str | None = field(default=None, compare=False)
+    options: tuple[str, ...] = field(default=(), compare=False)
+    uses: frozenset[str] = field(default=frozenset(), compare=False)
+    comment: str | None = field(default=None, compare=False)
+    kind: ClassVar[str] = INDEX
+    is_index: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], names: Mapping[int, str]) -> Self:
+        """Read the JSON of an index. *names*: of the table's columns, by their numbers."""
+        keys = (
+            IndexKey(**{**_as_tuples(key), "column": names.get(key["column"])})
+            for key in values.get("keys", ())
+        )
+        named = {
+            "columns": tuple(names.get(number) for number in values.get("columns", ())),
+            "keys": tuple(keys),
+            "included": _named(values.get("included"), names),
+            "uses": frozenset(_named(values.get("uses"), names)),
+        }
+        return cls(**{**_as_tuples(values), **named})
+
+    @property
+    def index(self) -> Self:
+        return self
+
+    @property
+    def binds(self) -> bool:
+        """Whether the object refuses rows."""
+        return self.is_unique
+
+    @property
+    def has_texts(self) -> bool:
+        return bool(self.keys)
+
+    @property
+    def finds_rows(self) -> bool:
+        """Whether a search by the columns of the keys finds all rows."""
+        is_plain = not self.is_partial and None not in self.columns
+        return self.is_valid and is_plain and self.method == "btree"
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintDefinition:
+    """A constraint of a table, with the index that implements the constraint.
+
+    ``kind``: pg_constraint.contype: c, p, u, x or f. ``is_valid``: the constraint was validated.
+    ``columns``: the columns of the constraint. The fields from ``definition`` on are the texts.
+    ``definition``: pg_get_constraintdef. A check has an ``expression``; a foreign key has the
+    fields from ``referenced`` on.
     """
 
     oid: int
     kind: str
     name: str
-    mark: str
+    mark: str = ""
     is_valid: bool = True
-    is_unique: bool = False
-    index_oid: int = 0
+    index: IndexDefinition | None = None
+    columns: tuple[str, ...] = field(default=(), compare=False)
+    deferrable: bool = field(default=False, compare=False)
+    deferred: bool = field(default=False, compare=False)
+    definition: str = field(default="", compare=False)
+    expression: str | None = field(default=None, compare=False)
+    enforced: bool = field(default=True, compare=False)
+    no_inherit: bool = field(default=False, compare=False)
+    period: bool = field(default=False, compare=False)
+    referenced: RelationName | None = field(default=None, compare=False)
+    referenced_columns: tuple[str, ...] = field(default=(), compare=False)
+    match: str = field(default="s", compare=False)
+    on_update: str = field(default="a", compare=False)
+    on_delete: str = field(default="a", compare=False)
+    on_delete_columns: tuple[str, ...] = field(default=(), compare=False)
+    comment: str | None = field(default=None, compare=False)
+    is_index: ClassVar[bool] = False
+    binds: ClassVar[bool] = True
+
+    @classmethod
+    def of(
+        cls, values: Mapping[str, Any], index: IndexDefinition | None, names: Mapping[int, str]
+    ) -> Self:
+        """Read the JSON of a constraint. *names*: of the table's columns, by their numbers."""
+        referenced = values.get("referenced")
+        named = {
+            "columns": _named(values.get("columns"), names),
+            "referenced": referenced and RelationName(*referenced),
+            "on_delete_columns": _named(values.get("on_delete_columns"), names),
+        }
+        return cls(**{**_as_tuples(values), **named}, index=index)
 
     @property
-    def is_index(self) -> bool:
-        return self.kind == INDEX
+    def has_texts(self) -> bool:
+        return bool(self.definition)
 
     @property
-    def is_usable(self) -> bool:
-        return self.is_valid or not self.is_index
+    def timing(self) -> str:
+        """The SQL to add to a deferrable constraint."""
+        if not self.deferrable:
+            return ""
+        return " deferrable initially deferred" if self.deferred else " deferrable"
 
-    @property
-    def binds(self) -> bool:
-        """Whether it refuses rows."""
-        return self.is_unique or not self.is_index
+
+DefinedObject = IndexDefinition | ConstraintDefinition
+"""An index that no constraint has, or a constraint."""
+
+
+def object_of(values: Mapping[str, Any], names: Mapping[int, str]) -> DefinedObject:
+    """Read the JSON of `streamer.postgres.describing.objects_sql`, or of `stored_object`."""
+    index = values["index"] and IndexDefinition.of(values["index"], names)
+    if values["constraint"] is None:
+        assert isinstance(index, IndexDefinition)
+        return index
+    return ConstraintDefinition.of(values["constraint"], index, names)
+
+
+def constraints_of(objects: Iterable[DefinedObject]) -> list[ConstraintDefinition]:
+    """Return the constraints among *objects*."""
+    return [each for each in objects if isinstance(each, ConstraintDefinition)]
+
+
+def primary_key_of(objects: Iterable[DefinedObject]) -> ConstraintDefinition | None:
+    return next((each for each in constraints_of(objects) if each.kind == "p"), None)
+
+
+def unique_keys_of(objects: Iterable[DefinedObject]) -> tuple[tuple[str, ...], ...]:
+    """Return the columns of the valid, immediate, complete unique indexes over plain columns.
+
+    The primary key comes first.
+    """
+    keys = [(each.kind != "p", each.index) for each in objects if each.index is not None]
+    keys.sort(key=lambda key: (key[0], key[1].oid))
+    return tuple(
+        tuple(column for column in index.columns if column is not None)
+        for _, index in keys
+        if index.is_unique and index.is_immediate and index.finds_rows
+    )
+
+
+def stored_object(of: DefinedObject) -> dict[str, Any]:
+    """Return the JSON of the fields that equality counts."""
+    names = ("oid", "name", "mark", "is_valid")
+    return {
+        "index": _fields(of.index, *names, "is_unique"),
+        "constraint": None if of.is_index else _fields(of, *names, "kind"),
+    }
+
+
+def _fields(part: DefinedObject | None, *names: str) -> dict[str, Any] | None:
+    return None if part is None else {name: getattr(part, name) for name in names}
+
+
+def _as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+
+
+def _named(numbers: Iterable[int] | None, names: Mapping[int, str]) -> tuple[str, ...]:
+    # An expression of an exclusion constraint has the number 0, and system columns have negative
+    # numbers. A second statement may have read the columns, before or after a change.
+    return tuple(names[number] for number in numbers or () if number in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +251,8 @@ def object_difference(
 
     An index that a failed build left invalid counts as none.
     """
-    former = {each.oid: each for each in before if each.is_usable}
-    present = {each.oid: each for each in after if each.is_usable}
+    former = {each.oid: each for each in before if each.is_valid or not each.is_index}
+    present = {each.oid: each for each in after if each.is_valid or not each.is_index}
     gone = {(o.kind, o.name): o for oid, o in former.items() if oid not in present}
     dropped: list[ObjectChange] = []
     renamed: list[ObjectChange] = []
@@ -88,12 +260,12 @@ def object_difference(
     for new in present.values():
         old = former.get(new.oid) or gone.pop((new.kind, new.name), None)
         if old is None:
-            index = former.get(new.index_oid)
+            index = None if new.index is None else former.get(new.index.oid)
             if index is not None and index.is_index:  # ADD CONSTRAINT … USING INDEX
                 gone.pop((index.kind, index.name), None)
                 renamed += _renamed(index, new)
             added.append(_added(new))
-        elif old.mark != new.mark:
+        elif _marks(old) != _marks(new):
             dropped.append(_dropped(old))
             added.append(_added(new))
         else:
@@ -102,6 +274,10 @@ def object_difference(
                 added.append(ObjectChange(DdlKind.VALIDATE_CONSTRAINT, new, new))
     dropped += map(_dropped, gone.values())
     return [*dropped, *_in_order(renamed), *added]
+
+
+def _marks(part: DefinedObject) -> tuple[str, str]:
+    return part.mark, "" if part.index is None else part.index.mark
 
 
 def _in_order(renames: Sequence[ObjectChange]) -> Iterator[ObjectChange]:

@@ -1,8 +1,9 @@
 """SQL that describes a table: scalar subqueries that return JSON, for a query over ``pg_class c``.
 
 Both drivers run these queries on both sides, and so does the capture of definitions at a source. An
-empty search_path makes names include their schemas. `MARKED_OBJECTS`, `USED_TYPES` and `PARTITIONS`
-are free of deparsers over tables (``pg_get_expr``, ``pg_get_constraintdef``), which lock the table.
+empty search_path makes names include their schemas. `USED_TYPES`, `PARTITIONS` and objects without
+texts are free of deparsers over tables (``pg_get_expr``, ``pg_get_constraintdef``), which lock the
+table.
 Pure.
 """
 
@@ -93,29 +94,52 @@ _DEFAULT_COLLATION: Final = 100
 _WITHOUT_TYPES: Final = '^(?:(?:"[^"]*")+|[^".]+)[.][^(]+'
 """The schema and the name in the identity of an operator."""
 
-# Columns have their numbers here. Key columns have a dependency, too, unless a constraint has the
-# dependency for them: `uses` may have columns that no expression has.
-INDEXES: Final = f"""
-select pg_catalog.json_agg(pg_catalog.json_build_object(
-    'name', x.relname, 'is_unique', i.indisunique,
-    'method', (pg_catalog.parse_ident({_name("pg_am", "x.relam")}))[1],
-    'is_primary', i.indisprimary, 'is_valid', i.indisvalid and i.indisready,
+# Columns have their numbers here. An index keeps the mark when ALTER TYPE rebuilds the index:
+# default operator classes and the collations of columns go with the types.
+_INDEX: Final = """
+    'oid', i.indexrelid::int8, 'name', i.relname, 'is_unique', i.indisunique,
+    'is_valid', i.indisvalid and i.indisready, 'is_immediate', i.indimmediate,
+    'is_partial', i.indpred is not null, 'method', i.amname,
+    'columns', (i.indkey::int2[])[0:i.indnkeyatts - 1],
+    'mark', pg_catalog.md5(pg_catalog.concat_ws('|', i.relam, i.indisunique, i.indkey,
+        i.indnkeyatts, i.indoption, i.indexprs, i.indpred,
+        pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct',
+        array(select case when p.opcdefault then 0 else p.oid end
+                from pg_catalog.unnest(i.indclass::oid[]) with ordinality as n (oid, position)
+                join pg_catalog.pg_opclass p on p.oid = n.oid order by n.position),
+        array(select case when n.oid = a.attcollation then 0 else n.oid end
+                from unnest(i.indcollation::oid[], i.indkey::int2[])
+                       with ordinality as n (oid, attnum, position)
+                left join pg_catalog.pg_attribute a
+                  on a.attrelid = c.oid and a.attnum = n.attnum and n.attnum > 0
+               order by n.position)))"""
+
+_CONSTRAINT: Final = """
+    'oid', k.oid::int8, 'kind', k.contype, 'name', k.conname, 'is_valid', k.convalidated,
+    'columns', k.conkey, 'deferrable', k.condeferrable, 'deferred', k.condeferred,
+    'mark', pg_catalog.md5(pg_catalog.concat_ws('|', k.contype, k.conkey, k.confrelid, k.confkey,
+        k.confupdtype, k.confdeltype, k.confmatchtype, k.condeferrable, k.condeferred,
+        k.conexclop, k.conbin, pg_catalog.to_jsonb(k) ->> 'confdelsetcols',
+        pg_catalog.to_jsonb(k) ->> 'conenforced', pg_catalog.to_jsonb(k) ->> 'conperiod'))"""
+
+# Key columns have a dependency, too, unless a constraint has the dependency for them: `uses` may
+# have columns that no expression has.
+_INDEX_TEXTS: Final = f"""
     'nulls_not_distinct', coalesce(pg_catalog.to_json(i) ->> 'indnullsnotdistinct', 'false')::bool,
     'predicate', pg_catalog.pg_get_expr(i.indpred, i.indrelid),
-    'options', coalesce(pg_catalog.to_json(x.reloptions), '[]'),
-    'constraint', k.conname,
-    'comment', pg_catalog.obj_description(x.oid, 'pg_class'),
+    'options', coalesce(pg_catalog.to_json(i.reloptions), '[]'),
+    'comment', pg_catalog.obj_description(i.indexrelid, 'pg_class'),
     'uses', (select pg_catalog.json_agg(distinct p.refobjsubid) from pg_catalog.pg_depend p
               where p.refclassid = 'pg_catalog.pg_class'::regclass and p.refobjid = c.oid
                 and p.refobjsubid > 0
-                and (p.classid, p.objid) in (('pg_catalog.pg_class'::regclass, x.oid),
+                and (p.classid, p.objid) in (('pg_catalog.pg_class'::regclass, i.indexrelid),
                                              ('pg_catalog.pg_constraint'::regclass, k.oid))),
     'included', (i.indkey::int2[])[i.indnkeyatts:],
     'keys', (
         select pg_catalog.json_agg(pg_catalog.json_build_object(
             'column', n.attnum,
             'expression', case when n.attnum = 0 then
-                pg_catalog.pg_get_indexdef(x.oid, n.position::int4, false) end,
+                pg_catalog.pg_get_indexdef(i.indexrelid, n.position::int4, false) end,
             'collation', case when i.indcollation[n.position - 1]
                                    not in (0, coalesce(a.attcollation, {_DEFAULT_COLLATION})) then
                 {_name("pg_collation", "i.indcollation[n.position - 1]")} end,
@@ -132,78 +156,54 @@ select pg_catalog.json_agg(pg_catalog.json_build_object(
             'statistics', case when xa.attstattarget >= 0 then xa.attstattarget end
             ) order by n.position)
           from pg_catalog.unnest(i.indkey::int2[]) with ordinality as n (attnum, position)
-          join pg_catalog.pg_attribute xa on xa.attrelid = x.oid and xa.attnum = n.position
+          join pg_catalog.pg_attribute xa on xa.attrelid = i.indexrelid and xa.attnum = n.position
           left join pg_catalog.pg_attribute a
             on a.attrelid = c.oid and a.attnum = n.attnum and n.attnum <> 0
           join pg_catalog.pg_opclass o on o.oid = i.indclass[n.position - 1]
-         where n.position <= i.indnkeyatts)
-    ) order by x.oid)
-from pg_catalog.pg_index i
-join pg_catalog.pg_class x on x.oid = i.indexrelid
-left join pg_catalog.pg_constraint k
-  on k.conindid = x.oid and k.conrelid = c.oid and k.contype in ('p', 'u', 'x')
-where i.indrelid = c.oid
-"""  # noqa: S608
+         where n.position <= i.indnkeyatts)"""  # noqa: S608
 
-CONSTRAINTS: Final = f"""
-select pg_catalog.json_agg(pg_catalog.json_build_object(
-    'name', k.conname, 'kind', k.contype,
+_CONSTRAINT_TEXTS: Final = """
     'definition', pg_catalog.pg_get_constraintdef(k.oid),
-    'columns', k.conkey,
     'expression', pg_catalog.pg_get_expr(k.conbin, k.conrelid),
-    'index', case when k.contype in ('p', 'u', 'x') then ({_table("k.conindid")})[2] end,
-    'deferrable', k.condeferrable, 'deferred', k.condeferred, 'validated', k.convalidated,
     'enforced', coalesce(pg_catalog.to_json(k) ->> 'conenforced', 'true')::bool,
     'period', coalesce(pg_catalog.to_json(k) ->> 'conperiod', 'false')::bool,
     'no_inherit', k.contype = 'c' and k.connoinherit,
-    'referenced', case when k.confrelid <> 0 then {_table("k.confrelid")} end,
-    'referenced_columns', (
-        select pg_catalog.json_agg(a.attname order by n.position)
+    'referenced', case when k.confrelid <> 0 then
+        pg_catalog.parse_ident(k.confrelid::regclass::text) end,
+    'referenced_columns', array(
+        select a.attname::text
           from pg_catalog.unnest(k.confkey) with ordinality as n (attnum, position)
-          join pg_catalog.pg_attribute a on a.attrelid = k.confrelid and a.attnum = n.attnum),
+          join pg_catalog.pg_attribute a on a.attrelid = k.confrelid and a.attnum = n.attnum
+         order by n.position),
     'match', k.confmatchtype, 'on_update', k.confupdtype, 'on_delete', k.confdeltype,
     'on_delete_columns', pg_catalog.to_json(k) -> 'confdelsetcols',
-    'comment', pg_catalog.obj_description(k.oid, 'pg_constraint')
-    ) order by k.oid)
-from pg_catalog.pg_constraint k
-where k.conrelid = c.oid and k.contype in ('c', 'p', 'u', 'x', 'f') and k.conparentid = 0
+    'comment', pg_catalog.obj_description(k.oid, 'pg_constraint')"""
+
+
+def objects_sql(*, with_texts: bool) -> str:
+    """Return the query for the indexes and constraints of a table, in the order of their creation.
+
+    The index of a constraint is a part of the constraint. Only texts need deparsers.
+    """
+    index, constraint = (_INDEX_TEXTS, _CONSTRAINT_TEXTS) if with_texts else ("", "")
+    return f"""
+select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
+    'index', case when i.indexrelid is not null then pg_catalog.jsonb_build_object(
+{",".join(filter(None, (_INDEX, index)))}) end,
+    'constraint', case when k.oid is not null then pg_catalog.jsonb_build_object(
+{",".join(filter(None, (_CONSTRAINT, constraint)))}) end)
+    order by coalesce(k.oid, i.indexrelid))
+from (select i.*, x.relname, x.relam, x.reloptions, m.amname
+        from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid
+        join pg_catalog.pg_am m on m.oid = x.relam
+       where i.indrelid = c.oid) i
+full join (select k.*, case when k.contype in ('p', 'u', 'x') then k.conindid end as own_index
+             from pg_catalog.pg_constraint k
+            where k.conrelid = c.oid and k.contype in ('c', 'p', 'u', 'x', 'f')) k
+  on k.own_index = i.indexrelid
+where i.indexrelid is not null or k.conparentid = 0
 """  # noqa: S608
 
-# The mark changes with the object. An index that ALTER TYPE has rebuilt keeps its mark: default
-# operator classes and the collations of columns go with the types.
-MARKED_OBJECTS: Final = """
-select pg_catalog.jsonb_agg(pg_catalog.to_jsonb(o) order by o.oid) from (
-    select i.indexrelid::int8 as oid, 'i' as kind, x.relname as name,
-           i.indisvalid and i.indisready as is_valid, i.indisunique as is_unique,
-           0::int8 as index_oid,
-           pg_catalog.md5(pg_catalog.concat_ws('|', x.relam, i.indisunique, i.indkey,
-               i.indnkeyatts, i.indoption, i.indexprs, i.indpred,
-               pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct',
-               array(select case when p.opcdefault then 0 else p.oid end
-                       from unnest(i.indclass::oid[]) with ordinality as n (oid, position)
-                       join pg_catalog.pg_opclass p on p.oid = n.oid order by n.position),
-               array(select case when n.oid = a.attcollation then 0 else n.oid end
-                       from unnest(i.indcollation::oid[], i.indkey::int2[])
-                              with ordinality as n (oid, attnum, position)
-                       left join pg_catalog.pg_attribute a
-                         on a.attrelid = c.oid and a.attnum = n.attnum and n.attnum > 0
-                      order by n.position))) as mark
-      from pg_catalog.pg_index i join pg_catalog.pg_class x on x.oid = i.indexrelid
-     where i.indrelid = c.oid
-       and not exists (select from pg_catalog.pg_constraint k
-                        where k.conindid = i.indexrelid and k.conrelid = c.oid
-                          and k.contype in ('p', 'u', 'x'))
-    union all
-    select k.oid::int8, k.contype::text, k.conname, k.convalidated, false,
-           case when k.contype in ('p', 'u', 'x') then k.conindid else 0 end::int8,
-           pg_catalog.md5(pg_catalog.concat_ws('|', k.contype, k.conkey, k.confrelid, k.confkey,
-               k.confupdtype, k.confdeltype, k.confmatchtype, k.condeferrable, k.condeferred,
-               k.conexclop, k.conbin, pg_catalog.to_jsonb(k) ->> 'confdelsetcols',
-               pg_catalog.to_jsonb(k) ->> 'conenforced', pg_catalog.to_jsonb(k) ->> 'conperiod'))
-      from pg_catalog.pg_constraint k
-     where k.conrelid = c.oid and k.contype in ('c', 'p', 'u', 'x', 'f') and k.conparentid = 0
-    ) o
-"""
 
 STATISTICS: Final = """
 select pg_catalog.json_agg(pg_catalog.json_build_object(

@@ -31,15 +31,25 @@ class DdlPlace:
 class DdlDecision:
     """The state of a command that had to wait.
 
-    ``state``: `WAITING`, `MADE`, or the operator's decision. ``statements``: run in place of
-    streamer's own. ``reason``: of the wait. ``made``: the changes that a different source of the
-    target has made for this source, too.
+    ``state``: `WAITING`, `MADE`, or the operator's decision; None if the command did not have to
+    wait. ``statements``: run in place of streamer's own. ``reason``: of the wait. ``made``: the
+    changes that a different source of the target has made for this source, too.
     """
 
-    state: str
-    made: Sequence[str]
-    statements: tuple[str, ...] | None
-    reason: str | None
+    state: str | None = None
+    made: Sequence[str] = ()
+    statements: tuple[str, ...] | None = None
+    reason: str | None = None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the state is the decision of an operator."""
+        return self.state in (APPLY, SKIP)
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the operator has decided for statements of the operator's own."""
+        return self.is_decided and self.statements is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +91,8 @@ returning id, number
 """
 
 
-async def read_decision(session: Executor, place: DdlPlace) -> DdlDecision | None:
-    """Return the decision about a command so far; None if the command did not have to wait."""
+async def read_decision(session: Executor, place: DdlPlace) -> DdlDecision:
+    """Return the decision about a command so far."""
     rows = await session.fetch(
         "select state, edited, reason, case when is_made then changes else '{}' end as made"
         " from streamer.ddl where relation_id = $1"
@@ -92,7 +102,7 @@ async def read_decision(session: Executor, place: DdlPlace) -> DdlDecision | Non
         place.number,
     )
     if not rows:
-        return None
+        return DdlDecision()
     edited = rows[0]["edited"]
     statements = None if edited is None else tuple(edited)
     return DdlDecision(rows[0]["state"], rows[0]["made"], statements, rows[0]["reason"])

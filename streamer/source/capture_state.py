@@ -8,13 +8,11 @@ from typing import Final
 
 from streamer.postgres.describing import (
     COLLATION,
-    CONSTRAINTS,
-    INDEXES,
-    MARKED_OBJECTS,
     PARTITIONS,
     SEQUENCE,
     USED_TYPES,
     USER_OIDS_BEGIN,
+    objects_sql,
 )
 
 _PROOFS_MIN: Final = 18_00_00
@@ -104,7 +102,6 @@ begin
                         on d.adrelid = a.attrelid and d.adnum = a.attnum
                      where a.attrelid = of_table and a.attnum > 0 and not a.attisdropped) o) a
      cross join (select of_table as oid) c;
-    select ({objects}) into objects from (select of_table as oid) c;
     if has_types then
         select ({types}) into types from (select of_table as oid) c;
     end if;
@@ -165,15 +162,14 @@ begin
             'types', coalesce(own_types, '{{}}'),
             'is_fresh', pg_catalog.current_setting('transaction_isolation') = 'read committed'));
     end if;
-    result := result || pg_catalog.jsonb_build_object(
+    if has_objects then
+        select ({with_texts}) into objects from (select of_table as oid) c;
+    else
+        select ({without_texts}) into objects from (select of_table as oid) c;
+    end if;
+    return result || pg_catalog.jsonb_build_object(
         'columns', columns, 'objects', coalesce(objects, '[]'), 'types', coalesce(types, '[]'),
         'partitions', partitions);
-    if has_objects then -- a constraint without its index would be a plan that cannot be made
-        select result || pg_catalog.jsonb_build_object(
-                   'indexes', ({indexes}), 'constraints', ({constraints}))
-          into result from (select of_table as oid) c;
-    end if;
-    return result;
 end
 $function$
 """
@@ -310,11 +306,10 @@ def state_function(schema: str, version: int) -> str:
         collation=COLLATION,
         user_oids=USER_OIDS_BEGIN,
         sequence=SEQUENCE,
-        objects=MARKED_OBJECTS,
         types=USED_TYPES,
         partitions=PARTITIONS,
-        indexes=INDEXES,
-        constraints=CONSTRAINTS,
+        with_texts=objects_sql(with_texts=True),
+        without_texts=objects_sql(with_texts=False),
         **{f"own_{alias}": _own(f"{alias}.xmin") for alias in "adiket"},
     ).strip()
 

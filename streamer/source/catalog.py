@@ -21,16 +21,22 @@ from streamer.errors import (
 from streamer.lsn import Lsn
 from streamer.mapping.definition import DefinedColumn, SourceDefinition
 from streamer.mapping.names import RelationName
-from streamer.mapping.objects import DefinedObject, DefinedType
+from streamer.mapping.objects import (
+    DefinedObject,
+    DefinedType,
+    object_of,
+    primary_key_of,
+    unique_keys_of,
+)
 from streamer.mapping.partitions import Partition
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.describing import (
     COLUMN,
     FROM_COLUMNS,
-    MARKED_OBJECTS,
     PARTITIONS,
     USED_TYPES,
     USER_OIDS_BEGIN,
+    objects_sql,
 )
 from streamer.remedies import Remedy, at_source
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
@@ -258,11 +264,7 @@ where t.relkind <> 'p'
 
 _RELATIONS_SQL: Final = f"""
 select c.oid::int8 as oid,
-       coalesce((select case when k.condeferred then ' deferrable initially deferred'
-                             when k.condeferrable then ' deferrable' end
-          from pg_catalog.pg_constraint k
-         where k.conrelid = c.oid and k.contype = 'p'), '') as primary_key_timing,
-       ({MARKED_OBJECTS}) as objects,
+       ({objects_sql(with_texts=False)}) as objects,
        greatest(c.reltuples, 0)::int8 as row_count_estimate,
        (c.relpages::int8 + coalesce((select o.relpages from pg_catalog.pg_class o
                                       where o.oid = c.reltoastrelid), 0))
@@ -292,15 +294,6 @@ where c.oid = any (%s::oid[])
 _TYPES_SQL: Final = f"""
 select c.oid::int8 as oid, ({USED_TYPES}) as types
 from pg_catalog.pg_class c where c.oid = any (%s::oid[])
-"""
-
-_KEYS_SQL: Final = """
-select i.indrelid::int8 as relid, i.indisprimary as is_primary,
-       i.indimmediate and i.indpred is null and i.indexprs is null as is_unique,
-       (i.indkey::int2[])[0:i.indnkeyatts - 1] as numbers
-from pg_catalog.pg_index i
-where i.indrelid = any (%s::oid[]) and i.indisunique and i.indisvalid
-order by i.indrelid, i.indexrelid
 """
 
 _COLUMNS_SQL: Final = f"""
@@ -355,9 +348,6 @@ async def read_relations(
     columns: dict[int, list[DefinedColumn]] = {oid: [] for oid in oids}
     for column in await fetch_all(connection, _COLUMNS_SQL, oids):
         columns[column.pop("relid")].append(DefinedColumn.of(column))
-    keys: dict[int, list[DictRow]] = {oid: [] for oid in oids}
-    for key in await fetch_all(connection, _KEYS_SQL, oids):
-        keys[key["relid"]].append(key)
     trees = [oid for oid in rows if identities[oid].is_partitioned]
     typed = [oid for oid in rows if any(c.type_oid >= USER_OIDS_BEGIN for c in columns[oid])]
     for sql, some in ((_TREES_SQL, trees), (_TYPES_SQL, typed)):
@@ -365,7 +355,7 @@ async def read_relations(
             rows[row.pop("oid")].update(row)
     # A table that was dropped between two statements is not there.
     return {
-        identity.name: _relation(identity, rows[oid], columns[oid], keys[oid])
+        identity.name: _relation(identity, rows[oid], columns[oid])
         for oid, identity in identities.items()
         if oid in rows
     }
@@ -377,21 +367,20 @@ def is_replicable(name: RelationName) -> bool:
 
 
 def _relation(
-    identity: RelationIdentity, row: DictRow, columns: list[DefinedColumn], keys: list[DictRow]
+    identity: RelationIdentity, row: DictRow, columns: list[DefinedColumn]
 ) -> SourceRelation:
     names = {column.number: column.name for column in columns}
-    # An index over a column that the statement before has not seen is no key of these columns.
-    keys = [key for key in keys if names.keys() >= set(key["numbers"])]
-
-    def named(key: DictRow) -> tuple[str, ...]:
-        return tuple(names[number] for number in key["numbers"])
-
+    objects = tuple(object_of(each, names) for each in row.pop("objects") or ())
+    key = primary_key_of(objects)
+    # A key over a column that a later statement has not seen is no key of these columns.
+    is_known = key is not None and key.index is not None and key.index.finds_rows
     return SourceRelation(
         identity,
         columns=tuple(columns),
-        primary_key=next((named(key) for key in keys if key["is_primary"]), ()),
-        unique_keys=tuple(named(key) for key in keys if key["is_unique"]),
-        objects=tuple(DefinedObject(**entry) for entry in row.pop("objects") or ()),
+        primary_key=key.columns if key is not None and is_known else (),
+        unique_keys=unique_keys_of(objects),
+        primary_key_timing="" if key is None else key.timing,
+        objects=objects,
         types=tuple(map(DefinedType.of, row.pop("types", None) or ())),
         partitions=tuple(Partition(**entry) for entry in row.pop("partitions", ())),
         **row,

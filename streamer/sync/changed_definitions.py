@@ -20,11 +20,12 @@ from typing import Final
 
 import structlog
 
+from streamer.apply.changed_table import ChangedTable, SourceCommand
 from streamer.apply.lane import MappedRelation
 from streamer.apply.make_plan import missing_columns
-from streamer.apply.object_changes import read_used_types
 from streamer.apply.sql.joining_source import part_of_target
 from streamer.apply.table_change import TableChange
+from streamer.definitions.read import read_target_types
 from streamer.errors import DefinitionStopError, SyncError, TargetContentionError
 from streamer.lsn import Lsn
 from streamer.mapping.definition import SourceDefinition, all_differences
@@ -124,7 +125,7 @@ class ChangedDefinitions:
             relation.definition,
             mapped.mapping,
             table,
-            await read_used_types(target, table),
+            await read_target_types(target, table),
             await read_partitions(target, table),
             {name for name, _ in missing},
         )
@@ -203,6 +204,14 @@ class ChangedDefinitions:
             await self._wait_for_stream(lsn)
         # Stored definitions of indexes have the former names of columns.
         await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
+        table = ChangedTable(
+            target,
+            self._source,
+            self._events,
+            mapped,
+            ask_types=partial(read_named_types, source),
+            ask_present=partial(_present, source, mapped.mapping.source),
+        )
         change = None
         try:
             async with transaction(target):
@@ -212,24 +221,20 @@ class ChangedDefinitions:
                 words = [str(difference) for difference in changes]
                 place = await place_of_copy(target, mapped.relation_id, words, lsn)
                 await supersede(target, place)
-                change = TableChange(
-                    target,
-                    self._source,
-                    self._events,
-                    mapped,
+                command = SourceCommand(
                     place,
                     message,
                     definition,
                     at=str(datetime.now(UTC)),
-                    ask_types=partial(read_named_types, source),
-                    ask_present=partial(_present, source, mapped.mapping.source),
                     told="the source changed the table, and a copy of it is due",
+                    brings_rows=True,
                 )
-                await change.make(changes, brings_rows=True)
+                change = TableChange(table, command)
+                await change.make(changes)
         except (DefinitionStopError, TargetContentionError):
             if change is not None:
                 async with transaction(target):
-                    await supersede(target, change.place)
+                    await supersede(target, place)
                     await change.after_rollback()
             raise
 

@@ -5,8 +5,8 @@ With `ddl: capture`, a source that joins a shared table widens types as changes 
 """
 
 from streamer.apply.lane import MappedRelation
-from streamer.apply.object_changes import read_used_types
 from streamer.apply.sql.joining_source import joining_statements
+from streamer.definitions.read import read_target_types
 from streamer.errors import TargetSchemaError
 from streamer.progress.relation_definitions import read_others
 from streamer.remedies import Remedy, at_target, run
@@ -29,7 +29,7 @@ async def way_for_values(
             relation.definition,
             mapped.mapping,
             table,
-            await read_used_types(target, table),
+            await read_target_types(target, table),
             sid=source.sid,
             others=neighbours,
         )

@@ -17,7 +17,6 @@ from typing import Final
 
 import structlog
 
-from streamer.apply.sql.object_changes import referenced
 from streamer.definitions.planned import ObjectKind, Places, TargetPlace
 from streamer.definitions.read import read_at_source, read_places
 from streamer.definitions.render import Renderer, without_acting
@@ -131,7 +130,7 @@ async def plan_definitions(
     created = await read_created(target, [copy.mapped.mapping.target for copy in asking])
     asking = [copy for copy in asking if copy.mapped.mapping.target in created]
     definitions = await read_at_source(plain, [copy.relation.oid for copy in asking])
-    names = {name for definition in definitions.values() for name in referenced(definition)}
+    names = {name for definition in definitions.values() for name in definition.referenced}
     places = await _places(source, target_namespace, plain, target, names)
     acts = not await may_replace_role(target)
     for copy in asking:
@@ -140,7 +139,7 @@ async def plan_definitions(
             continue
         mapping = copy.mapped.mapping
         place = TargetPlace.at(mapping, source.sid, copy.target)
-        own_names = [index.name for index in definition.indexes]
+        own_names = [*definition.all_indexes]
         own_names += [c.sequence.name for c in definition.columns if c.sequence is not None]
         taken_names = await read_taken(target, mapping.target, own_names)
         renderer = Renderer(definition, place, places, taken_names)

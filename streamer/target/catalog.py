@@ -3,12 +3,19 @@
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import (
+    DefinedObject,
+    IndexDefinition,
+    object_of,
+    primary_key_of,
+    unique_keys_of,
+)
 from streamer.mapping.partitions import Partition
-from streamer.postgres.describing import PARTITIONS
+from streamer.postgres.describing import PARTITIONS, objects_sql
 from streamer.postgres.quoting import quote_qualified
 
 if TYPE_CHECKING:  # plans are pure, and this module describes their input
@@ -89,6 +96,8 @@ class TargetRelation:
     history_sequence: str | None = None
     unlogged: tuple[RelationName, ...] = ()
     facts: str = ""
+    objects: tuple[DefinedObject, ...] = field(default=(), compare=False)
+    """The indexes and constraints, without texts."""
 
     @property
     def rows(self) -> str:
@@ -98,6 +107,16 @@ class TargetRelation:
         """
         quoted = quote_qualified(self.name.namespace, self.name.name)
         return quoted if self.is_partitioned else f"only {quoted}"
+
+    @property
+    def indexes(self) -> list[IndexDefinition]:
+        """All indexes, with those of constraints."""
+        return [each.index for each in self.objects if each.index is not None]
+
+    @property
+    def object_names(self) -> frozenset[str]:
+        """The names of indexes and constraints."""
+        return frozenset(each.name for each in self.objects)
 
     @property
     def has_sid(self) -> bool:
@@ -179,7 +198,7 @@ select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
          and pg_catalog.has_table_privilege(c.oid, 'insert')
          and pg_catalog.has_table_privilege(c.oid, 'update')
          and pg_catalog.has_table_privilege(c.oid, 'delete') as is_writable,
-       {_FACTS_SQL} as facts
+       ({objects_sql(with_texts=False)})::text as objects, {_FACTS_SQL} as facts
 from unnest($1::text[], $2::text[]) as wanted (namespace, relation)
 join pg_catalog.pg_namespace n on n.nspname = wanted.namespace
 join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = wanted.relation
@@ -196,7 +215,7 @@ with recursive base (attrelid, attnum, type_oid, modifier) as (
     select b.attrelid, b.attnum, t.typbasetype,
            case when t.typtypmod >= 0 then t.typtypmod else b.modifier end
       from base b join pg_catalog.pg_type t on t.oid = b.type_oid where t.typtype = 'd')
-select a.attrelid::int8 as relid, a.attname as name,
+select a.attrelid::int8 as relid, a.attnum as number, a.attname as name,
        pg_catalog.format_type(a.atttypid, a.atttypmod) as type,
        pg_catalog.format_type(b.type_oid, b.modifier) as base_type,
        coalesce((select pg_catalog.format('operator(%I.%s)', n.nspname, o.oprname)
@@ -221,22 +240,6 @@ from base b join pg_catalog.pg_attribute a on a.attrelid = b.attrelid and a.attn
 join pg_catalog.pg_type t on t.oid = b.type_oid
 where t.typtype <> 'd'
 order by a.attrelid, a.attnum
-"""
-
-_INDEXES_SQL: Final = """
-select i.indrelid::int8 as relid, i.indisprimary as is_primary,
-       i.indisunique and i.indimmediate as is_unique,
-       array(select a.attname::text
-               from pg_catalog.unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
-               join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-              where k.position <= i.indnkeyatts order by k.position) as columns
-from pg_catalog.unnest($1::int8[]) as wanted (oid)
-join pg_catalog.pg_index i on i.indrelid = wanted.oid::oid
-join pg_catalog.pg_class x on x.oid = i.indexrelid
-join pg_catalog.pg_am m on m.oid = x.relam
-where i.indisvalid and i.indpred is null and i.indexprs is null
-  and m.amname = 'btree'
-order by i.indisprimary desc, i.indexrelid
 """
 
 
@@ -271,8 +274,7 @@ async def read_relations(
         return {}
     oids = [row["oid"] for row in rows]
     columns = _by_relation(await connection.fetch(_COLUMNS_SQL, oids))
-    indexes = _by_relation(await connection.fetch(_INDEXES_SQL, oids))
-    relations = (_relation(dict(r), columns[r["oid"]], indexes[r["oid"]]) for r in rows)
+    relations = (_relation(dict(row), columns[row["oid"]]) for row in rows)
     return {relation.name: relation for relation in relations}
 
 
@@ -285,15 +287,18 @@ def _by_relation(rows: "Iterable[Record]") -> dict[int, list[dict[str, Any]]]:
     return groups
 
 
-def _relation(
-    row: dict[str, Any], columns: list[dict[str, Any]], indexes: list[dict[str, Any]]
-) -> TargetRelation:
+def _relation(row: dict[str, Any], columns: list[dict[str, Any]]) -> TargetRelation:
+    names = {column.pop("number"): column["name"] for column in columns}
+    objects = tuple(object_of(each, names) for each in json.loads(row.pop("objects") or "[]"))
+    key = primary_key_of(objects)
+    indexes = [each.index for each in objects if each.index and each.index.finds_rows]
     return TargetRelation(
         name=RelationName(row.pop("namespace"), row.pop("relation")),
         columns={column["name"]: TargetColumn(**column) for column in columns},
-        primary_key=next((tuple(i["columns"]) for i in indexes if i["is_primary"]), ()),
-        unique_keys=tuple(tuple(i["columns"]) for i in indexes if i["is_unique"]),
-        leading_index_columns=frozenset(i["columns"][0] for i in indexes if i["columns"]),
+        primary_key=key.columns if key is not None and key.index in indexes else (),
+        unique_keys=unique_keys_of(objects),
+        leading_index_columns=frozenset(name for i in indexes if (name := i.columns[0])),
+        objects=objects,
         references=frozenset(row.pop("references")),
         sequences=tuple(row.pop("sequences")),
         unlogged=tuple(RelationName(*name) for name in row.pop("unlogged")),

@@ -70,6 +70,10 @@ COMMANDS = [
     "alter table t rename column extra to more; create index on t ((more + 1))",
     # Another definition under the same name, in one command.
     "alter table t drop constraint not_negative, add constraint not_negative check (amount > -9)",
+    (
+        "alter table t drop constraint parent_key,"
+        " add constraint parent_key unique (parent, id) include (amount)"
+    ),
     "alter table t alter column amount type bigint",  # makes indexes and constraints anew
     "insert into t (id, amount) values (60, -5)",
     "drop index by_name; insert into t values (61, 'x')",

@@ -147,7 +147,7 @@ async def test_commands_of_table_problems_end_them(
             assert_same(source, target, table)
 
 
-@pytest.mark.follows("apply.table_change:TableChange._stop")
+@pytest.mark.follows("apply.definition_stop:stop_error")
 @pytest.mark.follows("runbooks:definition-waits#1")
 @pytest.mark.follows("runbooks:definition-waits#2")
 @pytest.mark.follows("runbooks:definition-waits#3")

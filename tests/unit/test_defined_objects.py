@@ -8,19 +8,17 @@ from streamer.apply.sql.joining_source import part_of_target
 from streamer.apply.sql.type_changes import TypeTranslator
 from streamer.definitions.difference import table_difference
 from streamer.definitions.difference import type_difference as compared
-from streamer.definitions.model import (
-    ConstraintDefinition,
-    IndexDefinition,
-    IndexKey,
-    TableDefinition,
-)
+from streamer.definitions.model import TableDefinition
 from streamer.definitions.planned import TargetPlace
 from streamer.errors import TargetSchemaError
 from streamer.mapping.definition import DefinedColumn, SourceDefinition, all_differences
 from streamer.mapping.names import RelationName, RelationPattern
 from streamer.mapping.objects import (
+    ConstraintDefinition,
     DefinedObject,
     DefinedType,
+    IndexDefinition,
+    IndexKey,
     object_difference,
     type_difference,
 )
@@ -28,9 +26,9 @@ from streamer.mapping.options import Create
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.target.catalog import TargetColumn, TargetRelation
 
-INDEX = DefinedObject(1, "i", "by_name", "m")
-CHECK = DefinedObject(2, "c", "positive", "m")
-UNIQUE = DefinedObject(3, "u", "once", "m", index_oid=30)
+INDEX = IndexDefinition(1, "by_name", "m")
+CHECK = ConstraintDefinition(2, "c", "positive", "m")
+UNIQUE = ConstraintDefinition(3, "u", "once", "m", index=replace(INDEX, oid=30, name="once"))
 MOOD = DefinedType(9, "public", "mood", "e", labels=((1, "sad"), (2, "happy")))
 PLACE = DefinedType(8, "public", "place", "c", attributes=((1, "street", "text"),))
 POSITIVE = DefinedType(
@@ -54,6 +52,11 @@ POSITIVE = DefinedType(
             [replace(INDEX, oid=30)],
             [UNIQUE],
             ['rename_index "by_name" to "once"', 'add_constraint "once"'],
+        ),
+        (
+            [UNIQUE],
+            [replace(UNIQUE, oid=4, index=IndexDefinition(31, "once", "distinct nulls"))],
+            ['drop_constraint "once"', 'add_constraint "once"'],
         ),
         ([replace(CHECK, is_valid=False)], [CHECK], ['validate_constraint "positive"']),
         ([], [replace(INDEX, is_valid=False)], []),  # a build that failed, or is under way
@@ -174,12 +177,11 @@ def test_a_stored_definition_is_read_back() -> None:
 T = RelationName("public", "t")
 
 
-def described(*columns: str, **kinds: tuple[object, ...]) -> TableDefinition:
+def described(*columns: str, objects: tuple[DefinedObject, ...] = ()) -> TableDefinition:
     return TableDefinition(
         T,
         tuple(DefinedColumn(n, name, "integer", name == "id") for n, name in enumerate(columns)),
-        kinds.get("indexes", ()),  # type: ignore[arg-type]
-        kinds.get("constraints", ()),  # type: ignore[arg-type]
+        objects,
     )
 
 
@@ -197,17 +199,14 @@ def differences(
     return [str(each) for each in table_difference(source, place, lambda _: None, target)]
 
 
-KEY = ConstraintDefinition("t_pkey", "p", "", ("id",), index="t_pkey")
-BY_N = IndexDefinition("by_n", "btree", (IndexKey("n"),), is_unique=True)
+KEY = ConstraintDefinition(10, "p", "t_pkey", columns=("id",))
+BY_N = IndexDefinition(11, "by_n", method="btree", keys=(IndexKey("n"),), is_unique=True)
 
 
 def test_a_definition_is_compared_through_the_mapping() -> None:
-    source = described("id", "n", indexes=(BY_N,), constraints=(KEY,))
-    target = described(
-        *("id", "m", "sid"),
-        indexes=(replace(BY_N, keys=(IndexKey("sid"), IndexKey("m"))),),
-        constraints=(replace(KEY, columns=("sid", "id")),),
-    )
+    source = described("id", "n", objects=(BY_N, KEY))
+    by_m = replace(BY_N, keys=(IndexKey("sid"), IndexKey("m")))
+    target = described("id", "m", "sid", objects=(by_m, replace(KEY, columns=("sid", "id"))))
     columns = (("id", "id"), ("n", "m"))
     assert differences(source, target, has_sid=True, columns=columns) == []
     found = differences(source, target, columns=columns)
@@ -216,16 +215,16 @@ def test_a_definition_is_compared_through_the_mapping() -> None:
 
 
 def test_create_says_what_the_target_should_have() -> None:
-    check = ConstraintDefinition("above", "c", "", ("n",), "(n > 0)")
-    source = described("id", "n", indexes=(BY_N,), constraints=(KEY, check))
-    target = described("id", "n", constraints=(KEY,))
+    check = ConstraintDefinition(12, "c", "above", columns=("n",), expression="(n > 0)")
+    source = described("id", "n", objects=(BY_N, KEY, check))
+    target = described("id", "n", objects=(KEY,))
     assert differences(source, target, create=Create.COLUMNS) == []
     (index,) = differences(source, target, create=Create.KEYS)
     assert index.startswith('index "by_n" is missing: create unique index')
     assert len(differences(source, target)) == 2
     # A unique index may refuse rows of the source, and an index for readers does not.
     own = replace(BY_N, name="own", is_unique=False)
-    (extra,) = differences(target, replace(target, indexes=(own, BY_N)))
+    (extra,) = differences(target, replace(target, objects=(KEY, own, BY_N)))
     assert extra.startswith('index "by_n" is only at the target: create unique index')
     assert differences(described("id", "x"), described("id")) == ['column "x" is missing: integer']
 

@@ -23,7 +23,7 @@ from streamer.mapping.definition_message import (
     parts_of,
     with_dropped,
 )
-from streamer.mapping.objects import DefinedObject, DefinedType
+from streamer.mapping.objects import ConstraintDefinition, DefinedType, IndexDefinition
 from streamer.mapping.options import DdlKind
 from streamer.mapping.partitions import Partition
 
@@ -32,8 +32,10 @@ ID = DefinedColumn(1, "id", "integer", not_null=True)
 NAME = DefinedColumn(2, "name", "text")
 OTHER = DefinedColumn(3, "other", "integer", default_mark="1")
 MINE = DefinedColumn(4, "mine", "integer")
-INDEX = DefinedObject(201, "i", "t_name", "m1")
-KEY = DefinedObject(202, "p", "t_pkey", "m2", index_oid=203)
+INDEX = IndexDefinition(201, "t_name", "m1")
+KEY = ConstraintDefinition(
+    202, "p", "t_pkey", "m2", index=IndexDefinition(203, "t_pkey", "m3", is_unique=True)
+)
 ROOT = Partition(TABLE, 0, "public", "t", None, "RANGE (id)")
 FIRST = Partition(301, 0, "public", "t_1", "FOR VALUES FROM (0) TO (10)", "LIST (name)")
 INNER = Partition(302, 301, "public", "t_1_a", "FOR VALUES IN ('a')")
@@ -50,7 +52,7 @@ def own(columns: Any = (), objects: Any = (), types: Any = (), *, is_fresh: bool
 
 
 def message(told: SourceDefinition | None, of: Own | None, **more: Any) -> DefinitionMessage:
-    return DefinitionMessage(TABLE, "public", "t", "ALTER TABLE", "", told, {}, of, **more)
+    return DefinitionMessage(TABLE, "public", "t", "ALTER TABLE", "", told, of, **more)
 
 
 def after(known: SourceDefinition | None, told: DefinitionMessage) -> Outcome:
@@ -124,7 +126,7 @@ def test_an_index_that_alter_type_builds_anew_takes_the_place_of_the_former() ->
 
 
 def test_a_constraint_takes_its_index_in() -> None:
-    unique = DefinedObject(205, "u", "t_name_key", "m3", index_oid=201)
+    unique = ConstraintDefinition(205, "u", "t_name_key", "m3", index=INDEX)
     known, told = table(ID, objects=(INDEX,)), table(ID, objects=(unique,))
     assert after(known, message(told, own(objects=[205]))) == Outcome(told)
 
@@ -196,7 +198,7 @@ def test_two_messages_of_one_command_become_one() -> None:
 # ---- rows that no message explains -------------------------------------------------------------
 
 TYPES = {"id": "integer", "name": "text", "other": "integer", "mine": "integer"}
-CHECK = DefinedObject(501, "c", "t_check", "m3")
+CHECK = ConstraintDefinition(501, "c", "t_check", "m3")
 
 
 def shown(*names: str, labels: Any = (), eases: Any = tuple(DdlKind), types: Any = TYPES) -> Shown:

@@ -1,21 +1,18 @@
 """What the target cannot have is planned with the reason, and names are found in deparsed SQL."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from streamer.definitions.model import (
-    ConstraintDefinition,
-    IndexDefinition,
-    IndexKey,
-    TableDefinition,
-)
+from streamer.definitions.model import TableDefinition
 from streamer.definitions.names import UnclearExpressionError, rename_columns
 from streamer.definitions.planned import Planned, TargetPlace
 from streamer.definitions.render import Renderer, other_name
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.expressions import parse_expression
 from streamer.mapping.names import RelationName, RelationPattern
+from streamer.mapping.objects import ConstraintDefinition, IndexDefinition, IndexKey
 from streamer.mapping.options import Create, TableType
 from streamer.mapping.rules import ColumnHash, RelationMapping, TableRule
 from streamer.postgres.secret import Secret
@@ -74,24 +71,26 @@ def place(
     return TargetPlace(RelationMapping(name, name, rule), has_sid)
 
 
+def index(name: str, *keys: IndexKey, **more: Any) -> IndexDefinition:
+    return IndexDefinition(1, name, method="btree", keys=keys, **more)
+
+
+def constraint(
+    kind: str, name: str, definition: str, *columns: str, **more: Any
+) -> ConstraintDefinition:
+    return ConstraintDefinition(2, kind, name, definition=definition, columns=columns, **more)
+
+
 DEFINITION = TableDefinition(
     T,
     tuple(DefinedColumn(n, name, "int4") for n, name in enumerate("abc")),
     (
-        IndexDefinition("t_a_key", "btree", (IndexKey("a"),), is_unique=True, constraint="t_a_key"),
-        IndexDefinition(
-            "lower_b", "btree", (IndexKey(None, "lower(b)"),), is_unique=True, uses=frozenset("b")
-        ),
-        IndexDefinition("half", "btree", (IndexKey("c"),), is_valid=False),
-    ),
-    (
-        ConstraintDefinition("t_a_key", "u", "UNIQUE (a)", ("a",), index="t_a_key"),
-        ConstraintDefinition("c_ok", "c", "CHECK (c > 0)", ("c",), expression="(c > 0)"),
-        ConstraintDefinition(
-            "fk",
-            "f",
-            "FOREIGN KEY (b) REFERENCES other(id)",
-            ("b",),
+        index("lower_b", IndexKey(None, "lower(b)"), is_unique=True, uses=frozenset("b")),
+        index("half", IndexKey("c"), is_valid=False),
+        constraint("u", "t_a_key", "UNIQUE (a)", "a", index=index("t_a_key", IndexKey("a"))),
+        constraint("c", "c_ok", "CHECK (c > 0)", "c", expression="(c > 0)"),
+        constraint(
+            *("f", "fk", "FOREIGN KEY (b) REFERENCES other(id)", "b"),
             referenced=OTHER,
             referenced_columns=("id",),
             on_delete="n",
@@ -127,15 +126,13 @@ def test_reasons_name_what_the_target_lacks() -> None:
 
 def test_no_expression_reads_a_hash_in_place_of_its_column() -> None:
     """A unique index would refuse rows whose plain values its predicate leaves out."""
-    only = IndexDefinition(
-        "only_b",
-        "btree",
-        (IndexKey("a"),),
+    only = index(
+        *("only_b", IndexKey("a")),
         is_unique=True,
         predicate="(b <> ''::text)",
         uses=frozenset("ab"),
     )
-    definition = replace(DEFINITION, indexes=(*DEFINITION.indexes, only))
+    definition = replace(DEFINITION, objects=(*DEFINITION.objects, only))
     hashed = plan(place(hashed="b c"), place(OTHER), definition)
     assert hashed["only_b"].reason == 'streamer hashes column "b"'
     assert hashed["lower_b"].reason == 'streamer hashes column "b"'
@@ -176,11 +173,11 @@ def test_another_name_is_the_same_each_time_and_fits() -> None:
 
 def test_a_temporal_key_is_named_with_the_reason_why_the_target_has_a_plain_one() -> None:
     sql = "PRIMARY KEY (a, b WITHOUT OVERLAPS)"
-    key = ConstraintDefinition("t_pkey", "p", sql, ("a", "b"), index="t_pkey", period=True)
-    planned = plan(place(), definition=replace(DEFINITION, constraints=(key,)))["t_pkey"]
+    key = constraint("p", "t_pkey", sql, "a", "b", period=True)
+    planned = plan(place(), definition=replace(DEFINITION, objects=(key,)))["t_pkey"]
     assert planned.reason == "streamer finds rows by a plain primary key, which lets ranges overlap"
     assert planned.source_sql.endswith(sql)
-    plain = plan(place(), definition=replace(DEFINITION, constraints=(replace(key, period=False),)))
+    plain = plan(place(), definition=replace(DEFINITION, objects=(replace(key, period=False),)))
     assert "t_pkey" not in plain
 
 

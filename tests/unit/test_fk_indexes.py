@@ -5,18 +5,20 @@ import pytest
 from streamer.indexes.foreign_keys import (
     PREFIX,
     ForeignKey,
-    TargetIndex,
     find_missing,
     index_name,
     serves,
 )
 from streamer.mapping.names import RelationName
+from streamer.mapping.objects import IndexDefinition
 
 T = RelationName("public", "t")
 
 
 def index(*columns: str | None, method: str = "btree", usable: bool = True, partial: bool = False):
-    return TargetIndex("i", columns, method, is_usable=usable, is_partial=partial, is_owned=True)
+    return IndexDefinition(
+        1, "i", is_valid=usable, is_partial=partial, method=method, columns=columns
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,12 +46,12 @@ def index(*columns: str | None, method: str = "btree", usable: bool = True, part
     ],
 )
 def test_an_index_serves_equality_of_its_first_columns(
-    there: TargetIndex, columns: tuple[str, ...], expected: bool
+    there: IndexDefinition, columns: tuple[str, ...], expected: bool
 ) -> None:
     assert serves(there, columns) is expected
 
 
-def missing(*keys: ForeignKey, there: list[TargetIndex] | None = None) -> list[tuple[str, ...]]:
+def missing(*keys: ForeignKey, there: list[IndexDefinition] | None = None) -> list[tuple[str, ...]]:
     return [found.columns for found in find_missing(keys, {T: there or []})]
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 from streamer.commands.tenants.change import urls_of
 from streamer.commands.tenants.drift import Drift, TenantTable, deviations, judge
 from streamer.commands.tenants.purge import CHUNK_BLOCKS, PurgedLeaf, steps
-from streamer.definitions.model import ConstraintDefinition, TableDefinition
+from streamer.definitions.model import TableDefinition
 from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.names import RelationName, RelationPattern
+from streamer.mapping.objects import ConstraintDefinition
 from streamer.mapping.rules import RelationMapping, SourceLabel, TableRule
 from tests.unit.build import target_relation
 
@@ -17,7 +18,7 @@ RULE = TableRule(RelationPattern("public", "t"))
 
 def table(types: dict[str, str], *constraints: ConstraintDefinition) -> TableDefinition:
     columns = tuple(DefinedColumn(n, name, kind) for n, (name, kind) in enumerate(types.items()))
-    return TableDefinition(T, columns, constraints=constraints)
+    return TableDefinition(T, columns, constraints)
 
 
 def tenant(sid: str, types: dict[str, str], *constraints: ConstraintDefinition) -> TenantTable:
@@ -26,11 +27,11 @@ def tenant(sid: str, types: dict[str, str], *constraints: ConstraintDefinition) 
 
 
 def key(*columns: str) -> ConstraintDefinition:
-    return ConstraintDefinition("t_pkey", "p", "", columns)
+    return ConstraintDefinition(1, "p", "t_pkey", columns=columns)
 
 
 KEY = key("id")
-UNIQUE = ConstraintDefinition("other_name", "u", "UNIQUE (email)", ("email",))
+UNIQUE = ConstraintDefinition(2, "u", "other_name", definition="UNIQUE (email)", columns=("email",))
 
 
 def found(tables: list[TenantTable], there: TableDefinition) -> list[Drift]:

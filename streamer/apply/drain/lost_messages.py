@@ -12,6 +12,7 @@ from functools import partial
 
 import structlog
 
+from streamer.apply.changed_table import ChangedTable, SourceCommand
 from streamer.apply.lane import LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.planner import Planner
@@ -134,22 +135,26 @@ async def _explain(
     if not changes:
         return False
     first = refused.first.transaction
-    change = TableChange(
+    table = ChangedTable(
         target,
         owner.source,
         owner,
         mapped,
+        ask_types=partial(planner.describe_types, mapped),
+        ask_present=partial(planner.describe_present, mapped),
+    )
+    command = SourceCommand(
         DdlPlace(mapped.relation_id, first.final_lsn, 0),
         message,
         definition,
         at=str(to_datetime(first.commit_time)),
-        ask_types=partial(planner.describe_types, mapped),
-        ask_present=partial(planner.describe_present, mapped),
         told="no message of the source tells of this change, and a row needs it",
+        is_late=True,
     )
+    change = TableChange(table, command)
     try:
         async with transaction(target):
-            await change.make(changes, is_late=True)
+            await change.make(changes)
     finally:
         await change.after_rollback()
     mapped.plan, mapped.is_doubtful = None, True

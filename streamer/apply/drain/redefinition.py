@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from streamer.apply.changed_table import ChangedTable, SourceCommand
 from streamer.apply.lane import LaneOwner, MappedRelation
 from streamer.apply.lane_transaction import LaneTransaction
 from streamer.apply.planner import Planner
@@ -112,18 +113,16 @@ class Definitions:
             )
         if stored is None or not stored.is_whole or changes:
             owner = self._owner
-            change = self._change = TableChange(
+            table = ChangedTable(
                 self._target,
                 owner.source,
                 owner,
                 mapped,
-                place,
-                message,
-                definition,
-                at=at,
                 ask_types=partial(self._planner.describe_types, mapped),
                 ask_present=partial(self._planner.describe_present, mapped),
             )
+            command = SourceCommand(place, message, definition, at)
+            change = self._change = TableChange(table, command)
             await change.make(changes)
             if change.quarantined:
                 self._writer.quarantine_changed(mapped, change.quarantined)

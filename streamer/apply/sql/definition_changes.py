@@ -69,6 +69,8 @@ class Translation:
     """Statements for those that the target refuses, and the columns that are unfinished then."""
     before: list[str] = field(default_factory=list)
     """Statements that have to be committed before."""
+    is_for_all: bool = False
+    """Whether all other sources of the target wait with the same changes."""
 
     @property
     def reason(self) -> str | None:
@@ -278,13 +280,15 @@ class DefinitionTranslator:
         statements = left + self._make_room(name, column)
         is_older = there is not None and not there.is_generated
         if self._is_shared and (column.constant is not None or is_older):
-            quoted, value = quote_identifier(name), column.constant or "null"
-            condition = f" and {quoted} is not null" if column.constant is None else ""
-            statements.append(
-                f"update {self._alter.removeprefix('alter table ')} set {quoted} = {value} "
-                f"where {quote_identifier(SID)}::text = {quote_literal(self._sid or '')}{condition}"
-            )
+            more = f" and {quote_identifier(name)} is not null" if column.constant is None else ""
+            statements.append(self._update_own(name, column.constant or "null") + more)
         return statements
+
+    def _update_own(self, name: str, value: str) -> str:
+        """Return the statement that gives a column a value in the rows of this tenant."""
+        table, own = self._alter.removeprefix("alter table "), quote_literal(self._sid or "")
+        assigned = f"{quote_identifier(name)} = {value}"
+        return f"update {table} set {assigned} where {quote_identifier(SID)}::text = {own}"
 
     def _replace(self, name: str, column: DefinedColumn, present: str) -> list[str]:
         """Return the statement that drops a column of another type than *column*, which comes.
@@ -330,13 +334,14 @@ class DefinitionTranslator:
             return []
         return self._retype(name, column)
 
+    def _of(self, sources: Sequence[SourceDefinition], name: str) -> list[DefinedColumn]:
+        """Return the columns of other sources that write a column of the target."""
+        columns = (column for source in sources for column in source.columns)
+        return [each for each in columns if self._mapping.target_column(each.name) == name]
+
     def _has_others(self, name: str) -> bool:
         """Whether another tenant still writes a column of the target."""
-        return any(
-            self._mapping.target_column(column.name) == name
-            for other in self._others
-            for column in other.columns
-        )
+        return bool(self._of(self._others, name))
 
     def _drop(self, column: DefinedColumn) -> list[str]:
         name = self._name(column)
@@ -407,10 +412,7 @@ class DefinitionTranslator:
         column = replace(after, type=before.type, collation=before.collation)
         statements = self._make_room(name, column)
         if not after.generated:
-            table = self._alter.removeprefix("alter table ")
-            own = f"where {quote_identifier(SID)}::text = {quote_literal(self._sid or '')}"
-            moved = f"set {quote_identifier(name)} = {quote_identifier(former)}"
-            statements.append(f"update {table} {moved} {own}")
+            statements.append(self._update_own(name, quote_identifier(former)))
         if not is_last:
             return [*statements, *self._drop_not_null(former)]
         del self._columns[former]
@@ -457,15 +459,12 @@ class DefinitionTranslator:
 
     def _sorts_alike(self, name: str, column: DefinedColumn, found: Translation) -> bool:
         """Whether each other source of the target has a column with the collation of *column*."""
-        for other in self._others if self._is_shared else ():
-            for own in other.columns:
-                is_it = self._mapping.target_column(own.name) == name
-                if is_it and own.collation != column.collation:
-                    found.reasons.append(
-                        f'collation of "{name}" waits until every source of the table has it'
-                    )
-                    return False
-        return True
+        others = self._of(self._others, name) if self._is_shared else []
+        is_alike = all(other.collation == column.collation for other in others)
+        if not is_alike:
+            reason = f'collation of "{name}" waits until every source of the table has it'
+            found.reasons.append(reason)
+        return is_alike
 
     def give_type(self, column: DefinedColumn, found: Translation) -> None:
         """Give a column its type, which takes the same values as the one of the target."""
@@ -483,15 +482,12 @@ class DefinitionTranslator:
         lack the cast, or refuse a value. Then the values are null until they come.
         """
         there = self._columns[name]
-        if self._is_shared:
-            for other in self._unchanged:
-                for own in other.columns:
-                    is_it = self._mapping.target_column(own.name) == name
-                    if is_it and own.type != column.type and not widens(own.type, column.type):
-                        raise SharedTargetError(
-                            f'column "{name}" of target table "{self._target.name}" would get type '
-                            f"{column.type}, but another source has it with type {own.type}"
-                        )
+        for other in self._of(self._unchanged, name) if self._is_shared else ():
+            if not widens(other.type, column.type):
+                raise SharedTargetError(
+                    f'column "{name}" of target table "{self._target.name}" would get type '
+                    f"{column.type}, but another source has it with type {other.type}"
+                )
         quoted = quote_identifier(name)
         typed, alter = f"type {type_clause(column)}", f"alter column {quoted}"
         self._columns[name] = replace(there, type=column.type)
@@ -601,13 +597,8 @@ class DefinitionTranslator:
 
     def _still_draws(self, name: str, before: DefinedColumn) -> bool:
         """Whether another source of the table has the sequence that a column had *before*."""
-        theirs = (
-            own.sequence
-            for other in self._others
-            for own in other.columns
-            if self._mapping.target_column(own.name) == name
-        )
-        return any(_like(sequence, before.sequence) for sequence in theirs)
+        others = self._of(self._others, name)
+        return any(_like(other.sequence, before.sequence) for other in others)
 
     def _follow_sequence(
         self,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from streamer.definitions.model import ConstraintDefinition, IndexDefinition, TableDefinition
+from streamer.definitions.model import TableDefinition
 from streamer.definitions.planned import ObjectKind, Places, Planned, TargetPlace
 from streamer.definitions.render import (
     Renderer,
@@ -26,8 +26,14 @@ from streamer.definitions.render import (
     without_acting,
 )
 from streamer.mapping.definition import SourceDefinition
-from streamer.mapping.names import RelationName
-from streamer.mapping.objects import INDEX, DefinedObject, ObjectChange
+from streamer.mapping.objects import (
+    INDEX,
+    ConstraintDefinition,
+    DefinedObject,
+    IndexDefinition,
+    ObjectChange,
+    constraints_of,
+)
 from streamer.mapping.options import Create, DdlKind, TableType
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.target.conventions import HISTORY_ID
@@ -83,13 +89,13 @@ class ObjectTranslator:
         acts: bool = False,
     ) -> None:
         self._place = place
+        self._alter = f"alter table {place.quoted}"
         self._acts = acts
         self._definition = definition
-        self._there = there
         self._others = others
         self._renderer = Renderer(definition, place, places, taken)
-        self._indexes = {index.name: index for index in there.indexes}
-        self._constraints = {each.name: each for each in there.constraints}
+        self._present = list(there.objects)
+        """The target's objects, as the statements so far leave them."""
 
     def translate(self, changes: Sequence[ObjectChange]) -> ObjectTranslation:
         """Return the statements and plans for *changes*."""
@@ -121,17 +127,16 @@ class ObjectTranslator:
 
     def planned(self, kind: ObjectKind, name: str) -> Planned | None:
         """Return the plan for an object that the source has; None if it has none of that name."""
-        for index in self._definition.indexes:
-            if index.constraint is None and index.name == name and kind is ObjectKind.INDEX:
-                return self._renderer.index(index)
         for key in self._renderer.primary_key():
             if (key.kind, key.name) == (kind, name):
                 return key
-        for constraint in self._definition.constraints:
-            is_it = constraint.name == name and kind in KINDS[constraint.kind]
-            if is_it and constraint.kind != "p":
-                planned = self._renderer.constraint(constraint)
-                return without_acting(planned) if self._acts else planned
+        for each in self._definition.objects:
+            if each.name != name or kind not in KINDS[each.kind] or each.kind == "p":
+                continue
+            if isinstance(each, IndexDefinition):
+                return self._renderer.index(each)
+            planned = self._renderer.constraint(each)
+            return without_acting(planned) if self._acts else planned
         return None
 
     # ---- one change ----------------------------------------------------------------------------
@@ -142,26 +147,23 @@ class ObjectTranslator:
             found.reasons.append(f'"{new.name}" waits until every source of the table has it')
             return
         if new.kind == "p":
-            if self._is_history and (index := self._index(new)) is not None:
+            if self._is_history and (index := self._find(new)) is not None:
                 # It was unique at the source and became the key. Here it is not unique.
-                found.statements.append(f"drop index {self._quoted(index.name)}")
-                del self._indexes[index.name]
+                self._remove(index, found)
             if not (self._row_keys if self._is_history else self._primary_key):
                 found.planned += self._renderer.primary_key()
             return
-        for kind in KINDS[new.kind]:
-            planned = self.planned(kind, new.name)
-            if planned is not None:
-                if not self._is_there(planned, new):
-                    found.planned.append(planned)
-                return
+        planned = self.planned(KINDS[new.kind][0], new.name)
+        if planned is not None and not self._is_there(planned, new):
+            found.planned.append(planned)
 
     def _is_there(self, planned: Planned, new: DefinedObject) -> bool:
-        constraint = self._constraints.get(planned.name)
-        if constraint is not None:
-            return constraint.validated or not new.is_valid
-        index = self._indexes.get(planned.name)
-        return planned.kind is ObjectKind.INDEX and index is not None and index.is_valid
+        for each in self._present:
+            if each.name == planned.name and not each.is_index:
+                return each.is_valid or not new.is_valid
+        return planned.kind is ObjectKind.INDEX and any(
+            each.name == planned.name and each.is_valid for each in self._present
+        )
 
     def _drop(self, old: DefinedObject, found: ObjectTranslation) -> None:
         found.ended += [(kind, old.name) for kind in KINDS[old.kind]]
@@ -170,112 +172,89 @@ class ObjectTranslator:
         if old.kind == "p" and self._is_history:
             versions = versions_name(old.name, self._place.mapping.target)
             found.ended += [(ObjectKind.INDEX, versions), (ObjectKind.EXCLUSION, versions)]
-            found.statements += self._drop_row_keys()
-            return
-        constraint = self._constraint(old)
-        if constraint is not None:
-            quoted = quote_identifier(constraint.name)
-            found.statements.append(f"alter table {self._place.quoted} drop constraint {quoted}")
-            del self._constraints[constraint.name]
-            self._indexes.pop(constraint.index or "", None)
-        elif (index := self._index(old)) is not None:
-            found.statements.append(f"drop index {self._quoted(index.name)}")
-            del self._indexes[index.name]
+            for each in self._keys_of_versions():
+                self._remove(each, found)
+        elif (present := self._find(old)) is not None:
+            self._remove(present, found)
 
     def _rename(self, old: DefinedObject, new: DefinedObject, found: ObjectTranslation) -> None:
         found.ended += [(kind, old.name) for kind in KINDS[old.kind]]
         if any(_has(other, old) for other in self._others):
             self._add(new, found)
             return
-        name = self._renderer.free(new.name)
-        if self._others and (name in self._constraints or name in self._indexes):
+        name, present = self._renderer.free(new.name), self._find(old)
+        if self._others and any(each.name == name for each in self._present):
             self._drop(old, found)  # the tenant before brought the object under its new name
             return
-        constraint, index = self._constraint(old), self._index(old)
-        quoted = quote_identifier(name)
-        if constraint is not None:
-            if name not in self._constraints:
-                former = quote_identifier(constraint.name)
-                found.statements.append(
-                    f"alter table {self._place.quoted} rename constraint {former} to {quoted}"
-                )
-                del self._constraints[constraint.name]
-                self._constraints[name] = replace(constraint, name=name)
-                if (own := self._indexes.pop(constraint.index or "", None)) is not None:
-                    self._constraints[name] = replace(constraint, name=name, index=name)
-                    self._indexes[name] = replace(own, name=name, constraint=name)
-        elif index is not None and name not in self._indexes:
-            found.statements.append(f"alter index {self._quoted(index.name)} rename to {quoted}")
-            del self._indexes[index.name]
-            self._indexes[name] = replace(index, name=name)
+        named = [each for each in self._present if each.name == name]
+        if present is not None and not any(_bars(each, present) for each in named):
+            quoted = quote_identifier(name)
+            found.statements.append(
+                f"alter {self._quoted(present)} rename to {quoted}"
+                if present.is_index
+                else f"{self._alter} rename {self._quoted(present)} to {quoted}"
+            )
+            self._present.remove(present)
+            self._present.append(replace(present, name=name))
         # A builder may have died with half of it made, or be under way. The plan of the former name
         # ends here, so the rest has to be planned under the new one.
         self._add(new, found)
 
-    def _drop_row_keys(self) -> list[str]:
-        """Return the statements that let a history have several open versions of a key."""
-        keys = self._row_keys
-        if self._primary_key is not None and self._primary_key.columns != (HISTORY_ID,):
-            keys.append(self._primary_key)
-        statements = []
-        for each in keys:
-            if isinstance(each, ConstraintDefinition):
-                name = quote_identifier(each.name)
-                statements.append(f"alter table {self._place.quoted} drop constraint {name}")
-                del self._constraints[each.name]
-                self._indexes.pop(each.index or "", None)
-            else:
-                statements.append(f"drop index {self._quoted(each.name)}")
-                del self._indexes[each.name]
-        return statements
+    def _remove(self, present: DefinedObject, found: ObjectTranslation) -> None:
+        """Drop an object of the target."""
+        prefix = "" if present.is_index else f"{self._alter} "
+        found.statements.append(f"{prefix}drop {self._quoted(present)}")
+        self._present.remove(present)
 
     # ---- the target's objects ------------------------------------------------------------------
 
     @property
-    def _row_keys(self) -> list[ConstraintDefinition | IndexDefinition]:
+    def _row_keys(self) -> list[DefinedObject]:
         """The indexes and constraints of a history by which a key has one open version."""
-        indexes = [each for each in self._indexes.values() if is_of_open_versions(each)]
-        found: list[ConstraintDefinition | IndexDefinition] = []
-        for index in indexes:
-            constraint = self._constraints.get(index.constraint or "")
-            if constraint is not None or index.is_unique:
-                found.append(constraint or index)
-        return found
+        return [
+            each
+            for each in self._present
+            if each.binds and each.index is not None and is_of_open_versions(each.index)
+        ]
+
+    def _keys_of_versions(self) -> list[DefinedObject]:
+        """Return the objects without which a history takes several open versions of a key."""
+        key = self._primary_key
+        return self._row_keys + ([key] if key and key.columns != (HISTORY_ID,) else [])
 
     @property
     def _is_history(self) -> bool:
         return self._place.mapping.type is TableType.HISTORY
 
     @property
-    def _is_clone(self) -> bool:
-        return self._place.mapping.type is TableType.CLONE
-
-    @property
     def _primary_key(self) -> ConstraintDefinition | None:
-        return next((c for c in self._constraints.values() if c.kind == "p"), None)
+        return next((c for c in constraints_of(self._present) if c.kind == "p"), None)
 
-    def _constraint(self, of: DefinedObject) -> ConstraintDefinition | None:
-        """Return the target's constraint for a source's object."""
-        if of.kind == "p":  # its name may come from the target table
-            return self._primary_key if self._is_clone else None
-        for name in self._names(of.name):
-            found = self._constraints.get(name)
-            if found is not None and found.kind == of.kind:
-                return found
-        return None
-
-    def _index(self, of: DefinedObject) -> IndexDefinition | None:
-        for name in self._names(of.name):
-            found = self._indexes.get(name)
-            if found is not None and found.constraint is None:
-                return found
-        return None
+    def _find(self, of: DefinedObject) -> DefinedObject | None:
+        """Return the target's object for a source's; an index may stand for a constraint."""
+        if of.kind == "p" and self._place.mapping.type is TableType.CLONE:
+            return self._primary_key  # its name may come from the target table
+        kinds = [of.kind] if of.kind != "p" else []
+        kinds += [INDEX] if ObjectKind.INDEX in KINDS[of.kind] else []
+        by_name = {(each.kind, each.name): each for each in self._present}
+        names = ((kind, name) for kind in kinds for name in self._names(of.name))
+        return next((by_name[name] for name in names if name in by_name), None)
 
     def _names(self, name: str) -> tuple[str, str]:
         return name, other_name(name, self._place.mapping.target)
 
-    def _quoted(self, name: str) -> str:
-        return quote_qualified(self._place.mapping.target.namespace, name)
+    def _quoted(self, of: DefinedObject) -> str:
+        if of.is_index:
+            return f"index {quote_qualified(self._place.mapping.target.namespace, of.name)}"
+        return f"constraint {quote_identifier(of.name)}"
+
+
+def _bars(present: DefinedObject, of: DefinedObject) -> bool:
+    """Whether an object of the target bars its name to a second object.
+
+    Names are unique among indexes, and among the constraints of a table.
+    """
+    return present.index is not None if of.is_index else not present.is_index
 
 
 def _has(other: SourceDefinition, wanted: DefinedObject) -> bool:
@@ -283,8 +262,3 @@ def _has(other: SourceDefinition, wanted: DefinedObject) -> bool:
     return any(
         each.kind == wanted.kind and each.name == wanted.name for each in other.objects or ()
     )
-
-
-def referenced(definition: TableDefinition) -> set[RelationName]:
-    """Return the tables that the foreign keys of a table refer to."""
-    return {c.referenced for c in definition.constraints if c.referenced is not None}

@@ -127,15 +127,14 @@ class TypeTranslator:
                 return
             self._make_room(there, found)
             self._replaced.add(new.quoted)
-        found.statements += [_schema_sql(new), *create_type_sql(new)]
+        found.statements += [_schema_sql(new.full_name), *create_type_sql(new)]
         found.created.add(new.quoted)
         self._there[new.full_name] = replace(new, oid=-new.oid)
 
     def _joins(self, new: DefinedType, there: DefinedType, found: TypeTranslation) -> bool:
         """Whether the type of another source takes all values of *new* after more statements."""
-        if not self._is_of_others(new):
-            return False
-        if new.kind != there.kind or new.base != there.base or new.kind not in "ed":
+        is_alike = new.kind == there.kind and new.base == there.base and new.kind in "ed"
+        if not is_alike or not self._of_others(new):
             return False
         if new.kind == "e" and not _sorts_alike(new, there):
             return False
@@ -202,7 +201,7 @@ class TypeTranslator:
         if there.namespace != name.namespace:
             schema = quote_identifier(name.namespace)
             found.statements += [
-                f"create schema if not exists {schema}",
+                _schema_sql(name),
                 f"alter type {_quoted(there)} set schema {schema}",
             ]
         if there.name != name.name:
@@ -212,11 +211,12 @@ class TypeTranslator:
         self._there[name] = replace(there, namespace=name.namespace, name=name.name)
         self._names[there.oid] = name
 
-    def _is_of_others(self, type_: DefinedType) -> bool:
-        return any(type_.full_name == each.full_name for types in self._others for each in types)
+    def _of_others(self, type_: DefinedType) -> list[DefinedType]:
+        """Return the types of other sources that have the name of *type_*."""
+        return [e for types in self._others for e in types if e.full_name == type_.full_name]
 
     def _refuse_others(self, type_: DefinedType, word: str) -> None:
-        if self._is_of_others(type_):
+        if self._of_others(type_):
             raise SharedTargetError(
                 f'type "{type_.full_name}" would be {word}, and another source still '
                 "has it as it was"
@@ -250,11 +250,8 @@ class TypeTranslator:
     ) -> None:
         old, new = (part or "" for part in change.part)
         present = {text for _, text in there.labels}
-        is_shared = any(
-            each.full_name == change.after.full_name and old in {text for _, text in each.labels}
-            for types in self._others
-            for each in types
-        )
+        others = self._of_others(change.after)
+        is_shared = any(old == text for other in others for _, text in other.labels)
         if is_shared or {old, new} <= present:
             # Both values exist until every source has renamed its own, and rows get the new one.
             if new not in present:
@@ -275,7 +272,7 @@ class TypeTranslator:
     def _change_domain(
         self, new: DefinedType, there: DefinedType, alter: str, found: TypeTranslation
     ) -> None:
-        others = [e for types in self._others for e in types if e.full_name == new.full_name]
+        others = self._of_others(new)
         present = {name: _check(text) for _, name, text in there.checks}
         wanted = {name: text for _, name, text in new.checks}
         for name, text in present.items():
@@ -302,7 +299,6 @@ class TypeTranslator:
         old, name = change.part
         present = {each: kind for _, each, kind in there.attributes}
         types = {each: kind for _, each, kind in change.after.attributes}
-        statements = []
         if change.kind is DdlKind.DROP_ATTRIBUTE:
             # A transaction that began before may bring a value that fits by its number of
             # attributes, and means others. The backfill begins behind all of these.
@@ -310,28 +306,26 @@ class TypeTranslator:
             found.rewritten[change.after.quoted] = reason
         match change.kind:
             case DdlKind.ADD_ATTRIBUTE if name is not None and name not in present:
-                statements = [f"{alter} add attribute {quote_identifier(name)} {types[name]}"]
+                action = f"add attribute {quote_identifier(name)} {types[name]}"
                 present[name] = types[name]
             case DdlKind.DROP_ATTRIBUTE if old in present:
-                statements = [f"{alter} drop attribute {quote_identifier(old)}"]
+                action = f"drop attribute {quote_identifier(old)}"
                 del present[old]
             case DdlKind.RENAME_ATTRIBUTE if old in present and name is not None:
-                former, quoted = quote_identifier(old), quote_identifier(name)
-                statements = [f"{alter} rename attribute {former} to {quoted}"]
+                action = f"rename attribute {quote_identifier(old)} to {quote_identifier(name)}"
                 present = {(name if n == old else n): kind for n, kind in present.items()}
             case DdlKind.CHANGE_ATTRIBUTE if name in present and present[name] != types[name]:
-                statements = [
-                    f"{alter} alter attribute {quote_identifier(name)} type {types[name]}"
-                ]
+                action = f"alter attribute {quote_identifier(name)} type {types[name]}"
                 present[name] = types[name]
-        if statements:
-            self._refuse_others(change.after, "changed")
-            found.statements += statements
-            attributes = tuple((0, each, kind) for each, kind in present.items())
-            self._there[change.after.full_name] = replace(there, attributes=attributes)
+            case _:
+                return  # made already
+        self._refuse_others(change.after, "changed")
+        found.statements.append(f"{alter} {action}")
+        attributes = tuple((0, each, kind) for each, kind in present.items())
+        self._there[change.after.full_name] = replace(there, attributes=attributes)
 
 
-def _schema_sql(type_: DefinedType) -> str:
+def _schema_sql(type_: RelationName) -> str:
     return f"create schema if not exists {quote_identifier(type_.namespace)}"
 
 

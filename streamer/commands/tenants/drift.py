@@ -277,7 +277,7 @@ def items_of(definition: TableDefinition | None) -> dict[Item, str]:
             # Without the name that a tenant gave it.
             items[_KINDS[constraint.kind], constraint.definition] = "present"
     for index in definition.indexes:
-        if index.is_unique and index.constraint is None:
+        if index.is_unique:
             columns = ", ".join(key.column or key.expression or "" for key in index.keys)
             where = f" where {index.predicate}" if index.predicate else ""
             items["unique index", f"({columns}){where}"] = "present"
